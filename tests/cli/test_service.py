@@ -52,7 +52,7 @@ def test_a_service_from_its_deployment_to_its_end(services: Any) -> None:
     after = services.json("service", "keys", "digits", "--regenerate", "secondary")
     assert after["primary"] == before["primary"]
     assert after["secondary"] != before["secondary"]
-    assert "is being served" in services("service", "logs", "digits").stdout
+    assert "is served at" in services("service", "logs", "digits").stdout
     assert len(services.json("service", "logs", "digits", "-n", 2)["lines"]) == 2
     unit = services("service", "unit", "digits")
     assert "ExecStart=" in unit.stdout

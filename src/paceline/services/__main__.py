@@ -1,12 +1,12 @@
-"""`python -m paceline.services SERVICE_DIR [FD]`: look after one service.
+"""`python -m paceline.services SERVICE_DIR [FD]`: supervise one service.
 
-Two processes: the guardian, which holds the service's lock and its socket and does nothing but wait, and its child, which does
-everything. A child that was killed is started again; until then, clients wait at the socket.
+Two processes: the guardian holds the service's lock and socket, and only waits; its child does the work. The guardian restarts a
+killed child; clients wait at the socket meanwhile.
 
     deploying program, or systemd ── guardian ── supervisor ── server ── model processes
                                      lock, socket
 
-FD: the service's open lock. Without it systemd has started this (`paceline service unit`): it waits for the lock.
+FD: the service's open lock. Without it, systemd has started this process (`paceline service unit`), which waits for the lock.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from paceline.services.supervise import run
 from paceline.system import locks, processes
 
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-#: One after the other that no kill explains: a service that was never served has failed by then.
+#: Consecutive crashes without a kill, after which a service that was never served has failed.
 _MOST_CRASHES = 3
-#: What is left of a supervisor that was killed has this long to answer its requests.
+#: Time for the server of a killed supervisor to answer its requests.
 _DRAIN_S = 30.0
 
 
 class Guardian:
+    """The process that restarts the supervisor and owns the lock and the socket."""
+
     def __init__(self, folder: ServiceFolder) -> None:
         self.folder = folder
         self.child = 0
@@ -51,8 +53,8 @@ class Guardian:
             processes.send(self.child, signal.SIGTERM)
 
     def run(self) -> int:
-        """Look after the service until it is stopped; the exit code of the process."""
-        # What a former supervisor has left: its processes had this process's socket.
+        """Restart the supervisor until the service is stopped. Return the exit code."""
+        # Processes of a previous supervisor may still hold the port.
         self._clear()
         listener = self._listener()
         if listener is None:
@@ -66,16 +68,16 @@ class Guardian:
                     return 0
                 code = os.waitstatus_to_exitcode(status)
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-                say(f"the supervisor {how}; it is started again")
+                say(f"the supervisor {how}; restarting it")
                 self._clear()
-                # An error of its own may come again at once.
+                # A crash, unlike a kill, may repeat at once.
                 crashes = 0 if code < 0 else crashes + 1
                 if crashes >= _MOST_CRASHES and self._give_up(how):
                     return 1
                 time.sleep(min(crashes**2 * _PAUSE_S, _LONGEST_PAUSE_S))
 
     def _supervise(self, listener: socket.socket) -> int:
-        """The wait status of a supervisor that was started and has ended."""
+        """Run a supervisor as a child. Return its wait status."""
         ends_with_guardian = processes.ends_with_parent(signal.SIGTERM)
         child = os.fork()
         if not child:
@@ -83,7 +85,7 @@ class Guardian:
             try:
                 if ends_with_guardian is not None:
                     ends_with_guardian()
-                processes.become_subreaper()  # the kernel does not hand this down
+                processes.become_subreaper()  # children do not inherit this
                 run(self.folder, listener)
                 code = 0
             except ServiceNotFoundError:
@@ -96,7 +98,7 @@ class Guardian:
                     sys.stdout.flush()
                 os._exit(code)
         self.child = child
-        if self.is_ended:  # the signal came before the child was known
+        if self.is_ended:  # the signal came before self.child was set
             processes.send(child, signal.SIGTERM)
         while True:
             pid, status = os.waitpid(-1, 0)
@@ -105,7 +107,7 @@ class Guardian:
                 return status
 
     def _give_up(self, how: str) -> bool:
-        """Note that a service can't be started at all; False where it was served before, and may be again."""
+        """Mark a service that was never served as failed. Return False for any other."""
         record = store.stored(self.folder)
         if record.served:
             return False
@@ -114,7 +116,7 @@ class Guardian:
         return True
 
     def _listener(self) -> socket.socket | None:
-        """The service's socket; None where there is none to be had, or nobody wants it any more."""
+        """Return the service's socket, or None if it can't be opened or is no longer needed."""
         told = False
         while True:
             record = store.stored(self.folder)
@@ -131,12 +133,12 @@ class Guardian:
                     return None
                 store.change(self.folder, record, state=UNHEALTHY, failure=str(error))
             if target.state != UP or self.is_ended:
-                # Whoever looks next ends what is wanted to be ended.
+                # The next reader settles the request to stop.
                 return None
             time.sleep(_PAUSE_S)
 
     def _clear(self) -> None:
-        """End all processes of servers: gently at first, for they may have requests."""
+        """End all server processes: first by SIGTERM, because they may have open requests."""
         deadline = time.monotonic() + _DRAIN_S
         is_told = False
         while left := [*processes.descendants(os.getpid()), *processes.with_variable(MARK, str(self.folder.path))]:
@@ -152,7 +154,7 @@ class Guardian:
 def main(argv: list[str]) -> int:
     folder = ServiceFolder(Path(argv[0]))
     if len(argv) > 1:
-        # A server that inherited it would keep the service's lock after all of us were killed.
+        # A server that inherited the descriptor would keep the lock after its supervisor was killed.
         os.set_inheritable(int(argv[1]), False)
     else:
         while locks.take(folder.lock) is None:

@@ -1,4 +1,4 @@
-"""One request to a service, with the standard library alone."""
+"""A request to a service, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ _SHOWN = 2000
 def call(
     uri: str, data: Any, *, key: str | None = None, timeout_s: float = _TIMEOUT_S, certificate: str | None = None
 ) -> Any:
-    """What the service answers, read as JSON where it is.
+    """Send a request to the service and return its response, parsed if it is JSON.
 
-    data: text or bytes as they are; anything else as JSON. key: sent as `Authorization: Bearer`. certificate: the service's
-    own (a PEM file), which is trusted besides those of the system.
+    Args:
+        uri: URL of the scoring endpoint.
+        data: Text and bytes are sent unchanged; anything else as JSON.
+        key: Sent as `Authorization: Bearer`.
+        timeout_s: Limit on the connection and on each read.
+        certificate: PEM file that is trusted besides the system's certificates.
 
     Raises:
-        ServiceError: data that is no JSON.
-        ServiceFailedError: the service answered with an error; `status` has its number.
-        EngineError: nobody answered.
+        ServiceError: The data can't be encoded as JSON.
+        ServiceFailedError: The service responded with an error; `status` has its number.
+        EngineError: The service did not respond.
     """
     request = urllib.request.Request(uri, data=as_body(data), method="POST")
     request.add_header("Content-Type", "application/json")
@@ -35,7 +39,7 @@ def call(
     context = ssl.create_default_context(cafile=None) if uri.startswith("https:") else None
     if context is not None and certificate is not None:
         context.load_verify_locations(certificate)
-    # No proxy: services are on this machine, or in its network.
+    # No proxy: services run on this machine or in its network.
     handlers: list[Any] = [urllib.request.ProxyHandler({})]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
@@ -54,10 +58,10 @@ def call(
 
 
 def as_body(data: Any) -> bytes:
-    """The bytes of a request.
+    """Encode the body of a request.
 
     Raises:
-        ServiceError: it is neither text, bytes nor what JSON can say.
+        ServiceError: The data is neither text, bytes nor JSON-serializable.
     """
     if isinstance(data, (bytes, bytearray)):
         return bytes(data)
@@ -73,7 +77,7 @@ def as_body(data: Any) -> bytes:
 
 
 def as_value(body: bytes, content_type: str) -> Any:
-    """What these bytes of an answer say."""
+    """Decode the body of a response."""
     if content_type == "application/json":
         return json.loads(body)
     try:

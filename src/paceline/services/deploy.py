@@ -1,4 +1,4 @@
-"""A service made, and what is spec of one that is there."""
+"""Create services, and send requests to their supervisors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.system.listening import is_loopback
 from paceline.targets import configured
 
 _PAUSE_S = 0.05
-#: Of targets that have hosts of their own for a service.
+#: Kinds of targets that can serve on other hosts.
 _KINDS = ("ssh", "slurm")
 
 
@@ -44,13 +44,15 @@ def deploy(
     tags: Mapping[str, Any] | None = None,
     description: str = "",
 ) -> ServiceFolder:
-    """Make a service and start it; returns at once.
+    """Create and start a service. Return at once.
 
-    port: None or 0 for a free one, which it keeps. auth: ask for a key; default: where other machines can reach the host.
-    tls: files of certificate and key. overwrite: one of this name becomes this one: what it is spec keeps its address.
+    port: None or 0 for a free port, which the service keeps.
+    auth: Whether requests need a key; by default only where other machines can reach the host.
+    tls: Files of certificate and key.
+    overwrite: Update an existing service of this name.
 
     Raises:
-        UserError: anything that can be known to be wrong before a process starts.
+        UserError: Any mistake that can be detected before a process starts.
     """
     store.check_name(name)
     check_workers(workers)
@@ -101,9 +103,9 @@ def update(
     why: str,
     source_of: Revision | None = None,
 ) -> DesiredState:
-    """Ask for a new revision. The one that is served goes on until the new one is ready, and for good if that fails.
+    """Request a new revision. The served revision stays until the new one is ready.
 
-    source_of: the source of this revision is taken again; by default it is copied as it is now.
+    source_of: Copy the source of this revision instead of the current source folder.
     """
     if workers is not None:
         check_workers(workers)
@@ -116,10 +118,10 @@ def update(
 
 
 def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
-    """Ask for a revision of before; by default the last one before the present that has been served.
+    """Request an earlier revision; by default the one served before the present one.
 
     Raises:
-        ServiceError: there is none.
+        ServiceError: The service has no such revision.
     """
     found = store.stored(folder)
     if number is None:
@@ -135,10 +137,10 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
 
 
 def request(folder: ServiceFolder, **changes: Any) -> DesiredState:
-    """Ask for another state, another number of workers or a revision that is there."""
+    """Request another state, number of workers or existing revision."""
     with store.editing(folder):
         found, last = store.stored(folder), store.desired(folder)
-        # A revision that could not be served is not spec for again, unless by its number.
+        # After a failed update, requests build on the served revision.
         if found.settled == last.serial and found.revision is not None:
             changes = {"revision": found.revision, "workers": found.workers or 1, **changes}
         target = store.set_desired(folder, **changes)
@@ -154,11 +156,11 @@ def wait(
     timeout_s: float | None = None,
     on_look: Callable[[ServiceRecord], object] | None = None,
 ) -> ServiceRecord:
-    """Block until this wish is settled, or a later one has taken its place; the record then.
+    """Block until the request is settled or superseded. Return the record.
 
     Raises:
-        ServiceFailedError: it came to nothing, or has not been settled in time; the message has the reason.
-        ServiceNotFoundError: the service was deleted, which is what a wish for its end waits for.
+        ServiceFailedError: The request failed or timed out; the message has the reason.
+        ServiceNotFoundError: The service was deleted, as a request for its deletion expects.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
@@ -180,8 +182,8 @@ def wait(
 
 
 def end(folder: ServiceFolder, state: str) -> None:
-    """Ask for a service's end, DOWN or GONE, and block until nothing of it runs."""
-    # The open file outlives the folder, and is held until the last process that looks after the service has ended.
+    """Request DOWN or GONE, and block until no process of the service is left."""
+    # The open file outlives the folder, and stays locked until the last process of the supervisor has ended.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
         serial = request(folder, state=state).serial
@@ -210,7 +212,7 @@ def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
 
 
 def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, workers: int) -> None:
-    """Write the folder under a hidden name, and start the supervisor once it has its own."""
+    """Write the folder under a hidden name, rename it, and start the supervisor."""
     hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.urandom(4).hex()}"), folder.name)
     try:
         hidden.logs.mkdir(parents=True)
@@ -224,9 +226,9 @@ def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, work
         )
         write_json(hidden.record, record.to_json())
         lock_fd = locks.take(hidden.lock)
-        assert lock_fd is not None, "nobody else knows of this file"
+        assert lock_fd is not None, "no other process knows this file"
         try:
-            # It fails where there is a folder of this name with something in it: of two at once the second stops here.
+            # Fails if the folder exists and is not empty: of two concurrent deployments the second stops here.
             os.rename(hidden.path, folder.path)
             store.start_supervisor(folder, lock_fd)
         finally:
@@ -261,7 +263,7 @@ def _checked_port(port: Any) -> int:
     if port is None:
         return 0
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-        raise ServiceError(f"port={port!r} is no port. Give 1 to 65535, or 0 for a free one.")
+        raise ServiceError(f"port must be 1 to 65535, or 0 for a free port, got {port!r}.")
     return port
 
 
@@ -276,7 +278,7 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
 
 
 def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Refuse a target that can't serve; whether its nodes are reached by their own names, so that a key is needed."""
+    """Raise unless the target can serve. Return whether other machines reach its nodes."""
     found = configured.read(workspace_dir, target)
     if found.kind == configured.LOCAL:
         return False

@@ -1,16 +1,16 @@
-"""The names of all files of a service.
+"""Paths of a service's files.
 
 <workspace>/services/<name>/
-  service.json        the record: state, revision, address; one writer: the holder of the lock
+  service.json        the record: state, revision, address; written by the holder of the lock
   events.jsonl        every change of state, append only
-  wanted.json         what it should be: which revision, how many workers, up or stopped; written by whoever asks
-  wanted.lock         held for moments, while wanted.json or a revision is written
+  wanted.json         the desired state: revision, workers, up or stopped
+  wanted.lock         held while wanted.json or a revision is written
   supervisor.lock     held by the supervisor
-  keys.json           its two keys, for its user alone
-  logs/service.log    what its supervisor says and its servers print; service.log.1: what was before
-  revisions/<n>/      revision.json; source/: a copy, in which the script runs; models/: those given by a path; hashes/;
+  keys.json           the two keys, private
+  logs/service.log    output of supervisor and servers; service.log.1: the previous log
+  revisions/<n>/      revision.json; source/: the copy in which the script runs; models/: copies of models given by path; hashes/;
                       prepared.json: the environment
-  server/             the server's configuration and what it says of itself (server.json); gone when it has ended
+  server/             the server's configuration and state (server.json), while it runs
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from paceline.system.files import PathAttribute
 
-#: In the environment of all that a service's supervisor starts, with the service's folder.
+#: Environment variable of all processes that a supervisor starts; its value is the service's folder.
 MARK = "PACELINE_SERVICE_DIR"
 
 
 @dataclass(frozen=True)
 class ServiceFolder:
-    """The folder of one service. called: its name, while the folder has another."""
+    """The folder of one service. called: its name, if the folder has another."""
 
     path: Path
     called: str | None = None
@@ -72,9 +72,9 @@ class RevisionFolder:
         return int(self.path.name)
 
     def model(self, index: int) -> Path:
-        """The folder with the copy of a model that was given by a path. index: among the revision's models, from 0."""
+        """Return the copy of a model that was given by path. index: position in `Revision.models`."""
         return self.models / str(index)
 
     def hashes(self, index: int) -> Path:
-        """The SHA-256 of a registered model's files, as `sha256sum` writes them."""
+        """Return the list of a registered model's SHA-256 digests, in the format of sha256sum."""
         return self.path / "hashes" / str(index)

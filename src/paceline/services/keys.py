@@ -1,4 +1,4 @@
-"""The two keys of a service, either of which a request may bring: one is used while the other is changed."""
+"""The two keys of a service. A request needs either, so one can be used while the other changes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ NAMES = ("primary", "secondary")
 
 
 def new() -> str:
-    """A key of 256 random bits, in letters, digits, `-` and `_`."""
+    """Return a random key of 256 bits, in letters, digits, `-` and `_`."""
     return secrets.token_urlsafe(32)
 
 
 def make(folder: ServiceFolder) -> None:
-    """Write two new keys, for the service's user alone, unless there are some."""
+    """Write two new private keys unless the service has keys."""
     if not folder.keys.exists():
         write_json(folder.keys, {name: new() for name in NAMES}, mode=PRIVATE)
 
 
 def read(folder: ServiceFolder) -> tuple[str, str]:
-    """(primary, secondary).
+    """Return (primary, secondary).
 
     Raises:
-        ServiceError: the service asks for none, or they are another user's to read.
+        ServiceError: The service has no keys, or they belong to another user.
     """
     found = read_json(folder.keys)
     if not isinstance(found, dict):
@@ -39,7 +39,7 @@ def read(folder: ServiceFolder) -> tuple[str, str]:
 
 
 def changed_ns(folder: ServiceFolder) -> int:
-    """When the keys were last changed; 0 where there are none."""
+    """Return the time of the last change of the keys, or 0 without keys."""
     try:
         return folder.keys.stat().st_mtime_ns
     except OSError:
@@ -47,17 +47,17 @@ def changed_ns(folder: ServiceFolder) -> int:
 
 
 def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
-    """Replace one key, by a new one unless it is given; the key. Within `store.editing`.
+    """Replace one key and return it; a random one by default. Needs `store.editing`.
 
     Raises:
-        ServiceError: there are none, or `which` is neither "primary" nor "secondary".
+        ServiceError: The service has no keys, or `which` is neither "primary" nor "secondary".
     """
     if not isinstance(which, str) or which.lower() not in NAMES:
         raise ServiceError(f"there is no key {which!r}. There are 'primary' and 'secondary'.")
     both = dict(zip(NAMES, read(folder), strict=True))
     if value is not None and (len(value) < 16 or not value.isascii() or not value.isprintable() or " " in value):
         raise ServiceError(
-            "a key has 16 characters or more, printable ASCII without blanks. Leave it out for a random one."
+            "a key needs 16 or more printable ASCII characters without blanks. Leave it out for a random one."
         )
     both[which.lower()] = value or new()
     write_json(folder.keys, both, mode=PRIVATE)

@@ -1,5 +1,7 @@
-"""The socket at which a service listens. It is held beside the servers, so that clients wait, and are not refused, while there is
-none.
+"""The listening socket of a service, and the relay of its connections to another machine.
+
+The supervisor holds the socket, so clients wait while no server runs. The relay connects each client to the current remote
+server. A connection stays with its server; new connections go to the current one.
 """
 
 from __future__ import annotations
@@ -15,23 +17,23 @@ from typing import TypeAlias
 from paceline.errors import ServiceError
 from paceline.system.listening import listen_at
 
-#: Connections that wait to be taken; the kernel's own limit (net.core.somaxconn) may be lower.
+#: Connections that wait to be accepted; the kernel's own limit (net.core.somaxconn) may be lower.
 _BACKLOG = 4096
 
 #: The path of a socket, or (host, port).
 Place: TypeAlias = "str | tuple[str, int]"
 
 _CHUNK = 1 << 16
-#: How long a client waits for a server that is being started.
+#: How long a client waits for a server to start.
 _PATIENCE_S = 300.0
 _PAUSE_S = 0.05
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A socket that listens there. port: 0 for a free one.
+    """Return a listening socket. port: 0 for a free one.
 
     Raises:
-        ServiceError: the port is taken or may not be, or the host is none of this machine's.
+        ServiceError: The port is taken or forbidden, or the host is not an address of this machine.
     """
     try:
         return listen_at(host, port, _BACKLOG)
@@ -42,10 +44,10 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def check_free(host: str, port: int) -> None:
-    """Refuse a port that a service could not have, before anything of it is there.
+    """Raise unless a service could listen there.
 
     Raises:
-        ServiceError: as for `open_listener`.
+        ServiceError: As for `open_listener`.
     """
     open_listener(host, port).close()
 
@@ -59,24 +61,24 @@ def _reason(error: OSError, host: str, port: int) -> str:
 
 
 class ConnectionRelay:
-    """place: where connections go; None lets them wait."""
+    """A thread that relays connections to `place`; without a place they wait."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.place: Place | None = None
         self._listener = listener.dup()
         self._loop = asyncio.new_event_loop()
-        #: asyncio itself has no hold on a task: one that waits would be collected.
+        #: asyncio has only weak references to tasks.
         self._tasks: set[asyncio.Task[None] | None] = set()
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
 
     @property
     def open(self) -> int:
-        """Connections that are led on now."""
+        """The number of open connections."""
         return len(self._tasks)
 
     def close(self) -> None:
-        """End all connections, and take no more."""
+        """Close all connections and the socket."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._listener.close()

@@ -1,4 +1,4 @@
-"""The log of a service: what its supervisor says and its servers print, in one file that does not grow without end."""
+"""The log of a service: output of its supervisor and servers, limited in size."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _PAUSE_S = 0.1
 
 
 def shorten(folder: ServiceFolder, most_bytes: int = _MOST_BYTES) -> None:
-    """Put a log beyond its limit aside, in place of the one that was put aside before."""
+    """Move a log over its limit to `old_log`, replacing the previous one."""
     try:
         if folder.log.stat().st_size <= most_bytes:
             return
-        # Copied and cut, not renamed: servers have it open, and add to its end wherever that is.
+        # Copy and truncate instead of renaming: servers have the file open for appending.
         shutil.copyfile(folder.log, folder.old_log)
         os.truncate(folder.log, 0)
     except OSError:
-        return  # a full disk: the next look may find room
+        return  # disk full: the next call may succeed
 
 
 def last_lines(folder: ServiceFolder, count: int) -> str:
-    """The last lines, with line ends. count: at most so many."""
+    """Return the last `count` lines with their line ends."""
     if count < 1:
         return ""
     text = b""
@@ -42,10 +42,10 @@ def last_lines(folder: ServiceFolder, count: int) -> str:
 
 
 def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
-    """What is added to the log from now on, in whole lines, until `is_over`."""
+    """Yield whole lines added to the log from now on, until `is_over`."""
     tail = GrowingLog(folder.log, folder.log.stat().st_size if folder.log.exists() else 0)
     while True:
-        # First, so that what was written before the end is shown.
+        # Check before reading, so that the last lines are not lost.
         over = is_over()
         if text := tail.new():
             yield text
@@ -55,13 +55,17 @@ def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
 
 
 class GrowingLog:
-    """A log that is read as it grows, from the byte `at` on; from its beginning once it was cut."""
+    """An incremental reader of a log, from byte `at` on. It restarts after a truncation."""
 
     def __init__(self, path: Path, at: int = 0) -> None:
         self.path, self._at = path, at
 
     def new(self, *, whole_lines: bool = True) -> str:
-        """What has come since the last look. whole_lines: a line without its end is left for the next one."""
+        """Return the text added since the last call.
+
+        Args:
+            whole_lines: Leave an incomplete line for the next call.
+        """
         try:
             with open(self.path, "rb") as file:
                 if os.fstat(file.fileno()).st_size < self._at:

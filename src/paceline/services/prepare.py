@@ -1,7 +1,7 @@
-"""`python -m paceline.services.prepare SERVICE_DIR REVISION`: build a revision's environment, as a run's is built.
+"""Build the environment of a revision, beside a supervisor that continues.
 
-A process of its own, for a build takes minutes and may have to be cut short while another revision is being served. Says on
-standard output what it does; leaves `prepared.json` in the revision's folder.
+`python -m paceline.services.prepare SERVICE_DIR REVISION` is a process of its own, because a build takes minutes and may have to
+be stopped while another revision is served. It reports on standard output, and leaves `prepared.json` in the revision's folder.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[str], None]) -> tuple[Built, NodeSetup]:
-    """The environment, built where it is not there yet, and what a process needs to run in it. say: is told what happens.
+    """Return the environment, built if necessary, and the setup of a process in it.
+
+    say: called with each line of progress.
 
     Raises:
-        EnvironmentSpecError, EnvironmentBuildError: it can't be built.
+        EnvironmentSpecError, EnvironmentBuildError: The environment can't be built.
     """
     from paceline.environments.store import EnvironmentStore
 
@@ -56,7 +58,7 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
     environments = EnvironmentStore(workspace_dir / "environments")
     built = environments.ensure(environment, environment.python or sys.executable, say)
     say(f"environment {built.key} is ready ({time.monotonic() - started:.1f} s)")
-    # Behind a layer's programs those of its base, as for a run.
+    # The programs of a layer come before those of its base, as for a run.
     folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return built, NodeSetup(
         python=str(built.python),
@@ -71,7 +73,10 @@ if __name__ == "__main__":
 
 
 class Preparation:
-    """A build that goes on; `poll` until `setup` or `failure` is there. held: keeps `env prune` from what was built."""
+    """A build in progress; call `poll` until `setup` or `failure` is set.
+
+    held: locks that keep `env prune` from removing the environment.
+    """
 
     def __init__(self, folder: ServiceFolder, revision: Revision, *, is_here: bool = True) -> None:
         self._folder, self._number = folder, revision.number
@@ -81,7 +86,7 @@ class Preparation:
         self.held = contextlib.ExitStack()
         environment = EnvironmentSpec.from_json(dict(revision.environment))
         if not is_here:
-            # Its node builds it, as for any run.
+            # The node of the run builds it.
             self.setup = NodeSetup(python="")
         elif environment.needs_build:
             self._start()
@@ -91,7 +96,7 @@ class Preparation:
             self.setup = NodeSetup(python=environment.python or sys.executable)
 
     def poll(self) -> bool:
-        """True once it has ended."""
+        """Return True once the build has ended."""
         if self._process is None or self._process.poll() is None:
             return self._process is None
         process, self._process = self._process, None
@@ -106,7 +111,7 @@ class Preparation:
                 self.held.enter_context(store.hold(Built.from_json(found["built"])))
                 self.setup = NodeSetup.from_json(found["setup"])
             except EnvironmentBuildError:
-                # Pruned between the build's end and this lock.
+                # Pruned between the end of the build and this lock.
                 self._start()
                 return False
         return True
@@ -116,9 +121,9 @@ class Preparation:
         return self._process.pid if self._process is not None else None
 
     def stop(self) -> None:
-        """End it, and let go of what it has built."""
+        """Kill the build, and release the environment."""
         if self._process is not None:
-            # The builders of packages first: they hold the environment's lock, and are nobody's once their parents are gone.
+            # First the package builders: they hold the environment's lock, and can't be found without their parents.
             processes.kill_descendants(self._process.pid)
             self._process.kill()
             self._process.wait()
@@ -129,7 +134,7 @@ class Preparation:
         self._folder.revision(self._number).prepared.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.services.prepare", str(self._folder.path), str(self._number)],
-            # Without the mark of supervisors, by which these are spared where a build is cut short.
+            # Without the variable that protects supervisors from being killed with a build.
             env={name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
             | {MARK: str(self._folder.path)},
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,10 @@
-"""What is known of a service, as frozen data: its record, one of its revisions, and what somebody wants it to be."""
+"""Records of a service: its state, its revisions and its desired state.
+
+    Transitioning -> Healthy <-> Unhealthy -> Stopped | Failed
+
+The names of the states are those of the Azure Machine Learning SDK. Only readers report NotResponding: the service has no
+supervisor, and this reader can't start one.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +14,25 @@ from typing import Any, TypeVar
 
 from paceline.system.serialization import known_fields
 
-#: Its first server is being made ready.
+#: The first server is starting.
 TRANSITIONING = "Transitioning"
-#: A server of it answers.
+#: A server answers.
 HEALTHY = "Healthy"
-#: It has answered before, and its server is being started again.
+#: The server answered before, and is being restarted.
 UNHEALTHY = "Unhealthy"
-#: Nothing of it can be started; an update may help.
+#: No server can be started; an update may help.
 FAILED = "Failed"
-#: Somebody has stopped it.
+#: A user stopped it.
 STOPPED = "Stopped"
 NOT_RESPONDING = "NotResponding"
 
-#: Nobody looks after a service in one of these, and nobody has to.
+#: States in which a service has no supervisor, and needs none.
 AT_REST = frozenset({FAILED, STOPPED})
 
 
 RECORD_VERSION = 1
 
-#: What `DesiredState.state` may be.
+#: Values of `DesiredState.state`.
 UP, DOWN, GONE = "up", "stopped", "deleted"
 
 T = TypeVar("T", bound="_Data")
@@ -38,17 +44,20 @@ class _Data:
 
     @classmethod
     def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
-        """Fields of a newer version are left out.
+        """Build the record, ignoring the fields of newer versions.
 
         Raises:
-            TypeError: something is missing.
+            TypeError: A field without a default is missing.
         """
         return cls(**known_fields(cls, data))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings(_Data):
-    """How a revision is served; the names are those of `paceline.serving.config.ServerConfig`. None: the server's default."""
+    """Serving settings of a revision; None means the server's default.
+
+    The names are those of `paceline.serving.config.ServerConfig`.
+    """
 
     max_batch: int | None = None
     max_queue: int | None = None
@@ -62,19 +71,19 @@ class ServiceSettings(_Data):
     allow_origins: Sequence[str] | None = None
 
     def given(self) -> dict[str, Any]:
-        """Those that are not None."""
+        """Return the settings that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Revision(_Data):
-    """What is served: models, script, environment, settings. Never changed once it is written.
+    """The models, script, environment and settings of a service; immutable once written.
 
-    models: {"id", "name", "version", "framework"} of each. id: the version's in the registry ("digits:3"); None for files that
-        were given by a path, of which the revision's folder has a copy, under the name "file".
-    source_directory: where the script's folder lay; `source/` of the revision's folder has the copy. snapshot_id: of it.
-    environment: of `paceline.job.environment.EnvironmentSpec`, as JSON. variables: for the script's processes.
-    why: in words, such as "models digits:4" or "reload".
+    models: "id", "name", "version" and "framework" of each. id: the version in the registry ("digits:3"); None for files given by
+        path, which the revision's folder has a copy of, under the name "file".
+    source_directory: origin of the script's folder; `source/` of the revision's folder has the copy. snapshot_id: of that copy.
+    environment: JSON of `paceline.job.environment.EnvironmentSpec`. variables: environment variables of the script.
+    why: reason for people, such as "models digits:4" or "reload".
     """
 
     number: int
@@ -91,15 +100,16 @@ class Revision(_Data):
 
     @property
     def model_names(self) -> list[str]:
-        """ "digits:3", or the name of a file or folder that is in no registry."""
+        """Return "digits:3" for a registered model, else the name of its file."""
         return [str(model["id"] or model["name"]) for model in self.models]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DesiredState(_Data):
-    """What a service should be. serial: one more with each wish; the supervisor's record says which it has settled.
+    """The state, revision and size that users ask of a service.
 
-    state: UP, DOWN or GONE. workers: model processes.
+    serial: increases with each request; the supervisor's record has the last serial that it settled.
+    state: UP, DOWN or GONE. workers: number of model processes.
     """
 
     serial: int = 1
@@ -113,17 +123,14 @@ class DesiredState(_Data):
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceRecord(_Data):
-    """How a service stands.
+    """The current status of a service.
 
-    target: where it runs. host, port: where it listens; port 0 until the first time. has_keys: whether requests need a key.
-    scheme: "http" or "https". tls_cert, tls_key: its files.
-    state: of `paceline.services.record`. since_utc: of the last change of state.
-    revision, workers: what is being served; None before anything was. served: revisions that have been, oldest first.
-    settled: the serial of the wish that was last brought to its end. failure: why that one, or the service, failed.
-    updating: the revision that is being made ready.
-    restarts: how often its server was started again after it had died; last_end: how and when it died last.
-    owner: the process that looks after it.
-    run_id: of the run that serves it on another machine. note: where that is, for its users.
+    host, port: listening address; port 0 until the first start. has_keys: requests need a key. scheme: "http" or "https".
+    since_utc: time of the last change of state.
+    revision, workers: served now; None before the first. served: all revisions that were ever served, oldest first.
+    settled: serial of the last settled request. failure: why that request, or the service, failed.
+    updating: revision in preparation. restarts: how often a dead server was started again; last_end: how and when it last died.
+    owner: the supervising process. run_id: the run that serves on another machine. note: where that is, for users.
     """
 
     name: str
@@ -155,7 +162,7 @@ class ServiceRecord(_Data):
 
     @property
     def url(self) -> str | None:
-        """ "http://127.0.0.1:8123"; None while it is not known."""
+        """Return the base URL, such as "http://127.0.0.1:8123", or None while the port is unknown."""
         if not self.port:
             return None
         host = (

@@ -1,8 +1,8 @@
-"""The server of a service on another machine: a run whose one worker is the server, and the way to it.
+"""The server of a service on another machine: a run whose only worker is the server.
 
-A run has all that is needed there: its environment is built, its source is brought, its log comes back, it is ended with all
-that belongs to it, on ssh hosts and on Slurm alike. What is submitted is the revision as `paceline package` writes it. An update
-is a second run, to which connections go once it answers; the first is canceled then, and ends when its requests have.
+A run builds the environment, copies the source, brings back the log and ends all its processes, on ssh hosts and on Slurm. Its
+source is the revision as `paceline package` writes it. An update is a second run: new connections go to it once it is ready,
+and the first run is canceled and ends after its open requests.
 """
 
 from __future__ import annotations
@@ -39,18 +39,20 @@ from paceline.system import processes
 from paceline.system.files import read_json, write_json
 from paceline.targets import configured
 
-#: As `package/start.py` says it.
+#: Printed by `package/start.py`.
 _LISTENS = re.compile(r"^paceline: this service listens at port (\d+) of (\S+)$", re.MULTILINE)
 _LOOK_S = 0.5
 _PAUSE_S = 0.1
-#: Beside the time that requests have to end in.
+#: Added to `drain_s`.
 _END_S = 60.0
 
 
 @dataclass
 class _Served:
-    """A run that serves a revision. keys_time: of the keys that it was given (`keys.changed_ns`). port: of the server on its
-    node, once it is known. address: as its node knows itself, "-" where it does not. forward: ssh, which leads there.
+    """A run that serves a revision.
+
+    keys_time: version of its keys (`keys.changed_ns`). port: the server's port on its node, once known. address: the node's own
+    address, or "-". forward: the ssh process that forwards to the server.
     """
 
     tag: str
@@ -70,7 +72,7 @@ class _Served:
 class AwayServer:
     """Stands for `paceline.services.server.Server` where the target is another machine."""
 
-    #: A run has its keys from its start: for new ones there has to be another.
+    #: A run gets its keys at its start: new keys need a new run.
     takes_keys = False
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
@@ -79,7 +81,7 @@ class AwayServer:
         self._relay = ConnectionRelay(listener)
         self._present: _Served | None = None
         self._next: _Served | None = None
-        #: They end, with the requests that they have.
+        #: Runs that still answer their open requests.
         self._retired: list[_Served] = []
         self._refused: tuple[str, str] | None = None
         self._next_look_s = 0.0
@@ -96,7 +98,7 @@ class AwayServer:
 
     @property
     def pids(self) -> set[int]:
-        """Processes of this machine that belong to it."""
+        """Processes of this machine that belong to the server."""
         return {each.forward.pid for each in self._all() if each.forward is not None}
 
     @property
@@ -105,7 +107,7 @@ class AwayServer:
 
     @property
     def note(self) -> str | None:
-        """Where it runs, for people."""
+        """A sentence for users that says where the server runs."""
         served = self._present
         if served is None or served.node is None or served.port is None:
             return None
@@ -117,7 +119,7 @@ class AwayServer:
         return f"It is {run}, which answers at http://{served.node}:{served.port} too, with the same keys.{until}"
 
     def start(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Submit its run, or go on with the one of a supervisor before this one."""
+        """Submit the run, or adopt the run of a previous supervisor."""
         self._present = self._adopted(tag, revision, workers) or self._submitted(tag, record, revision, workers)
         self._next_look_s = 0.0
 
@@ -129,10 +131,10 @@ class AwayServer:
         self._next_look_s = 0.0
 
     def keep(self, *arguments: Any) -> None:
-        """Nothing to be done: the present run was not told of the other revision."""
+        """Do nothing: the present run does not know the other revision."""
 
     def reload(self) -> None:
-        """Nothing to be done: a run has all that it needs from its start."""
+        """Do nothing: a run gets everything at its start."""
 
     def state(self) -> dict[str, Any]:
         present = self._present
@@ -142,7 +144,7 @@ class AwayServer:
         self._look()
         for served in (self._next, self._present):
             if served is not None and served.tag == tag and served.is_ready:
-                # Before the former one is ended: what comes meanwhile goes to this one.
+                # Switch before retiring the other run, so that no connection goes to it.
                 self._relay.place = served.place
                 if served is self._next:
                     before, self._present, self._next = self._present, served, None
@@ -164,7 +166,7 @@ class AwayServer:
         return None if self._present is None else self._present.ended
 
     def stop(self) -> None:
-        """Cancel its runs, and wait for them to end."""
+        """Cancel the runs, and wait until they have ended."""
         served = self._all()
         for each in served:
             self._retire(each)
@@ -175,7 +177,7 @@ class AwayServer:
         self._relay.close()
 
     def leave(self) -> None:
-        """Let the run that serves go on, for whoever looks after the service next. An update is begun again by them."""
+        """Leave the present run to the next supervisor, and cancel an update."""
         if self._next is not None:
             self._retire(self._next)
         for each in self._all():
@@ -185,7 +187,7 @@ class AwayServer:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def clear(self) -> None:
-        """Let go of the present run: it has ended."""
+        """Forget the present run, which has ended."""
         for each in self._all():
             self._retire(each)
             self._drop(each)
@@ -207,7 +209,7 @@ class AwayServer:
         write_json(self._memory, {"run_id": served.folder.run_id, "tag": served.tag, "keys": served.keys_time})
 
     def _adopted(self, tag: str, revision: Revision, workers: int) -> _Served | None:
-        """The run of a supervisor before this one, if it serves this revision still; else it is canceled."""
+        """Return the run of a previous supervisor if it serves this revision, else cancel it."""
         known = read_json(self._memory)
         if not isinstance(known, dict):
             return None
@@ -253,7 +255,7 @@ class AwayServer:
     def _job(self, record: ServiceRecord, revision: Revision, workers: int) -> Job:
         environment = EnvironmentSpec.from_json(dict(revision.environment))
         needed = server_versions()
-        # Beside what the model needs; of an interpreter that is used as it is, only what that lacks is added.
+        # Add the server's packages; to an existing interpreter only those that it lacks.
         environment = replace(
             environment,
             layered=environment.layered or not environment.needs_build,
@@ -268,7 +270,7 @@ class AwayServer:
             arguments=tuple(words),
             compute_target=self._target,
             environment=environment,
-            # It answers at once beside workers that compute.
+            # Normal priority, to respond quickly beside workers that compute.
             environment_variables={"PACELINE_SCHEDULING": "normal", **revision.variables},
             secrets={name: f"env:{name}" for name in self._values(record)},
             grace_period_seconds=drain_s + 5.0,
@@ -281,7 +283,7 @@ class AwayServer:
         return {"PACELINE_KEY": primary, "PACELINE_SECONDARY_KEY": secondary}
 
     def _retire(self, served: _Served) -> None:
-        """Let it end: its requests are answered first."""
+        """Cancel a run; it ends after its open requests."""
         with contextlib.suppress(PacelineError, OSError):
             if not read.record(served.folder).is_terminal:
                 read.request_cancel(served.folder, by=f"service {self._folder.name}")
@@ -315,7 +317,7 @@ class AwayServer:
         try:
             record = served.record = read.record(served.folder)
         except (PacelineError, OSError):
-            return  # the engine does not answer; it may at the next look
+            return  # the engine may respond at the next tick
         self._show(served, record)
         if record.is_terminal:
             failure = record.failure.message if record.failure is not None else record.status
@@ -327,14 +329,14 @@ class AwayServer:
         if served.port is None or served.node is None:
             return
         if served.forward is not None and served.forward.poll() is not None:
-            served.forward = None  # the connection was cut; another one is made
+            served.forward = None  # the connection broke; make another one
         if self._kind == "ssh" and served.forward is None:
             served.forward, served.place = self._forwarded(served.node, served.port)
             if served is self._present and served.is_ready:
                 self._relay.place = served.place
         if served.is_ready:
             return
-        # By the node's name, and by the address that the server tells: a name may mean nothing on this machine.
+        # Try the node's name, and the address that the server reports: this machine may not resolve the name.
         hosts = [served.node, *([served.address] if served.address != "-" else [])]
         places: list[Place | None] = [served.place] if self._kind == "ssh" else [(host, served.port) for host in hosts]
         for place in places:
@@ -343,13 +345,13 @@ class AwayServer:
                 break
 
     def _show(self, served: _Served, record: RunRecord) -> None:
-        """Add to the service's log what its server has printed since."""
+        """Append the server's new output to the service's log."""
         if not record.attempts:
             return
         path = served.folder.rank_log(record.attempts[-1].number, 0)
-        if served.log is None or served.log.path != path:  # each attempt has a log of its own
+        if served.log is None or served.log.path != path:  # each attempt has its own log
             served.log = GrowingLog(path)
-        # On a full disk the log lacks what would stand here, and the service goes on.
+        # On a full disk the log lacks these lines, and the service continues.
         with contextlib.suppress(OSError):
             sys.stdout.write(served.log.new())
             sys.stdout.flush()
@@ -357,7 +359,7 @@ class AwayServer:
     def _forwarded(self, node: str, port: int) -> tuple[subprocess.Popen[bytes], str]:
         target: Any = configured.read(self._folder.workspace_dir, self._target).make()
         if self._scratch is None:
-            # Its own user's alone, and short.
+            # Private to this user, and short: socket paths are limited to 107 bytes.
             self._scratch = Path(tempfile.mkdtemp(prefix="pl-svc-"))
         self._forwards += 1
         path = str(self._scratch / str(self._forwards))
@@ -391,7 +393,7 @@ def _last_words(folder: RunFolder, record: RunRecord) -> str:
 
 
 def _answers(place: Place) -> bool:
-    """True where the server there is ready."""
+    """Return True if the server there is ready."""
     with contextlib.suppress(OSError):
         family = socket.AF_UNIX if isinstance(place, str) else socket.AF_INET
         with socket.socket(family) as probe:

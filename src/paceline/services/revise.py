@@ -1,4 +1,7 @@
-"""A revision written: its models found, its source copied, its description last; without that it counts for nothing."""
+"""Write revisions, and make the server's configuration from them.
+
+A revision's description is written last: without it the revision does not count.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,13 @@ def write(
     why: str,
     source_of: Revision | None = None,
 ) -> Revision:
-    """Write the next revision. Within `store.editing`.
+    """Write the next revision. Needs `store.editing`.
 
-    source_of: the source of this revision is taken again; by default it is copied as it is now.
+    source_of: Copy the source of this revision instead of the current source folder.
 
     Raises:
-        UserError: a model that is not there or has been changed, a source that can't be copied, a setting that the server
-            refuses.
-        ServiceError: the disk is full, or may not be written to.
+        UserError: A model is missing or has changed, the source can't be copied, or the server refuses a setting.
+        ServiceError: The disk is full or read-only.
     """
     number = store.next_number(folder)
     place = folder.revision(number)
@@ -42,7 +44,7 @@ def write(
         try:
             made = _fill(folder, place, spec, why=why, source_of=source_of)
             check_served(folder, made)
-            # Last: a revision is there once its description is. Its variables may be secrets.
+            # Written last, and private: variables may be secrets.
             write_json(place.description, made.to_json(), mode=PRIVATE)
         except BaseException:
             remove_tree(place.path)
@@ -92,7 +94,7 @@ def _fill(
 
 
 def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
-    """What was spec for by a revision that is there, for one that differs in something."""
+    """Return the spec that a revision was made from, as a base for changes."""
     return RevisionSpec(
         models=tuple(
             model["id"] or folder.revision(revision.number).model(index) / model["file"]
@@ -107,10 +109,10 @@ def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
 
 
 def check_served(folder: ServiceFolder, revision: Revision) -> None:
-    """Let the server look at what it will be given.
+    """Build the server's configuration to check the revision.
 
     Raises:
-        ServiceError: it would refuse that.
+        ServiceError: The server would refuse it.
     """
     try:
         config_of(folder, revision, workers=1, python=None, environment={})
@@ -119,7 +121,7 @@ def check_served(folder: ServiceFolder, revision: Revision) -> None:
 
 
 def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, Any]:
-    """What the revision says of a model. One that is in no registry is copied; of others, the server compares the bytes."""
+    """Describe a model for the revision. Copy its files unless the registry has them."""
     said = {"id": found.id, "name": found.name, "version": found.version, "framework": found.framework}
     if found.id is None:
         said["file"] = found.path.name
@@ -139,7 +141,7 @@ def _copy_source(folder: ServiceFolder, place: RevisionFolder, spec: RevisionSpe
             f"entry_script {spec.entry_script!r} is left out of the copy of {spec.source_directory!r} by .amlignore or "
             ".gitignore. Let the script in."
         )
-    # A copy of the service's own: scripts write beside themselves, and a snapshot goes when no run uses it.
+    # Copy: scripts write beside themselves, and pruning removes snapshots that no run uses.
     shutil.copytree(taken.path, place.source, symlinks=True)
     return taken.id
 
@@ -154,19 +156,20 @@ def config_of(
     environment: Mapping[str, str],
     **where: Any,
 ) -> ServerConfig:
-    """The configuration by which a server serves this revision.
+    """Return the configuration with which a server serves this revision.
 
-    python, environment: of the model's processes. where: host, port, listen_fd, beat_fd, keys_file, tls_cert,
-    tls_key and revision.
+    python: Interpreter of the model processes.
+    environment: Variables of the model processes.
+    where: host, port, listen_fd, beat_fd, keys_file, tls_cert, tls_key and revision.
 
     Raises:
-        ServingError: the server would refuse it.
-        ModelError: a model is not in the registry any more.
+        ServingError: The server would refuse the configuration.
+        ModelError: A model is no longer in the registry.
     """
     place = folder.revision(revision.number)
     models = []
     for index, model in enumerate(revision.models):
-        # Looked up each time: the workspace may have been moved, and the model be gone.
+        # Look the path up each time: the workspace may have moved.
         is_registered = model["id"] is not None
         path = find_model(folder.workspace_dir, model["id"]).path if is_registered else place.model(index)
         models.append(

@@ -1,4 +1,4 @@
-"""What somebody asks a service to be: checked values, before anything is written or started."""
+"""Checked descriptions of a revision, and the models that they name."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.services.record import ServiceSettings
 from paceline.system.files import copy_whole
 
-#: As many as anybody has cores for.
 _MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionSpec:
-    """A revision as it was asked for.
+    """A requested revision, before anything is written.
 
     models: references ("digits:3"), registered models, or paths of files and folders.
-    entry_script: relative to source_directory; None where the model is served as it is.
+    entry_script: relative to source_directory; None serves the model as it is.
     environment: None for the first model's own.
     """
 
@@ -45,10 +44,10 @@ def make_spec(
     environment_variables: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> RevisionSpec:
-    """The revision that these values describe, with the script found and its folder absolute.
+    """Check the values of a request and return its spec, with an absolute source folder.
 
     Raises:
-        ServiceError: no model, a script that is not there, or a value that is none.
+        ServiceError: No model is given, the script is missing, or a value is not valid.
     """
     script, folder = script_of(entry_script, source_directory)
     if environment is not None:
@@ -64,16 +63,16 @@ def make_spec(
 
 
 def changed_spec(before: RevisionSpec, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> RevisionSpec:
-    """What was asked for with some of it changed. ServiceSettings that are not named stay."""
+    """Return the spec with these changes. Unnamed settings keep their values."""
     both = {**before.settings.given(), **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)
 
 
 def as_models(models: Any) -> tuple[Any, ...]:
-    """One model or several, as a tuple.
+    """Return one or several models as a tuple.
 
     Raises:
-        ServiceError: there is none.
+        ServiceError: No model is given.
     """
     given = tuple(models) if isinstance(models, Sequence) and not isinstance(models, str) else (models,)
     given = tuple(each for each in given if each is not None)
@@ -83,10 +82,10 @@ def as_models(models: Any) -> tuple[Any, ...]:
 
 
 def as_settings(values: Mapping[str, Any]) -> ServiceSettings:
-    """The settings with these values; None for the server's own.
+    """Return the settings with these values; None means the server's default.
 
     Raises:
-        ServiceError: an unknown name. What the server would refuse is refused when the revision is written.
+        ServiceError: A name is unknown. The values are checked when the revision is written.
     """
     known = [each.name for each in fields(ServiceSettings)]
     if unknown := sorted(set(values) - set(known)):
@@ -95,10 +94,10 @@ def as_settings(values: Mapping[str, Any]) -> ServiceSettings:
 
 
 def as_variables(values: Mapping[str, Any] | None) -> dict[str, str]:
-    """Environment variables, as text.
+    """Return environment variables as strings.
 
     Raises:
-        ServiceError: a name or value that no environment can carry.
+        ServiceError: A name or a value is not valid in an environment.
     """
     texts = {str(name): str(value) for name, value in (values or {}).items()}
     for name, value in texts.items():
@@ -110,22 +109,24 @@ def as_variables(values: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def check_workers(workers: Any) -> int:
-    """The same number.
+    """Return the number of workers if it is valid.
 
     Raises:
-        ServiceError: it is no whole number of 1 or more.
+        ServiceError: It is not a whole number from 1 to 1024.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= _MOST_WORKERS:
         raise ServiceError(
-            f"workers={workers!r} is no whole number of 1 to {_MOST_WORKERS}. "
-            "To have none for a while, `paceline service stop` the service."
+            f"workers must be a whole number from 1 to {_MOST_WORKERS}, got {workers!r}. "
+            "`paceline service stop` stops the service."
         )
     return workers
 
 
 def check_environment(environment: Any) -> None:
     if not isinstance(environment, EnvironmentSpec):
-        raise ServiceError(f"environment={environment!r} is no Environment. Make one, or get a registered one.")
+        raise ServiceError(
+            f"environment must be an Environment, got {environment!r}. Make one, or get a registered one."
+        )
     if environment.docker_image is not None:
         raise ServiceError(
             f"the environment has docker_image={environment.docker_image!r}, and a service's processes do not run in containers. "
@@ -134,10 +135,10 @@ def check_environment(environment: Any) -> None:
 
 
 def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
-    """(script relative to its folder, that folder), or two times None.
+    """Return (script relative to its folder, folder), or (None, None) without a script.
 
     Raises:
-        ServiceError: there is no such script, or it is not in that folder.
+        ServiceError: The script is missing, or is not in that folder.
     """
     if entry is None:
         if source is not None:
@@ -148,7 +149,7 @@ def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
     script = Path(os.fspath(entry)).expanduser()
     if script.suffix != ".py":
         raise ServiceError(f"entry_script={str(script)!r} is no Python file. Name a .py file with init() and run().")
-    # Beside source_directory first, as for runs; without one, the script's own folder is its source.
+    # As for runs, the script is relative to source_directory.
     if source is None:
         top, path = script.absolute().parent, script.absolute()
     else:
@@ -170,11 +171,11 @@ def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundModel:
-    """Files of a model. id: in the registry ("digits:3"); None for files that are in none.
+    """The files of a model to serve. id: its version in the registry ("digits:3"); None outside.
 
-    environment: of the run that made it, in the exact versions that it had; None where it is not known.
-    digests: SHA-256 of each file, by its name below `path`; empty for files that are in no registry.
-    known_environment: all that is known of that environment (`paceline.models.lineage`).
+    environment: exact environment of the run that made it, if known.
+    digests: SHA-256 of each file by its name below `path`; empty outside of the registry.
+    known_environment: full record of that environment (`paceline.models.lineage`).
     """
 
     id: str | None
@@ -187,7 +188,7 @@ class FoundModel:
     known_environment: dict[str, Any] = field(default_factory=dict)
 
     def copy_into(self, folder: Path) -> None:
-        """Copy the file, or the folder, under its own name into a folder, which is made."""
+        """Copy the file or folder under its own name into a new folder."""
         target = folder / self.path.name
         if self.path.is_dir():
             shutil.copytree(self.path, target)
@@ -195,17 +196,17 @@ class FoundModel:
             copy_whole(self.path, target)
 
     def hash_lines(self) -> str:
-        """The digests as sha256sum writes and checks them."""
+        """Return the digests in the format of sha256sum."""
         return "".join(f"{digest}  {name}\n" for name, digest in sorted(self.digests.items()))
 
 
 def find_model(workspace_dir: Path, given: Any) -> FoundModel:
-    """The model that is meant: a registered one, a reference to one ("digits:3"), or the path of a file or folder.
+    """Find a registered model, a reference ("digits:3"), or the path of a file or folder.
 
-    A text with a `/` in it is a path, and so is one that begins with a dot.
+    A string is a path if it has a `/` or begins with a dot.
 
     Raises:
-        UserError: there is no such model, or its files were changed since it was registered.
+        UserError: The model does not exist, or its files have changed since its registration.
     """
     if isinstance(given, (str, os.PathLike)):
         text = os.fspath(given)

@@ -1,6 +1,4 @@
-"""The server process of a service on this machine: `python -m paceline.serving`, with a configuration that is written anew
-for each change.
-"""
+"""The server process of a service on this machine, `python -m paceline.serving`."""
 
 from __future__ import annotations
 
@@ -24,17 +22,17 @@ from paceline.system import processes
 from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
 
-#: Added to the time that requests have to end in.
+#: Added to `drain_s`.
 _STOP_S = 10.0
-#: What is shown of a server's last words.
+#: Lines of a dead server's log in an error message.
 _LINES = 12
 
-#: Silence after which a server is taken to hang. A guess: far above what a busy machine makes a process wait.
+#: A server without a heartbeat for so long counts as hung. A guess: far above any delay on a busy machine.
 SILENT_S = 60.0
 
 
 class Server:
-    """One server process. tag: names a configuration in what the server says of itself."""
+    """The server process of a service on this machine. tag: identifies a configuration in its state."""
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
         self._folder, self._listener = folder, listener
@@ -49,12 +47,12 @@ class Server:
 
     @property
     def pids(self) -> set[int]:
-        """The processes that this one has started."""
+        """The processes that this object has started."""
         return set() if self._process is None else {self._process.pid}
 
-    #: Whether `reload` is all that it needs for new keys.
+    #: Whether `reload` suffices for new keys.
     takes_keys = True
-    #: Of a server on another machine: its run, and where that is.
+    #: The run of a server on another machine, and where it is.
     run_id: str | None = None
     note: str | None = None
 
@@ -63,16 +61,16 @@ class Server:
         return self._process.pid if self._process is not None else None
 
     def start(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Start it with this revision.
+        """Start the server with this revision.
 
         Raises:
-            OSError: no process can be started, or nothing be written.
-            ServingError: the server would refuse the configuration.
+            OSError: No process can be started, or the disk can't be written.
+            ServingError: The server would refuse the configuration.
         """
         folder = self._folder
         remove_tree(folder.server)
         folder.server.mkdir(mode=0o700)
-        if self._heartbeat is not None:  # of a start that came to nothing
+        if self._heartbeat is not None:  # of a failed start
             self._heartbeat.close()
         self._heartbeat = Heartbeat()
         self.keep(tag, record, revision, workers, setup)
@@ -81,24 +79,24 @@ class Server:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.serving", str(folder.server_config)],
             env={**inherited(variables), "PYTHONPATH": str(library_dir(folder.workspace_dir)), MARK: str(folder.path)},
-            # Not the script's folder: its modules may have the names of the library's.
+            # Not the script's folder: its modules may shadow those of the library.
             cwd=folder.server,
             stdin=subprocess.DEVNULL,
             pass_fds=(self._listener.fileno(), self._heartbeat.fd),
-            # A group of its own, by which what is left of it is found when it was killed.
+            # A process group, to find the remaining processes of a killed server.
             start_new_session=True,
-            # SIGTERM: the requests in its hands are answered still.
+            # SIGTERM, so that the server answers its open requests.
             preexec_fn=processes.ends_with_parent(signal.SIGTERM),  # noqa: PLW1509 - no lock between fork and exec
         )
         self._heartbeat.handed_on()
 
     def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Let it serve this revision, in place of the present one once it is ready."""
+        """Load this revision, and serve it once it is ready."""
         self.keep(tag, record, revision, workers, setup)
         self.reload()
 
     def keep(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Write the configuration, which is read at its start and with `reload`."""
+        """Write the configuration that the server reads at its start and on `reload`."""
         folder = self._folder
         shell = {**os.environ, "PYTHONPATH": os.environ.get("PACELINE_SHELL_PYTHONPATH", "")}
         config = config_of(
@@ -117,31 +115,31 @@ class Server:
             revision=tag,
         )
         self._drain_s = config.drain_s
-        # Variables in it may be secrets.
+        # Variables may be secrets.
         write_json(folder.server_config, config.to_json(), mode=PRIVATE)
 
     def reload(self) -> None:
-        """Let it read its configuration again."""
+        """Tell the server to read its configuration again."""
         if self._process is not None:
             processes.send(self._process.pid, signal.SIGHUP)
 
     def state(self) -> dict[str, Any]:
-        """What it says of itself; empty before it has said anything."""
+        """Return the server's state file; empty before its first write."""
         found = read_state(self._folder.server) or {}
         return found if found.get("pid") == self.pid else {}
 
     def is_ready(self, tag: str) -> bool:
-        """True once it serves the configuration of this tag."""
+        """Return True once the server serves the configuration with this tag."""
         state = self.state()
         return state.get("state") == READY and state.get("revision") == tag
 
     def refusal(self, tag: str) -> str | None:
-        """Why it does not serve the configuration of this tag, though it goes on."""
+        """Return why the running server refused the configuration with this tag, or None."""
         refused = self.state().get("refused") or {}
         return str(refused.get("error")) if refused.get("revision") == tag else None
 
     def ended(self) -> str | None:
-        """How it ended, with its last words; None while it runs. One that hangs is killed."""
+        """Return how the server ended, with its last log lines; None while it runs. Kill a hung server."""
         if self._process is None:
             return None
         if self._process.poll() is None:
@@ -149,7 +147,7 @@ class Server:
                 return None
             processes.kill_group(self._process.pid)
             self._process.wait()
-            return f"the server hung: it had not moved for {SILENT_S:g} s, and was killed."
+            return f"the server hung: it sent no heartbeat for {SILENT_S:g} s, and was killed."
         code = self._process.returncode
         said = (read_state(self._folder.server) or {}).get("error")
         way = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
@@ -160,11 +158,11 @@ class Server:
         return f"{how} Its last lines:\n{words}" if words else how
 
     def leave(self) -> None:
-        """As `stop`: nothing serves here that nobody looks after."""
+        """As `stop`: a local server never outlives its supervisor."""
         self.stop()
 
     def stop(self) -> None:
-        """End it: the requests that it has are answered first. Nothing of it is left."""
+        """End the server after its open requests, and clean up."""
         if self._process is None:
             return
         self._process.terminate()
@@ -174,7 +172,7 @@ class Server:
         self.clear()
 
     def clear(self) -> None:
-        """Kill what is left of it, and remove its files."""
+        """Kill the remaining processes, and remove the server's files."""
         if self._process is not None:
             processes.kill_group(self._process.pid)
             self._process.wait()
@@ -182,7 +180,7 @@ class Server:
         if self._heartbeat is not None:
             self._heartbeat.close()
             self._heartbeat = None
-        # Those of its processes that have made groups of their own.
+        # Model processes have groups of their own.
         processes.kill_with_variable(MARK, str(self._folder.path))
         processes.reap()
         remove_tree(self._folder.server)
@@ -198,7 +196,11 @@ class Server:
 
 
 class Heartbeat:
-    """A pipe to one server. fd: the number of the end that the server writes into, there too once it is handed on."""
+    """A pipe into which one server writes a byte each second (`paceline.serving.front.group`).
+
+    A request would not do: a server with all its connections or a full queue is busy, not hung. fd: the write end, which has the
+    same number in the server.
+    """
 
     def __init__(self) -> None:
         self._read_fd, self.fd = os.pipe()
@@ -207,12 +209,12 @@ class Heartbeat:
         self._heard_s: float | None = None
 
     def handed_on(self) -> None:
-        """The server has its end now."""
+        """Close this process's copy of the write end."""
         self._open.remove(self.fd)
         os.close(self.fd)
 
     def is_silent(self) -> bool:
-        """True where the server has moved before, and not for `SILENT_S`."""
+        """Return True if the server has sent heartbeats before, but none for `SILENT_S`."""
         with contextlib.suppress(BlockingIOError):
             if os.read(self._read_fd, 4096):
                 self._heard_s = time.monotonic()

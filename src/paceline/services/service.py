@@ -1,4 +1,4 @@
-"""The handle on a service, with the Azure SDK's calls."""
+"""The `Service` class: a handle with the Azure SDK's calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Models: TypeAlias = "Model | str | os.PathLike[str] | Sequence[Model | str | os.
 
 
 class ServingOptions(TypedDict, total=False):
-    """Settings of a service that may be given by their names."""
+    """Serving settings that callers pass by name."""
 
     max_batch: int
     max_queue: int
@@ -46,7 +46,7 @@ class ServingOptions(TypedDict, total=False):
 
 
 class DeployOptions(ServingOptions, total=False):
-    """What `Model.deploy` hands on to `Service.deploy`."""
+    """Arguments that `Model.deploy` passes on to `Service.deploy`."""
 
     entry_script: str | os.PathLike[str] | None
     source_directory: str | os.PathLike[str] | None
@@ -64,10 +64,11 @@ class DeployOptions(ServingOptions, total=False):
 
 
 class Service:
-    """A service of the workspace.
+    """A deployed service of a workspace.
 
     Raises:
-        ServiceError: a name that can't be one. ServiceNotFoundError: there is none of this name.
+        ServiceError: The name is not valid.
+        ServiceNotFoundError: The workspace has no service of this name.
     """
 
     def __init__(self, workspace: Workspace, name: str) -> None:
@@ -105,28 +106,32 @@ class Service:
         description: str = "",
         **settings: Unpack[ServingOptions],
     ) -> Service:
-        """Make a service and start it; returns at once with its handle (`wait_for_deployment`).
-
-        models: registered models, references such as "digits:3", or paths of files and folders; one or several.
-        entry_script: with init() and run(); relative to source_directory, or a path, whose folder is the source then. None: the
-            one model is served as it is.
-        environment: in which the script runs; default: that of the run that made the first model, in its exact versions, else
-            this interpreter.
-        workers: model processes. host: "0.0.0.0" for all of this machine's addresses. port: default a free one; it is kept.
-        auth: ask for a key; default: where other machines can reach the host. tls: PEM files of certificate and key.
-        overwrite: make a service of this name, if there is one, into this one, without a lost request.
-        settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s, threads,
-            log_level, allow_origins.
+        """Create and start a service. Return its handle at once (see `wait_for_deployment`).
 
         Args:
             workspace: Workspace that the service belongs to.
+            name: Name of the service.
+            models: One or several registered models, references such as "digits:3", or paths of files and folders.
+            entry_script: Script with init() and run(), relative to source_directory. Without source_directory, the script's own
+                folder is its source. None serves the one model as it is.
+            source_directory: Folder to copy for the script.
+            environment: Environment of the script. By default that of the run that made the first model, in its exact versions,
+                else this interpreter.
             environment_variables: Variables of the script.
+            workers: Number of model processes.
+            host: Address to listen at; "0.0.0.0" for all addresses of this machine.
+            port: By default a free port, which the service keeps.
+            auth: Whether requests need a key. By default only where other machines can reach the host.
+            tls: PEM files of certificate and key.
             target: Compute target that serves it.
+            overwrite: Update an existing service of this name, without losing a request.
             tags: Tags of the service.
             description: Text for people.
+            settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s, threads,
+                log_level, allow_origins.
 
         Raises:
-            UserError: anything that can be known to be wrong before a process starts.
+            UserError: Any mistake that can be detected before a process starts.
         """
         spec = revision_spec.make_spec(
             models,
@@ -154,65 +159,67 @@ class Service:
 
     @staticmethod
     def list(workspace: Workspace) -> dict[str, Service]:
-        """Name -> service, for all of the workspace."""
+        """Return all services of the workspace by name."""
         return {folder.name: Service(workspace, folder.name) for folder in store.all_folders(_path(workspace))}
 
     @property
     def name(self) -> str:
-        """The service's name."""
+        """The name of the service."""
         return self._folder.name
 
     @property
     def workspace(self) -> Workspace:
-        """The workspace that knows the service."""
+        """The workspace of the service."""
         return self._workspace
 
     def record(self) -> ServiceRecord:
-        """All that is known of it now. One that nobody looks after, though it should be up, is started again by this.
+        """Return the current record. Restart the supervisor if it is missing.
 
         Raises:
-            ServiceNotFoundError: it has been deleted.
+            ServiceNotFoundError: The service has been deleted.
         """
         return store.record(self._folder)
 
     @property
     def state(self) -> str:
-        """ "Transitioning", "Healthy", "Unhealthy", "Failed", "Stopped" or "NotResponding"."""
+        """The state: "Transitioning", "Healthy", "Unhealthy", "Failed", "Stopped" or "NotResponding"."""
         return self.record().state
 
     @property
     def error(self) -> str | None:
-        """Why its start or last update failed; None where it did not."""
+        """Why the start or the last update failed; None if it did not."""
         return self.record().failure
 
     @property
     def scoring_uri(self) -> str | None:
-        """Where it is called (POST); None while that is not known."""
+        """The URL for requests (POST); None while it is unknown."""
         return self.record().scoring_uri
 
     @property
     def swagger_uri(self) -> str | None:
-        """Where it describes itself."""
+        """The URL of the OpenAPI document; None while it is unknown."""
         url = self.record().url
         return None if url is None else f"{url}/swagger.json"
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tag -> value."""
+        """The tags of the service."""
         return dict(self.record().tags)
 
     @property
     def revisions(self) -> _Revisions:
-        """All that it has been or was to be, oldest first."""
+        """All revisions, oldest first."""
         return store.revisions(self._folder)
 
     def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> ServiceRecord:
-        """Block until what was asked for last is being served; its record then.
+        """Block until the last request is settled. Return the record.
 
-        show_output: print what its supervisor and its server say meanwhile. timeout_sec: default: for ever.
+        Args:
+            show_output: Print the log of the supervisor and its servers meanwhile.
+            timeout_sec: By default no limit.
 
         Raises:
-            ServiceFailedError: it can't be served; the message has the reason. An update that fails leaves the revision before.
+            ServiceFailedError: The revision can't be served; the message has the reason. The previous revision stays.
         """
         tail = log.GrowingLog(self._folder.log)
 
@@ -228,14 +235,15 @@ class Service:
                 show(store.stored(self._folder))
 
     def run(self, input_data: object, timeout_s: float = 60.0) -> Any:
-        """What the model answers: JSON as Python values.
+        """Send a request and return the response, with JSON as Python values.
 
-        input_data: text or bytes go as they are, anything else as JSON. timeout_s: for a service that is being started again,
-        and for its answer; its first start is waited for in any case.
+        Args:
+            input_data: Text and bytes are sent unchanged, anything else as JSON.
+            timeout_s: Limit on a restart of the service and on the response. The first start has no limit.
 
         Raises:
-            ServiceFailedError: it answered with an error, whose number is in `status`; or it can't be started.
-            EngineError: it does not answer.
+            ServiceFailedError: The service responded with an error, whose number is in `status`; or it can't be started.
+            EngineError: The service did not respond.
         """
         deadline = time.monotonic() + timeout_s
         while (record := self.record()).state == UNHEALTHY and time.monotonic() < deadline:
@@ -254,16 +262,16 @@ class Service:
             except ServiceFailedError as error:
                 if error.status != 401 or secondary is None:
                     raise
-                # The server takes a new key a moment after it was made; on another machine, once a server there has it.
+                # A server reads a new key with a short delay; on another machine, only when it is replaced.
                 return client.call(uri, input_data, key=secondary, timeout_s=timeout_s, certificate=certificate)
         except ServiceFailedError as error:
             if error.status is None or error.status < 500:
                 raise
-            # The reason is told to the service's owner alone, in its log.
+            # Only the service's owner may see the reason, in its log.
             raise ServiceFailedError(f"{error} (`paceline service logs {self.name}`)", error.status) from None
 
     def get_logs(self, num_lines: int = 5000) -> str:
-        """The last lines that its supervisor said and its servers printed.
+        """Return the last lines of the supervisor's and the servers' log.
 
         Args:
             num_lines: Most lines to return.
@@ -271,18 +279,22 @@ class Service:
         return log.last_lines(self._folder, num_lines)
 
     def get_keys(self) -> tuple[str, str]:
-        """(primary, secondary): a request brings either as `Authorization: Bearer KEY`.
+        """Return (primary, secondary). A request needs one of them as `Authorization: Bearer KEY`.
 
         Raises:
-            ServiceError: it asks for none, or they are not yours to read.
+            ServiceError: The service has no keys, or you may not read them.
         """
         return keys.read(self._folder)
 
     def regen_key(self, key: Literal["primary", "secondary"], set_key: str | None = None) -> str:
-        """Replace a key, "primary" or "secondary", by a new one, or by this one; the key. The other one goes on being good.
+        """Replace one key and return it. The other key stays valid.
+
+        Args:
+            key: "primary" or "secondary".
+            set_key: The new key; by default a random one.
 
         Raises:
-            ServiceError: there is no such key, or set_key is too short.
+            ServiceError: No key has this name, or set_key is too short.
         """
         with store.editing(self._folder):
             return keys.change(self._folder, key, set_key)
@@ -299,22 +311,21 @@ class Service:
         wait: bool = True,
         **settings: Unpack[ServingOptions],
     ) -> ServiceRecord:
-        """Serve something else from now on, without a lost request; what is not named stays as it is.
-
-        The source is copied anew if its script or folder is named. wait: until it is being served.
+        """Serve a new revision without losing a request. Omitted arguments keep their values.
 
         Args:
-            models: As for `deploy`; None: those that are served.
-            entry_script: As for `deploy`.
+            models: As for `deploy`.
+            entry_script: As for `deploy`. Naming the script or its folder copies the source again.
             source_directory: As for `deploy`.
             environment: As for `deploy`.
             environment_variables: As for `deploy`.
             workers: Number of model processes.
+            wait: Block until the revision is served.
             settings: As for `deploy`.
 
         Raises:
-            UserError: a wrong value; nothing has changed.
-            ServiceFailedError: it can't be served; the message says why, and the revision before goes on.
+            UserError: An argument is wrong; nothing has changed.
+            ServiceFailedError: The revision can't be served; the message has the reason. The previous revision stays.
         """
         present = self._present()
         changes: dict[str, Any] = {}
@@ -336,50 +347,51 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def reload(self, wait: bool = True) -> ServiceRecord:
-        """Serve the same models by the script and the files beside it as they are now.
+        """Serve the same models with the current script and the files beside it.
 
         Args:
-            wait: Return only once it is being served.
+            wait: Block until the revision is served.
 
         Raises:
-            ServiceError: the folder that they came from is gone.
-            ServiceFailedError: they can't be served; what was served goes on.
+            ServiceError: The source folder is gone.
+            ServiceFailedError: The revision can't be served; the previous revision stays.
         """
         present = self._present()
         spec = revise.spec_of(self._folder, present)
         if spec.source_directory is not None:
-            revision_spec.script_of(spec.entry_script, spec.source_directory)  # while the caller is here to be told
+            revision_spec.script_of(spec.entry_script, spec.source_directory)  # report a missing script to the caller
         deploy.update(self._folder, spec, why="reload")
         return self.wait_for_deployment() if wait else self.record()
 
     def scale(self, workers: int, wait: bool = True) -> ServiceRecord:
-        """Serve by so many model processes.
+        """Change the number of model processes.
 
         Args:
             workers: Number of model processes.
-            wait: Return only once they are there.
+            wait: Block until they are ready.
         """
         revision_spec.check_workers(workers)
         deploy.request(self._folder, workers=workers, why=f"{workers} workers")
         return self.wait_for_deployment() if wait else self.record()
 
     def rollback(self, revision: int | None = None, wait: bool = True) -> ServiceRecord:
-        """Serve a revision of before; by default the last one before the present that has been served.
+        """Serve an earlier revision; by default the one served before the present one.
 
         Args:
-            wait: Return only once it is being served.
+            revision: Number of the revision.
+            wait: Block until the revision is served.
 
         Raises:
-            ServiceError: there is none.
+            ServiceError: The service has no such revision.
         """
         deploy.rollback(self._folder, revision)
         return self.wait_for_deployment() if wait else self.record()
 
     def stop(self, wait: bool = True) -> None:
-        """End it, once the requests that it has are answered. Its port is free then; `start` takes the same again.
+        """Stop the service once its requests are answered. `start` listens at the same port again.
 
         Args:
-            wait: Return only once it has ended.
+            wait: Block until it has ended.
         """
         if wait:
             deploy.end(self._folder, DOWN)
@@ -387,19 +399,19 @@ class Service:
             deploy.request(self._folder, state=DOWN)
 
     def start(self, wait: bool = True) -> ServiceRecord:
-        """Start it again, after it was stopped or has failed.
+        """Start a service that was stopped or has failed.
 
         Args:
-            wait: Return only once it is being served.
+            wait: Block until it is served.
         """
         deploy.request(self._folder, state=UP)
         return self.wait_for_deployment() if wait else self.record()
 
     def delete(self, wait: bool = True) -> None:
-        """End it, and remove all of it. One that is gone already is no error.
+        """Stop the service and remove its files. A missing service is no error.
 
         Args:
-            wait: Return only once it is gone.
+            wait: Block until it is gone.
         """
         with contextlib.suppress(ServiceNotFoundError, FileNotFoundError):
             if wait:
@@ -408,7 +420,7 @@ class Service:
                 deploy.request(self._folder, state=GONE)
 
     def _present(self) -> Revision:
-        """The revision that is served; before any was, the one that is wanted."""
+        """Return the served revision, or the desired one before the first was served."""
         found = store.stored(self._folder)
         return store.revision(self._folder, found.revision or store.desired(self._folder).revision)
 

@@ -1,7 +1,7 @@
-"""Services on disk: their names, records, revisions and wishes; each file is written whole.
+"""Services on disk: names, records, revisions and desired states.
 
-`service.json` has one writer at a time, the holder of the service's lock. `wanted.json` and revisions are written by whoever asks
-for a change, under a lock of their own that is held for moments.
+Each file is written whole. Only the holder of the service's lock writes `service.json`. `wanted.json` and the revisions have a
+short-lived lock of their own, and any user of the service may write them. A reader restarts a missing supervisor.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _NAME = re.compile(r"[a-z](?:[-a-z0-9]{1,30}[a-z0-9])")
 _LOCK_S = 30.0
 
 _MODULE = "paceline.services"
-#: Supervisors that were started and never came to look after the service; after so many, it is not a kill that ends them.
+#: After so many supervisors that ended before they updated the record, the service counts as failed.
 _MOST_STARTS = 3
 
 
 def check_name(name: Any) -> str:
-    """The same name.
+    """Return the name if it is valid.
 
     Raises:
-        ServiceError: not 3 to 32 lower-case letters, digits and dashes, a letter first and no dash last.
+        ServiceError: It is not 3 to 32 lower-case letters, digits and dashes, with a letter first and no dash last.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ServiceError(
@@ -64,10 +64,11 @@ def services_dir(workspace_dir: Path) -> Path:
 
 
 def folder_of(workspace_dir: Path, name: Any) -> ServiceFolder:
-    """The folder of an existing service.
+    """Return the folder of an existing service.
 
     Raises:
-        ServiceError: the name can't be one. ServiceNotFoundError: there is none of this name; the message lists those there are.
+        ServiceError: The name is not valid.
+        ServiceNotFoundError: No service has this name; the message lists the names there are.
     """
     folder = ServiceFolder(services_dir(workspace_dir) / check_name(name))
     if not folder.record.exists():
@@ -78,7 +79,7 @@ def folder_of(workspace_dir: Path, name: Any) -> ServiceFolder:
 
 
 def all_folders(workspace_dir: Path) -> list[ServiceFolder]:
-    """All services, by name."""
+    """Return the folders of all services, sorted by name."""
     with contextlib.suppress(OSError):
         found = map(ServiceFolder, sorted(services_dir(workspace_dir).iterdir()))
         return [folder for folder in found if _NAME.fullmatch(folder.name) and folder.record.exists()]
@@ -86,10 +87,10 @@ def all_folders(workspace_dir: Path) -> list[ServiceFolder]:
 
 
 def stored(folder: ServiceFolder) -> ServiceRecord:
-    """The record as it is written.
+    """Read the record without checking the supervisor.
 
     Raises:
-        ServiceNotFoundError: there is none that can be read: it has been deleted.
+        ServiceNotFoundError: The record is unreadable: the service has been deleted.
     """
     data = read_json(folder.record)
     if not isinstance(data, dict):
@@ -98,7 +99,10 @@ def stored(folder: ServiceFolder) -> ServiceRecord:
 
 
 def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> ServiceRecord:
-    """The record with these changes, written; a new state is noted in `events.jsonl`. For the holder of the lock alone."""
+    """Write the changed record, log a new state in `events.jsonl`, and return the record.
+
+    Only the holder of the lock may call it.
+    """
     now = utc_now()
     new = dataclasses.replace(record, **changes)
     if new == record:
@@ -121,10 +125,10 @@ def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> Serv
 
 
 def revision(folder: ServiceFolder, number: int) -> Revision:
-    """One revision.
+    """Read one revision.
 
     Raises:
-        ServiceError: there is none of this number.
+        ServiceError: The service has no such revision.
     """
     data = read_json(folder.revision(number).description)
     if not isinstance(data, dict):
@@ -134,7 +138,7 @@ def revision(folder: ServiceFolder, number: int) -> Revision:
 
 
 def revisions(folder: ServiceFolder) -> list[Revision]:
-    """All revisions, the oldest first."""
+    """Read all revisions, oldest first."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.revisions.iterdir():
@@ -144,17 +148,17 @@ def revisions(folder: ServiceFolder) -> list[Revision]:
 
 
 def desired(folder: ServiceFolder) -> DesiredState:
-    """What the service should be now."""
+    """Read the desired state."""
     data = read_json(folder.wanted)
     return DesiredState.from_json(data) if isinstance(data, dict) else DesiredState(serial=0)
 
 
 @contextlib.contextmanager
 def editing(folder: ServiceFolder) -> Iterator[None]:
-    """A block in which nobody else changes what is wanted, and no revision is added.
+    """Hold the lock of the desired state and of the revisions.
 
     Raises:
-        ServiceError: somebody has held the lock for too long.
+        ServiceError: Another process held the lock for too long.
     """
     try:
         with locks.locked(folder.wanted_lock, patience_s=_LOCK_S):
@@ -164,7 +168,7 @@ def editing(folder: ServiceFolder) -> Iterator[None]:
 
 
 def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
-    """Write a new wish: the last one with these changes. Within `editing`."""
+    """Write the next desired state: the last one with these changes. Needs `editing`."""
     last = desired(folder)
     new = dataclasses.replace(
         last, serial=last.serial + 1, by=user_name(), time_utc=utc_now(), **{"why": "", **changes}
@@ -174,16 +178,16 @@ def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
 
 
 def next_number(folder: ServiceFolder) -> int:
-    """The number of the next revision. Within `editing`."""
+    """Return the number of the next revision. Needs `editing`."""
     taken = [int(path.name) for path in folder.revisions.iterdir() if path.name.isdecimal()]
     return max(taken, default=0) + 1
 
 
 def record(folder: ServiceFolder) -> ServiceRecord:
-    """The record as it is now. A service that is wanted and that nobody looks after is started again by this.
+    """Return the current record. Restart the supervisor if the service needs one.
 
     Raises:
-        ServiceNotFoundError: it has been deleted.
+        ServiceNotFoundError: The service has been deleted.
     """
     found = stored(folder)
     if not _needs_somebody(folder, found):
@@ -195,30 +199,28 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     if locks.is_held(folder.lock, here=is_here):
         return found
     if not is_here or not runs_store.is_mine(folder.record):
-        # Deleted since it was read, it has no lock that is held either, and nothing is amiss.
+        # A service that was deleted meanwhile has no held lock either: raise the right error.
         stored(folder)
         host = found.owner.get("host")
-        failure = (
-            f"nobody looks after it; it goes on when its owner looks at it on {host}, or by its systemd unit there"
-        )
+        failure = f"its supervisor does not run; it restarts when its owner looks at it on {host}, or by its systemd unit there"
         return dataclasses.replace(found, state=NOT_RESPONDING, failure=failure)
     try:
         fd = locks.take(folder.lock)
     except FileNotFoundError:
         stored(folder)
         raise
-    # Of several readers at once, one starts it.
+    # Of several concurrent readers, one takes the lock and starts it.
     if fd is None:
         return found
     try:
         return _go_on(folder, fd)
     finally:
-        # The supervisor has a descriptor of the same open file, by which the lock stays held.
+        # The supervisor inherited a descriptor of the same open file, which keeps the lock.
         os.close(fd)
 
 
 def all_records(workspace_dir: Path) -> Iterator[ServiceRecord]:
-    """Every service's record, by name."""
+    """Yield the records of all services, sorted by name."""
     for folder in all_folders(workspace_dir):
         try:
             yield record(folder)
@@ -227,10 +229,10 @@ def all_records(workspace_dir: Path) -> Iterator[ServiceRecord]:
 
 
 def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = None) -> None:
-    """Start the service's supervisor, detached, and hand it the open lock.
+    """Start the service's supervisor, detached, and pass it the open lock.
 
     Raises:
-        OSError: no process can be started.
+        OSError: No process can be started.
     """
     with open(folder.log, "ab") as log:
         detached_process.start(
@@ -248,13 +250,13 @@ def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = N
 def _needs_somebody(folder: ServiceFolder, found: ServiceRecord) -> bool:
     target = desired(folder)
     if target.state == UP:
-        # What has failed is tried again with the next wish.
+        # A failed service is tried again at the next request.
         return found.state != FAILED or target.serial != found.settled
     return found.state != STOPPED or target.serial != found.settled or target.state == GONE
 
 
 def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
-    # Read again, now that nobody else can write.
+    # Read again, now that this process holds the lock.
     found = stored(folder)
     if not _needs_somebody(folder, found):
         return found
@@ -272,18 +274,21 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
         failure = f"its supervisor ended {_MOST_STARTS} times before it could begin; {see}"
         owner = {**found.owner, "starts": 0}
         return change(folder, found, state=FAILED, settled=target.serial, failure=failure, updating=None, owner=owner)
-    # Before the start: a supervisor that comes to look after the service writes this anew. One that was stopped or has failed
-    # is on its way from here on.
+
+    # Write before the start: the new supervisor overwrites `owner`, which resets the count of starts.
     state = TRANSITIONING if found.state in AT_REST else found.state
     found = change(folder, found, state=state, owner={**runs_store.owner(), **found.owner, "starts": starts})
     python = found.owner.get("python")
-    # The interpreter that deployed it may be gone with its environment; this one has Paceline as well.
+    # The interpreter that deployed the service may be gone with its environment; this one has Paceline as well.
     start_supervisor(folder, fd, python if python and Path(python).exists() else None)
     return found
 
 
 def services_using(workspace_dir: Path, model_id: str) -> list[str]:
-    """The names of the services that serve this version ("digits:3"), are about to, or will when they are started."""
+    """Return the services that serve this model version ("digits:3") or will serve it.
+
+    A service reads the model's files again whenever it starts a model process.
+    """
     return [folder.name for folder in all_folders(workspace_dir) if model_id in _models(folder)]
 
 

@@ -1,12 +1,12 @@
-"""Keep one service as it is wanted: started, updated without a lost request, started again when it has died, ended.
+"""Supervise one service: start, update, restart and stop its server.
 
-Each look does one small step and never waits, so that a wish, a death and the end of a build are seen whatever goes on:
+Each tick does one non-blocking step, so requests, crashes and finished builds are all noticed:
 
-    wish ── prepare the environment ── server runs? ── yes: new configuration, SIGHUP ── ready or refused ── settled
-                                                 └── no: start it ─────────────────── ready or ended ───── settled
+    request ── prepare the environment ── server runs? ── yes: new configuration, SIGHUP ── ready or refused ── settled
+                                                    └── no: start it ─────────────────── ready or ended ───── settled
 
-A server takes a new revision in itself: it goes on with the old one until the new one is ready, and for good where that can't
-be had. So the socket never changes hands, and requests see nothing of it.
+A server loads a new revision while it serves the old one, and keeps the old one if that fails. So the socket stays with one
+server, and clients notice nothing.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from paceline.targets import configured
 
 _PAUSE_S = 0.2
 _PAUSE_WHILE_CHANGING_S = 0.03
-#: Waits between two starts of a server that dies; the last one for all further.
+#: Pauses before restarts of a dying server; the last one repeats.
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-#: A server that has served for so long has not died at its start.
+#: A server that has served for so long did not fail at its start.
 _STEADY_S = 60.0
 _SHORTEN_S = 30.0
 
 
 @dataclass
 class _Change:
-    """A revision on its way to being served. serial: of the wish for it; None for one that was served before."""
+    """A revision in preparation. serial: of its request; None for a revision that was served before."""
 
     revision: Revision
     workers: int
@@ -66,13 +66,13 @@ class _Change:
 
 
 class Supervisor:
-    """Looks after one service. The caller holds its lock, and the socket."""
+    """The supervisor of one service. The caller holds its lock and its socket."""
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
         self.folder = folder
         self.wake = Wake()
         self.change: _Change | None = None
-        #: What the environment of the revision that is served is held by.
+        #: Holds the environment of the served revision.
         self.serving: Preparation | None = None
         self.deaths = 0
         self.tags = 0
@@ -88,7 +88,7 @@ class Supervisor:
         self.record = store.change(
             folder,
             record,
-            # Of a supervisor before this one, which has ended with its server.
+            # Any previous supervisor has ended with its server.
             state=TRANSITIONING if record.revision is None else UNHEALTHY,
             owner={**runs_store.owner(), "python": sys.executable},
             port=listener.getsockname()[1],
@@ -97,7 +97,7 @@ class Supervisor:
         )
 
     def run(self) -> None:
-        """See the service to the end that somebody asks for, or to that of its first start."""
+        """Run until a user stops the service, or its first start fails."""
         while True:
             target = store.desired(self.folder)
             if target.state != UP or self.wake.stopped_by is not None:
@@ -112,7 +112,7 @@ class Supervisor:
         if self.server.is_up and (how := self.server.ended()) is not None:
             self._died(how)
         if self.change is not None:
-            # A newer wish takes the place of one whose environment is still being built.
+            # A newer request supersedes one whose environment is still building.
             if not self.change.is_told and self.change.serial not in (None, target.serial):
                 self._drop()
             else:
@@ -127,7 +127,7 @@ class Supervisor:
             self._watch()
 
     def _begin_start(self, target: DesiredState) -> None:
-        """Start what was served before, and where there is no such thing, or it does not start, what is wanted."""
+        """Start the served revision, or the desired revision if the service has none or it fails."""
         known = self.record.revision
         is_new = target.serial != self.record.settled
         if known is None or (is_new and self.deaths % 2):
@@ -140,7 +140,7 @@ class Supervisor:
             revision = store.revision(self.folder, number)
         except PacelineError as error:
             return self._settle_failed(serial, str(error))
-        say(f"revision {number} with {workers} workers is being made ready: {', '.join(revision.model_names)}")
+        say(f"revision {number} with {workers} workers is being prepared: {', '.join(revision.model_names)}")
         if serial is not None:
             self._note(updating=number)
         self.change = _Change(
@@ -163,7 +163,7 @@ class Supervisor:
             self._served(change)
         elif (reason := self.server.refusal(change.tag)) is not None:
             self._failed(reason)
-            # What the server reads next, for new keys or after it was killed, is what it serves.
+            # The next reload, for new keys, must read the configuration of the served revision.
             self._restore()
 
     def _tell(self, change: _Change) -> None:
@@ -185,7 +185,7 @@ class Supervisor:
             self.serving.stop()
         self.change, self.serving = None, change.preparation
         number = change.revision.number
-        say(f"revision {number} is being served at {self.record.url}")
+        say(f"revision {number} is served at {self.record.url}")
         self.ready_s = time.monotonic()
         self._note(
             state=HEALTHY,
@@ -200,7 +200,7 @@ class Supervisor:
         )
 
     def _failed(self, reason: str) -> None:
-        """The change has come to nothing. What was served before is served still, or is started next."""
+        """Drop the change. The previous revision is still served, or is started next."""
         change = self.change
         assert change is not None
         self._drop()
@@ -223,7 +223,7 @@ class Supervisor:
         self.server.keep(tag, self.record, revision, self.record.workers or 1, self.serving.setup)
 
     def _note(self, **changes: Any) -> None:
-        """Write these changes into the service's record."""
+        """Write changes into the service's record."""
         self.record = store.change(self.folder, self.record, **changes)
 
     def _drop(self) -> None:
@@ -253,7 +253,7 @@ class Supervisor:
         self.deaths += 1
 
     def _watch(self) -> None:
-        """Note whether the server answers, and let it know of new keys."""
+        """Update the state from the server's readiness, and reload changed keys."""
         is_ready = self.server.state().get("state") == READY
         state = HEALTHY if is_ready else UNHEALTHY
         if state != self.record.state:
@@ -266,7 +266,7 @@ class Supervisor:
                 self._begin(self.record.revision, self.record.workers or 1, None)
 
     def _tidy(self) -> None:
-        # Orphans come to this process. Its own children are waited for by whoever has started them, with their exit codes.
+        # Reap orphans. Those who started this process's own children wait for them, to get their exit codes.
         own = {*self.server.pids, self.change.preparation.pid if self.change is not None else None}
         while (pid := processes.ended_child()) is not None and pid not in own:
             os.waitpid(pid, 0)
@@ -276,16 +276,16 @@ class Supervisor:
 
     def _end(self, target: DesiredState) -> None:
         say(f"the service ends: {'asked by ' + (target.by or '?') if target.state != UP else 'by a signal'}")
-        self._close(is_wanted=target.state == UP)
+        self._close(keeps_up=target.state == UP)
         if target.state == GONE:
             remove_tree(self.folder.path)
         elif target.state != UP:
             self._note(state=STOPPED, settled=target.serial, failure=None, server_pid=None)
 
-    def _close(self, *, is_wanted: bool = False) -> None:
-        """End what it has started. is_wanted: it is only this process that ends, and somebody will go on."""
+    def _close(self, *, keeps_up: bool = False) -> None:
+        """End all processes. keeps_up: a supervisor will take over, so only this process ends."""
         self._drop()
-        if is_wanted:
+        if keeps_up:
             self.server.leave()
         else:
             self.server.stop()
@@ -295,5 +295,5 @@ class Supervisor:
 
 
 def run(folder: ServiceFolder, listener: socket.socket) -> None:
-    """See the service through. The caller holds its lock."""
+    """Supervise a service. The caller holds its lock."""
     Supervisor(folder, listener).run()

@@ -1,4 +1,4 @@
-"""A systemd user unit that looks after a service: back after a reboot, and at once where somebody has killed it.
+"""A systemd user unit that runs a service's supervisor, also after a reboot.
 
 https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html
 """
@@ -14,7 +14,7 @@ from paceline.services.folder import ServiceFolder
 from paceline.system.detached_process import library_dir
 from paceline.system.names import is_one_line
 
-#: Longer than the time that requests have to end in.
+#: Longer than `drain_s`.
 _STOP_S = 120
 
 
@@ -23,16 +23,16 @@ def name(folder: ServiceFolder) -> str:
 
 
 def path(folder: ServiceFolder) -> Path:
-    """Where the user's units lie."""
+    """Return the path in the user's systemd configuration."""
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return Path(config) / "systemd" / "user" / name(folder)
 
 
 def text(folder: ServiceFolder) -> str:
-    """The unit.
+    """Return the text of the unit.
 
     Raises:
-        ServiceError: A path has a line break or a control character, which would be a line of the unit.
+        ServiceError: A path has a line break or a control character, which would add lines to the unit.
     """
     for place in (sys.executable, str(folder.path), str(library_dir(folder.workspace_dir))):
         if not is_one_line(place):
@@ -43,7 +43,7 @@ def text(folder: ServiceFolder) -> str:
     return f"""[Unit]
 Description=Paceline service {folder.name}
 After=network-online.target
-# Once it was deleted.
+# False once the service is deleted.
 ConditionPathExists={_plain(str(folder.record))}
 
 [Service]
@@ -56,7 +56,7 @@ StandardError=append:{_plain(str(folder.log))}
 # `paceline service stop` ends it for good, with exit code 0.
 Restart=on-failure
 RestartSec=1
-# The supervisor alone is told to end: it lets requests end first.
+# SIGTERM goes to the supervisor alone, which first lets requests end.
 KillMode=mixed
 TimeoutStopSec={_STOP_S}
 
@@ -66,7 +66,7 @@ WantedBy=default.target
 
 
 def instructions(folder: ServiceFolder) -> list[str]:
-    """What to do with it."""
+    """Return the commands that install the unit."""
     return [
         f"Put it into {path(folder)}, then:",
         "  systemctl --user daemon-reload",
@@ -76,11 +76,11 @@ def instructions(folder: ServiceFolder) -> list[str]:
 
 
 def _plain(value: str) -> str:
-    """A value that systemd reads to the line's end: `%` begins a specifier there."""
+    """Escape a value that extends to the end of its line: `%` starts a specifier."""
     return value.replace("%", "%%")
 
 
 def _word(value: str) -> str:
-    """One word of a command line or of an assignment, in quotes: `$` is the unit's own variable in a command line."""
+    """Quote a word of a command line or an assignment, where `$` starts a variable."""
     quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{quoted}"'

@@ -1,5 +1,21 @@
-"""The public parts of `paceline.serving`: other packages import nothing else of it."""
+"""The public parts of `paceline.serving`: other packages import nothing else of it.
+
+The server itself is a program: `python -m paceline.serving CONFIG.json`.
+"""
+
+from paceline.serving import bench
+from paceline.serving.check import check
+from paceline.serving.config import ServedModel, ServerConfig, absolute
+from paceline.serving.model.answers import message_of
+from paceline.serving.state import READY, read_state
 
 __all__ = [
-    *("READY", "ServedModel", "ServerConfig", "absolute", "bench", "check", "message_of", "read_state", "run_server"),
+    "READY",
+    "ServedModel",
+    "ServerConfig",
+    "absolute",
+    "bench",
+    "check",
+    "message_of",
+    "read_state",
 ]

@@ -157,7 +157,7 @@ def test_the_versions_are_those_of_the_run(workspace: Workspace, source: Path, t
         ({"entry_script": "none.py"}, "there is no such file in"),
         ({"directory": "src"}, "is there already. Name another folder, or say --overwrite"),
         ({"directory": "src", "overwrite": True}, "something else than a packaged service"),
-        ({"workers": 0}, "whole number of 1 to"),
+        ({"workers": 0}, "whole number from 1 to"),
         ({"environment": Environment(conda_packages=["r-base"])}, "packages of conda's"),  # type: ignore[arg-type]
         ({"environment": Environment(locked_pip=["a @ file:///tmp/a.whl"])}, "on this machine alone"),  # type: ignore[arg-type]
     ],

@@ -1,9 +1,11 @@
-"""Serve what lies beside this file:  python start.py [--host ADDRESS] [--port N] [--workers N]
+"""Serve the model in this folder.
 
-PACELINE_KEY            the key that requests bring (Authorization: Bearer KEY); needed where other machines can reach the host
-PACELINE_SECONDARY_KEY  another one that is good as well
+python start.py [--host ADDRESS] [--port N] [--workers N]
 
-python start.py --check answers with exit code 0 where the server at --port is ready.
+PACELINE_KEY            the key of requests (Authorization: Bearer KEY); required if other machines can reach the host
+PACELINE_SECONDARY_KEY  a second valid key
+
+python start.py --check exits with code 0 if the server at --port is ready.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "library"
-# In a run it is not there: the run has all of Paceline.
+# A run has all of Paceline instead.
 if LIBRARY.is_dir():
     sys.path.insert(0, str(LIBRARY))
 
@@ -28,10 +30,8 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
     parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     parser.add_argument("--workers", type=int, help="model processes; default: as it was packaged")
-    parser.add_argument(
-        "--no-key", action="store_true", help="ask for no key, though other machines can reach the host"
-    )
-    parser.add_argument("--check", action="store_true", help="say by the exit code whether the server is ready")
+    parser.add_argument("--no-key", action="store_true", help="need no key, even if other machines can reach the host")
+    parser.add_argument("--check", action="store_true", help="exit with code 0 if the server is ready")
     given = parser.parse_args()
     if given.check:
         return check(given.port)
@@ -43,13 +43,13 @@ def main() -> int:
             f"--host {given.host} can be reached from other machines: set PACELINE_KEY to the key that requests bring, or say "
             "--no-key."
         )
-    # Its own folder for what the server writes: this one may be read-only, and a key is for nobody else.
+    # The server writes into a private folder: this one may be read-only.
     with tempfile.TemporaryDirectory(prefix="paceline-service-") as folder:
         return serve(Path(folder), given, key)
 
 
 def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
-    from paceline.serving.api import run_server
+    from paceline.serving.__main__ import main as run_server
 
     config = json.loads((HERE / "service.json").read_text())
     for model in config["models"]:
@@ -65,20 +65,20 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
             json.dump(keys, file)
         config["keys_file"] = str(path)
     is_run = bool(os.environ.get("PACELINE_RUN_ID"))
-    # The server listens at no other machine's reach without a key; a socket of ours says that it is meant.
+    # The server refuses a public address without a key, but accepts an inherited socket.
     if is_run or (given.no_key and not key):
         listener = socket.create_server((given.host, given.port), backlog=2048)
         port = listener.getsockname()[1]
         config["listen_fd"] = listener.detach()
     config |= {"host": given.host, "port": given.port, "workers": given.workers or config["workers"]}
-    # No key is in what the script's processes see.
+    # Hide the keys from the script's processes.
     for name in ("PACELINE_KEY", "PACELINE_SECONDARY_KEY"):
         os.environ.pop(name, None)
     if LIBRARY.is_dir():
-        # The script's processes find it by this.
+        # For the script's processes.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LIBRARY), os.environ.get("PYTHONPATH"))))
     if is_run:
-        # By this the service's supervisor finds the server, also where it can't look up the node's name
+        # The service's supervisor parses this line to find the server, even if it can't resolve the node's name
         # (`paceline.services.remote_server`).
         address = "-"
         with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
         print(f"paceline: this service listens at port {port} of {address}", file=sys.stderr, flush=True)
     told = folder / "config.json"
     told.write_text(json.dumps(config))
-    return run_server(told)
+    return run_server([str(told)])
 
 
 def check(port: int) -> int:

@@ -1,4 +1,4 @@
-"""What is to be installed beside a packaged model: the versions that its run had, and the server's."""
+"""Package versions for a packaged model: those of its run, and the server's."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
 from paceline.system.plugins import version_of
 
-#: What the server needs beside the standard library; uvicorn's own extras make it faster where they are installed.
+#: Packages of the server; uvicorn's extras make it faster if they are installed.
 _SERVER = ("starlette", "uvicorn", "httptools", "uvloop")
-#: Framework -> the distribution that has it, where its module's name is another one.
+#: Framework -> distribution, if it is not named as its module.
 _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytorch": "torch", "tfkeras": "tensorflow"}
 
 
 @dataclass(frozen=True)
 class PackageVersions:
-    """requirements: what is asked for, in exact versions. constraints: exact versions of what that may need."""
+    """Packages in exact versions. constraints: versions of the requirements' own dependencies."""
 
     requirements: tuple[str, ...]
     constraints: tuple[str, ...]
 
 
 def server_versions() -> PackageVersions:
-    """The server's packages, as they are installed here."""
+    """Return the server's packages in the versions installed here."""
     here = {name: metadata.version(name) for name in _closure(_SERVER)}
     return PackageVersions(
         tuple(f"{name}=={here[name]}" for name in _SERVER if name in here),
@@ -41,14 +41,14 @@ def server_versions() -> PackageVersions:
 def of_environment(
     environment: EnvironmentSpec | None, packages: Collection[str], framework: str | None, source: Path | None
 ) -> PackageVersions:
-    """What the model's script needs.
+    """Return the packages that the model's script needs.
 
-    environment: of the run, in exact versions where it was built. packages: "name==version" of all that its interpreter had.
-    An interpreter that nothing was installed into for the run has much that no script needs: of that, what the source imports,
-    and the model's framework.
+    environment: Of the run; in exact versions if it was built.
+    packages: "name==version" of everything installed in its interpreter. Of an interpreter without a built environment, only
+        imports of the source and the model's framework count: it has much that no script needs.
 
     Raises:
-        ServiceError: packages of conda's, or of a folder or file of this machine, which pip can't install elsewhere.
+        ServiceError: The environment has conda packages, or local folders or files, which pip can't install elsewhere.
     """
     exact = {_name(line): _public(line) for line in packages if "==" in line}
     if environment is not None and environment.needs_build:
@@ -76,7 +76,7 @@ def of_environment(
 
 
 def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
-    """Both together. The server's versions give way: the model was made with its own."""
+    """Return both together. The model's versions win over the server's."""
     own = {_name(line) for line in (*model.requirements, *model.constraints)}
     requirements = [*model.requirements]
     taken = {_name(line) for line in requirements}
@@ -91,18 +91,18 @@ def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
 
 
 def uses_azureml(source: Path | None) -> bool:
-    """Whether a module of the source imports the Azure SDK, whose names a server then needs from Paceline."""
+    """Return True if the source imports the Azure SDK, whose names Paceline provides."""
     return "azureml" in _modules(source)
 
 
 def _modules(source: Path | None) -> set[str]:
-    """The first parts of the modules that the source imports."""
+    """Return the top-level names of the modules that the source imports."""
     modules: set[str] = set()
     for path in sorted(source.rglob("*.py")) if source is not None else ():
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
-            continue  # it may be no module of the script's
+            continue  # not every file is a module of the script
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 modules |= {alias.name.partition(".")[0] for alias in node.names}
@@ -115,15 +115,15 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
     modules = _modules(source) - {*sys.stdlib_module_names, "paceline", "azureml"}
     if framework:
         modules.add(framework.lower())
-    # Which distribution has a module, the present interpreter knows; of others the names are mostly the same. It reads the
-    # lists of files of all that is installed.
+    # This interpreter knows the distributions of its modules; other names are mostly the same.
+
     known = metadata.packages_distributions() if modules else {}
     found = (known.get(module) or [_FRAMEWORKS.get(module, module)] for module in modules)
     return sorted({_name(name) for names in found for name in names} - {"paceline"})
 
 
 def _closure(names: Iterable[str]) -> list[str]:
-    """These and all that they need, as far as they are installed here."""
+    """Return these packages and their dependencies, as far as they are installed."""
     seen: dict[str, None] = {}
     todo = list(names)
     while todo:
@@ -131,19 +131,20 @@ def _closure(names: Iterable[str]) -> list[str]:
         if name in seen or version_of(name) is None:
             continue
         seen[name] = None
-        # Extras are not asked for.
+        # Skip extras.
         todo += [line for line in metadata.requires(name) or () if "extra ==" not in line]
     return list(seen)
 
 
 def _public(line: str) -> str:
-    """ "torch==2.5.0" of "torch==2.5.0+cpu": a label says who built it, which is often at an index of their own, and a version
-    without one is met by any.
+    """Return "torch==2.5.0" for "torch==2.5.0+cpu".
+
+    A local version label is often available only from its own index, and a version without one matches any.
     """
     return line.partition("+")[0]
 
 
 def _name(line: str) -> str:
-    """The distribution's name in a requirement, as pip compares names."""
+    """Return the normalized distribution name of a requirement."""
     found = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line

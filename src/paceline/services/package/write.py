@@ -2,11 +2,11 @@
 
 <folder>/Dockerfile, .dockerignore, README.md
 <folder>/requirements.txt, constraints.txt   exact versions of the model's run, and the server's
-<folder>/service.json                        what is served, with paths below the folder
+<folder>/service.json                        the server's configuration, with paths below the folder
 <folder>/start.py                            the start command, also without a container
 <folder>/library/paceline/                   the server; all of Paceline where the script imports azureml
 <folder>/models/<n>/, hashes/<n>             the models' files, and their SHA-256
-<folder>/source/                             the script and what lies beside it
+<folder>/source/                             the script's folder
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paceline.system.names import is_one_line
 _LIBRARY = Path(__file__).resolve().parents[2]
 #: The name of an image, with its registry, tag and digest.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
-#: What of Paceline a server needs. The names of azureml stand on all of it.
+#: Parts of Paceline that a server needs. The azureml names need all of it.
 _PARTS = ("__init__.py", "py.typed", "errors.py", "system", "serving")
 
 DOCKERIGNORE = "README.md\nDockerfile\n.dockerignore\n**/__pycache__\n"
@@ -51,19 +51,20 @@ def package(
     overwrite: bool = False,
     elsewhere: bool = False,
 ) -> Path:
-    """Write the folder; its path. It appears whole or not at all.
+    """Write the folder and return its path. It appears complete or not at all.
 
-    name: of the service; default: the first model's. base: image to build on; default: python's of the run's version.
-    overwrite: replace a folder that a package was written to before.
-    elsewhere: for a run, which has Paceline and builds the environment.
+    name: Name of the service; by default the first model's.
+    base: Base image; by default Python's, in the version of the run.
+    overwrite: Replace the folder of an earlier package.
+    elsewhere: Write for a run, which has Paceline and builds the environment.
 
     Raises:
-        UserError: no such model or script, an environment that can't be had elsewhere, or a folder that is in use.
+        UserError: A model or script is missing, the environment can't be installed elsewhere, or the folder is in use.
     """
     check_workers(workers)
     if name is not None and not is_one_line(name):
         raise ServiceError(f"name={name!r} has a line break or a control character. Write it without.")
-    # It becomes a line of the Dockerfile, which a backslash at its end would join with the next.
+    # A backslash at the end would join the line of the Dockerfile with the next.
     if base is not None and not _IMAGE.fullmatch(base):
         raise ServiceError(f"base={base!r} must be the name of an image, such as 'python:3.12-slim'.")
     folder = folder.expanduser().absolute()
@@ -78,7 +79,7 @@ def package(
                 workspace_dir,
                 spec,
                 found,
-                # The script's folder is often the one that it is written into.
+                # The package is often written into the script's folder.
                 leave_out=(beside, folder),
                 name=name or found[0].name,
                 workers=workers,
@@ -168,7 +169,7 @@ def _fill(
 
 
 def _check_lines(both: versions.PackageVersions) -> None:
-    """Refuse names of packages in a run's record that would be several lines of a requirements file."""
+    """Refuse package names of a run's record that would add lines to the requirements."""
     for line in (*both.requirements, *both.constraints):
         if not is_one_line(line):
             raise ServiceError(
@@ -178,12 +179,12 @@ def _check_lines(both: versions.PackageVersions) -> None:
 
 
 def _copy_model(folder: Path, index: int, found: FoundModel) -> ServedModel:
-    """Copy a model's files. Of a registered one, the bytes are compared when it is loaded."""
+    """Copy a model's files. The server verifies those of a registered model when it loads them."""
     place = folder / "models" / str(index)
     if found.id is None:
         found.copy_into(place)
     else:
-        # Contents are kept read-only in the registry, and once for all versions.
+        # Files in the registry are read-only and shared by versions.
         shutil.copytree(found.path, place, copy_function=_copy_writable)
     hashes = None
     if found.digests:
@@ -223,7 +224,7 @@ def _python_version(known: dict[str, Any], environment: EnvironmentSpec | None) 
 
 
 def dockerfile(base: str) -> str:
-    """The Dockerfile. Packages first: they change less often than the model."""
+    """Return the Dockerfile. Packages come first: they change less often than the model."""
     return f"""\
 FROM {base}
 WORKDIR /service
@@ -240,7 +241,7 @@ CMD ["python", "start.py", "--host", "0.0.0.0", "--port", "8000"]
 
 
 def readme(name: str, models: Sequence[str], base: str) -> str:
-    """What the folder is, and the commands that build and serve it."""
+    """Return the README: the contents of the folder, and the commands that build and serve it."""
     return f"""\
 # {name}
 
