@@ -13,11 +13,11 @@ from paceline import workspace_dir
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, PipelineError, SweepError, WorkspaceError
 from paceline.job.job import Job
-from paceline.runs import interactive, read, store, tags_and_properties, watched
+from paceline.runs import interactive, read, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, check_run_id
+from paceline.runs.read import matches
 from paceline.runs.run import Run
-from paceline.runs.select import matches
 from paceline.system import units
 from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIABLE, configured, note_made
 
@@ -491,7 +491,7 @@ class Experiment:
             taken = snapshot.take(Path(snapshot_directory), self._workspace.path / "snapshots", self._workspace.path)
         folder = interactive.create(self.runs_dir, self._name, run_id=run_id, snapshot_id=taken.id if taken else None)
         if outputs is not False:
-            watched.begin(folder, Path("outputs" if outputs in (None, True) else str(outputs)))
+            interactive.watch_folders(folder, Path("outputs" if outputs in (None, True) else str(outputs)))
         if taken is not None:
             folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if display_name is not None:

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from paceline.errors import FileNameError, WorkspaceError
+from paceline.errors import FileNameError, RunNotFoundError, WorkspaceError
+from paceline.runs import ids, store, tags_and_properties
+from paceline.runs.folder import RunFolder
 from paceline.runs.ids import age_key, check_experiment_name, check_run_id, is_trial, new_run_id
+from tests.helpers import make_run
+
+NAME = r"[a-z]+-[a-z]+-\d+"
 
 
 def test_a_new_id_is_the_experiment_the_second_and_eight_hex_digits():
@@ -86,3 +94,65 @@ def test_the_runs_of_trials_are_told_from_others_and_sort_behind_their_sweep():
     ]
     names = [sweep, f"{sweep}_3", f"{sweep}_3_2", f"{sweep}_3_10", f"{sweep}_20"]
     assert sorted([*names[2:], *names[:2]], key=age_key) == names
+
+
+def test_name_follows_from_the_id(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+    first, same = (ids.take_name(tmp_path / place, "digits", "digits_1_00000001") for place in ("a", "b"))
+    assert re.fullmatch(NAME, first)
+    assert first == same
+    assert ids.take_name(tmp_path / "a", "digits", "digits_1_00000002") != first
+
+
+def test_no_name_comes_twice_in_an_experiment(tmp_path: Path) -> None:
+    # One id stands for ids that happen to draw the same names.
+    names = [ids.take_name(tmp_path, "digits", "digits_1_00000001") for _ in range(150)]
+    assert len(set(names)) == 150
+    # Experiments are apart.
+    assert ids.take_name(tmp_path, "words", "digits_1_00000001") == names[0]
+
+
+def test_programs_that_submit_at_once_share_no_name(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from paceline.runs import ids\n"
+        "for _ in range(40): print(ids.take_name(pathlib.Path(sys.argv[1]), 'digits', 'digits_1_00000001'))"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    names = [name for one in started for name in one.communicate()[0].split()]
+    assert (len(names), len(set(names))) == (160, 160)
+
+
+def test_names_of_removed_runs_stay_taken(tmp_path: Path) -> None:
+    folder, fd = make_run(tmp_path / "runs")
+    os.close(fd)
+    name = tags_and_properties.read(folder.notes).name
+    assert name in (tmp_path / "names" / "digits").read_text().split()
+
+
+def test_name_is_unique_where_the_list_of_names_is_another_user_s(tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("not a folder")
+    names = [ids.take_name(tmp_path, "digits", f"digits_1_0000000{number}") for number in range(5)]
+    assert len(set(names)) == 5
+    assert all(re.fullmatch(NAME, name) for name in names)
+
+
+def test_run_is_found_by_its_name(tmp_path: Path) -> None:
+    runs_dir = tmp_path / "runs"
+    folders: list[RunFolder] = []
+    for number in (1, 2):
+        folder, fd = make_run(runs_dir, f"digits_170000000{number}_0000000{number}")
+        os.close(fd)
+        folders.append(folder)
+    name = tags_and_properties.read(folders[0].notes).name
+    assert store.find(runs_dir, str(name)) == folders[0]
+    for folder in folders:
+        tags_and_properties.set_name(folder.notes, "display_name", "the best so far")
+    with pytest.raises(RunNotFoundError, match=r"2 runs are called 'the best so far': digits_.*Give an id"):
+        store.find(runs_dir, "the best so far")
+    # A name that was replaced finds nothing.
+    with pytest.raises(RunNotFoundError):
+        store.find(runs_dir, str(name))

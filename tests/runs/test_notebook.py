@@ -15,8 +15,8 @@ import paceline
 from paceline.runs import notebook, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
+from paceline.runs.notebook import run_html
 from paceline.runs.run import Run
-from paceline.runs.run_html import run_html
 from tests.helpers import make_run
 
 

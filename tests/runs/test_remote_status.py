@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.cli import files as files_verbs
-from paceline.cli import logs as logs_verb
-from paceline.cli import metrics as metrics_verb
-from paceline.cli import read as read_verbs
+from paceline.cli.parser import call
 from paceline.compat import azureml
 from paceline.compat.azureml.exceptions import AzureMLException
 from paceline.errors import RunStateError, TargetError
@@ -336,27 +333,28 @@ def test_who_waits_for_a_run_that_writes_in_another_folder_sees_its_end(far, cap
     assert (handle.folder.outputs / "model.pt").read_text() == "weights"
 
 
-#: Each verb that reads a run -> what it prints of the far folder.
-VERBS = {
-    "metrics": (lambda run: metrics_verb.metrics([run]), "loss"),
-    "metrics --name": (lambda run: metrics_verb.metrics([run], ["loss"]), "0.5"),
-    "files": (files_verbs.files, "outputs/a"),
-    "download": (lambda run: files_verbs.download(run, ["outputs/a"]), "1 file"),
-    "logs --driver": (lambda run: logs_verb.logs(run, driver=True), "line"),
-    "show": (read_verbs.show, "phase=late"),
-    "show --json": (lambda run: read_verbs.show(run, as_json=True), '"outputs/a"'),
-    "status --json": (lambda run: read_verbs.status(run, as_json=True), '"phase": "late"'),
-    "list --long": (lambda run: read_verbs.list_runs(long=True), "phase=late"),
+#: Each command that reads a run -> what it prints of the far folder.
+COMMANDS = {
+    "metrics RUN": "loss",
+    "metrics --name loss RUN": "0.5",
+    "files RUN": "outputs/a",
+    "download RUN outputs/a": "1 file",
+    "logs --driver RUN": "line",
+    "show RUN": "phase=late",
+    "show --json RUN": '"outputs/a"',
+    "status --json RUN": '"phase": "late"',
+    "list --long": "phase=late",
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_command_line_shows_what_is_new_there(far, capfd, monkeypatch, tmp_path, verb):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_line_shows_what_is_new_there(far, capfd, monkeypatch, tmp_path, command):
     handle, engine = far
     monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path / "ws"))
     monkeypatch.chdir(tmp_path)
-    call, expected = VERBS[verb]
-    assert not call(handle.id)
+    monkeypatch.setattr("sys.argv", ["paceline", *command.replace("RUN", handle.id).split()])
+    assert not call()
+    expected = COMMANDS[command]
     assert expected in capfd.readouterr().out
     assert engine.looks
 

@@ -7,7 +7,7 @@ from tests.helpers import run_python
 # In a process of its own: it takes over the signals.
 SETUP = """
 import os, signal, subprocess, time
-from paceline.supervisor.signals import Wake
+from paceline.supervisor.supervision import Wake
 wake = Wake()
 def slept(seconds):
     start = time.monotonic(); wake.sleep(seconds); return time.monotonic() - start

@@ -25,12 +25,12 @@ from paceline.data.transfer.progress import size_text
 from paceline.errors import UserError
 from paceline.job.sizes import range_text
 from paceline.observe import loads
-from paceline.runs import left_out, read, removal, states, store, tags_and_properties
+from paceline.runs import excluded_files, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.ids import is_trial
+from paceline.runs.read import matches
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
-from paceline.runs.select import matches
 from paceline.runs.visible import visible
 from paceline.system import linked
 from paceline.system.files import tree_size
@@ -68,7 +68,7 @@ def status(*, run_id: str | None, as_json: bool) -> None:
         print(found["size"][0].upper() + found["size"][1:])
     if found["waiting_for"]:
         print(visible(found["waiting_for"], lines=True))
-    for text in left_out.lines(store.stored(folder)):
+    for text in excluded_files.lines(store.stored(folder)):
         print(f"Left out: {visible(text)}")
     if found["failure"]:
         print(visible(found["failure"]["message"], lines=True))
@@ -198,7 +198,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
             "Not copied",
             [visible(linked.text_of(one)) for one in linked.read(folder.linked)],
         ),
-        ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
+        ("Left out", excluded_files.lines(record, limit=excluded_files.LIMIT)),
         ("Disk", size_text(found["size_bytes"])),
         ("Folder", str(folder.path)),
     ]
@@ -245,7 +245,7 @@ def _attempt(attempt: Attempt, *, has_changed: bool) -> str:
 
 
 def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
-    from paceline.runs.run_html import latest_metrics
+    from paceline.runs.notebook import latest_metrics
 
     latest = list(latest_metrics(folder).items())
     return (

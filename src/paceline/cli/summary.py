@@ -27,7 +27,7 @@ def command_text(record: RunRecord) -> str:
 def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
     """The keys of `status`, `list`, `submit` and `run`. record: the run's, if it was read already."""
     # Here, for `paceline run` has this module and no use for what a notebook shows.
-    from paceline.runs.run_html import latest_metrics
+    from paceline.runs.notebook import latest_metrics
 
     record = read.record(folder) if record is None else record
     noted = tags_and_properties.read(folder.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from paceline.cli.common import WARNING_COLOUR, coloured, has_colour, rank_colour, state_colour
-from paceline.runs import left_out, states
+from paceline.runs import excluded_files, states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import attempt_text, end_text, node_prefix, prefix, state_text
@@ -90,7 +90,7 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     outputs = [name for name in names(folder) if name.startswith("outputs/")]
     if outputs:
         view.say(f"Outputs in {folder.outputs}: {visible(some(outputs, 5))}")
-    for text in left_out.lines(record):
+    for text in excluded_files.lines(record):
         view.say(f"Left out: {visible(text)}")
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")

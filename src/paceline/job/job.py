@@ -93,7 +93,7 @@ class Job:
     distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
         variables), "ps" and "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
     compute_target: name of the target that it runs on. process_count_per_node: workers on each node.
-    node_count: for a run that is elastic two numbers, the fewest and the most nodes (`paceline.job.sizes`): they become
+    node_count: for a run that is elastic two numbers, the fewest and the most nodes (`paceline.job.plan`): they become
         `node_range`, and node_count is the most, or in a job of one attempt (`resized`) the nodes of that.
     elastic_seconds: an elastic run goes on with more nodes no more often than that.
     worker_count, parameter_server_count: with "ps" alone; together they are the world size.

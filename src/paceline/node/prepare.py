@@ -22,7 +22,7 @@ from paceline.node.output import Bar, check_outputs, say
 from paceline.remote.staging.stage_in import Arrived, as_here
 from paceline.runs import work_dir
 from paceline.runs.folder import RunFolder
-from paceline.runs.input_links import link_inputs
+from paceline.runs.run_data import link_inputs
 from paceline.system import locks
 from paceline.system.files import write_json
 

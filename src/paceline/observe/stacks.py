@@ -14,7 +14,7 @@ from paceline.observe import wait_graph
 from paceline.runs import read, states
 from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
-from paceline.runs.passage import Passage
+from paceline.runs.remote_status import Passage
 
 #: The nodes have 20 seconds; behind a login host or a bucket the way takes its time.
 LIMIT_S = 60.0

@@ -24,8 +24,8 @@ from typing import IO, Any
 from paceline.errors import RunStateError, UserError
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
-from paceline.runs.passage import Passage
 from paceline.runs.record import RunRecord
+from paceline.runs.remote_status import Passage
 from paceline.system.files import OwnFolder, read_json, write_json
 
 #: Seconds between two signs of life. The supervisor ends a command after 15 seconds without one.

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, RunStateError
-from paceline.runs import read, states, store, watched
+from paceline.runs import artifacts, read, states, store
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id, new_run_id
@@ -23,6 +23,10 @@ from paceline.runs.record import RunRecord, user_name, utc_now
 
 #: Run folder -> the open file that holds its lock, and the pid of the process that made it (a fork inherits both).
 _ours: dict[RunFolder, tuple[int, int]] = {}
+
+_Seen = dict[str, tuple[int, int]]
+#: Run folder -> each folder that is watched for it, the name that its files have in the run, and what of it is kept or was there.
+_watched: dict[RunFolder, list[tuple[Path, str, _Seen]]] = {}
 
 
 def create(
@@ -97,7 +101,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
         status = states.CANCELED
     report = _report(folder, details, code) if status == states.FAILED else None
     # Before the end is written: whoever sees it finds all files.
-    watched.end(folder)
+    unwatch(folder)
     store.change(
         folder,
         record,
@@ -137,3 +141,47 @@ def _end_all() -> None:
             # One whose folder was deleted meanwhile must not keep the others from their end.
             with contextlib.suppress(PacelineError, OSError):
                 end(folder, states.FAILED if error else states.COMPLETED, error)
+
+
+def watch_folders(folder: RunFolder, outputs: Path) -> None:
+    """Make `outputs`, and watch it and `./logs` for the run. A folder that can't be made is not watched."""
+    if outputs.is_symlink():
+        return  # in a worker `outputs` is the submitted run's own, not this one's
+    folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
+    with contextlib.suppress(OSError):
+        outputs.mkdir(parents=True, exist_ok=True)
+    # What lies there from before belongs to no run, or to an earlier one.
+    _watched[folder] = [(path, name, _stamps(path)) for path, name in folders]
+
+
+def keep_watched(folder: RunFolder) -> None:
+    """Copy what is new or has changed since."""
+    for path, name, seen in _watched.get(folder, ()):
+        for inside, stamp in _stamps(path).items():
+            if seen.get(inside) == stamp:
+                continue
+            kept = folder.path / name / inside
+            # The program's own files may change until the run ends: the copy follows them.
+            with contextlib.suppress(OSError, PacelineError):
+                kept.unlink(missing_ok=True)
+                artifacts.put(folder, f"{name}/{inside}", path / inside)
+                seen[inside] = stamp
+
+
+def unwatch(folder: RunFolder) -> None:
+    """Copy what is new, for the last time."""
+    keep_watched(folder)
+    _watched.pop(folder, None)
+
+
+def _stamps(top: Path) -> _Seen:
+    found: _Seen = {}
+    for where, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(where, name)
+            with contextlib.suppress(OSError):
+                # Neither links, which may lead anywhere, nor pipes.
+                stat = os.lstat(path)
+                if (stat.st_mode & 0o170000) == 0o100000:
+                    found[os.path.relpath(path, top)] = (stat.st_mtime_ns, stat.st_size)
+    return found

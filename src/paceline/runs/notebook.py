@@ -5,13 +5,30 @@ By IPython's display handle, which needs no widget library. The state of a widge
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.runs import read, states, tags_and_properties
+from paceline.runs.folder import RunFolder, metric_logs
+from paceline.runs.follow import duration_text, hang_status
+from paceline.runs.record import RunRecord
+from paceline.runs.visible import visible
 
 #: Between two looks. Each update goes over the network to a browser, and into the saved notebook.
 _PAUSE_S = 0.5
+
+#: Metrics that are shown, and characters of a value.
+_MOST, _LONGEST = 12, 40
+_END_BYTES = 1 << 16
+_COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
 
 
 def is_here() -> bool:
@@ -47,3 +64,81 @@ def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thre
     thread = threading.Thread(target=follow, name="paceline-notebook", daemon=True)
     thread.start()
     return thread
+
+
+def run_html(folder: RunFolder) -> str:
+    """HTML of the run as it is now; of one that is gone, that it is gone."""
+    try:
+        record = read.record(folder)
+    except PacelineError as error:
+        return f"<p>Run {escape(folder.run_id)}: {_text(str(error))}</p>"
+    name = tags_and_properties.read(folder.notes).name
+    rows = [
+        ("Run", _text(f"{name} ({record.run_id})" if name else record.run_id)),
+        ("Experiment", _text(record.experiment)),
+        ("Status", _status(record)),
+        ("Waits for", _text(record.waiting_for or "")),
+        ("Hang", _text(str(record.hang["text"])) if record.hang and hang_status(record) != record.status else ""),
+        ("Folder", f'<a href="{escape(folder.path.absolute().as_uri())}">{_text(str(folder.path))}</a>'),
+        ("Logs", f"<code>paceline logs -f {escape(record.run_id)}</code>" if record.kind == "script" else ""),
+        ("Metrics", _metrics(folder)),
+        ("Failure", f'<pre style="white-space:pre-wrap">{_text(str(record.failure))}</pre>' if record.failure else ""),
+    ]
+    cells = "".join(
+        f'<tr><th style="text-align: left; vertical-align: top">{title}</th><td style="text-align: left">{text}</td></tr>'
+        for title, text in rows
+        if text
+    )
+    return f"<table>{cells}</table>"
+
+
+def latest_metrics(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """Return the last line of each metric, "value" and "step"; of several ranks that of the lowest."""
+    found: dict[str, dict[str, Any]] = {}
+    for attempts in metric_logs(folder.metrics).values():
+        found = {**_last_lines(attempts[max(attempts)]), **found}
+    return found
+
+
+def _metrics(folder: RunFolder) -> str:
+    found, lines = latest_metrics(folder), []
+    for name, entry in list(found.items())[:_MOST]:
+        value, step = entry.get("value"), entry.get("step")
+        last = f"{value:.6g}" if isinstance(value, float) else str(value)[:_LONGEST]
+        lines.append(f"{_text(name)}: {_text(last)}{'' if step is None else f' at step {step}'}")
+    if len(found) > _MOST:
+        lines.append(f"and {len(found) - _MOST} more")
+    return "<br>".join(lines)
+
+
+def _last_lines(path: Path) -> dict[str, dict[str, Any]]:
+    """Metric -> its last line, by the end of the file: it may have millions, and a notebook looks twice a second."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    # What stands behind the last end of a line is being written.
+    for line in lines[:-1]:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "value" in entry:
+            found[entry["name"]] = entry
+    return found
+
+
+def _status(record: RunRecord) -> str:
+    colour = _COLOURS.get(record.status)
+    status = f'<b style="color: {colour}">{record.status}</b>' if colour else f"<b>{_text(record.status)}</b>"
+    if record.duration_s is None:
+        return status
+    return f"{status} {'in' if record.is_terminal else 'for'} {duration_text(record.duration_s)}"
+
+
+def _text(text: str) -> str:
+    # Escaping lets control characters through, and those that turn text around.
+    return escape(visible(text, lines=True))

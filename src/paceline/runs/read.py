@@ -10,12 +10,12 @@ import dataclasses
 import errno
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, RunNotFoundError, RunStateError
-from paceline.runs import controllers, remote_status, states, store
+from paceline.runs import controllers, remote_status, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord, utc_now
@@ -23,7 +23,7 @@ from paceline.system import locks
 from paceline.system.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from paceline.runs.passage import Passage
+    from paceline.runs.remote_status import Passage
 
 
 def record(folder: RunFolder) -> RunRecord:
@@ -134,3 +134,34 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
         folder.cancel_request.touch()  # an empty file says it as well, and a full disk takes one
     if folder.engine.exists():
         remote_status.cancel(folder)
+
+
+def matches(
+    record: RunRecord,
+    folder: RunFolder,
+    *,
+    kind: str | None = None,
+    tags: Mapping[str, str] | str | None = None,
+    properties: Mapping[str, str] | None = None,
+    status: str | None = None,
+    children: bool = False,
+) -> bool:
+    """True if the run passes every filter that is given.
+
+    tags: a dict of tag -> value, or one tag's name, whatever its value. children: let runs with a parent through.
+    """
+    if record.parent_run_id and not children:
+        return False
+    if kind is not None and record.kind != kind:
+        return False
+    if status is not None and record.status != status:
+        return False
+    # Notes are a file more to be read for each run, so they come last.
+    if not tags and not properties:
+        return True
+    noted = tags_and_properties.read(folder.notes)
+    wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
+    for key, value in wanted.items():
+        if key not in noted.tags or (value is not None and noted.tags[key] != str(value)):
+            return False
+    return all(noted.properties.get(key) == str(value) for key, value in (properties or {}).items())

@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import states, store, work_dir
@@ -30,9 +30,6 @@ from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.system.lazy_import import from_above
-
-if TYPE_CHECKING:
-    from paceline.runs.passage import Passage
 
 #: What a job's end leaves behind needs a moment to be seen through a shared file system.
 _GRACE_S = 10.0
@@ -278,3 +275,28 @@ def passage(folder: RunFolder) -> Passage | None:
 def engine(folder: RunFolder) -> dict[str, Any]:
     """The notes on the run's job: "engine", "job_id" and what else the target wants to know."""
     return dict(read_json(folder.engine) or {})
+
+
+class Passage(Protocol):
+    """The way to a run's supervisor and back, for one command."""
+
+    #: Whether nothing more can come: the command was ended.
+    is_over: bool
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Ask for the command: {"argv", "rank", "terminal", "term"}."""
+
+    def tell(self, told: dict[str, Any]) -> None:
+        """Pass on one of `in_<n>.json`."""
+
+    def heard(self) -> list[dict[str, Any]]:
+        """The messages since the last call, without waiting for any: {"out"}, {"err"}, {"exit"} or {"error"}.
+
+        To be called every second at least: so the other side knows that somebody is here.
+
+        Raises:
+            TargetError: the way is closed.
+        """
+
+    def close(self) -> None:
+        """End the command, if it has not ended, and leave nothing."""

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from paceline.errors import RunNotFoundError, RunStateError
 from paceline.runs import read, states, store
-from paceline.runs.containers import remove_containers
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.runs.store import remove_containers
 from paceline.system import locks
 from paceline.system.files import names_in, remove_tree
 

@@ -28,12 +28,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.follow import stream
 from paceline.runs.metrics import MetricLog
 from paceline.runs.offline import OfflineRun
+from paceline.runs.read import matches
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.remote_status import reads
-from paceline.runs.run_files import HasFiles
+from paceline.runs.run_files import HasFiles, HasNotes
 from paceline.runs.run_metrics import LogsMetrics
-from paceline.runs.run_notes import HasNotes
-from paceline.runs.select import matches
 from paceline.system import step_clock
 from paceline.system.files import read_json
 
@@ -105,7 +104,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: state, folder, and why the run failed. The script's words are escaped."""
-        from paceline.runs.run_html import run_html
+        from paceline.runs.notebook import run_html
 
         return run_html(self._folder)
 
@@ -134,7 +133,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         Raises:
             UserError: matplotlib is not installed; no such metric, or none that has numbers; no such rank or attempt.
         """
-        from paceline.runs.plot import plot
+        from paceline.runs.series import plot
 
         found = self.metrics(rank=rank, attempt=attempt)
         if missing := [name for name in names if name not in found]:

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import FileNameError, RunNotFoundError, RunStateError, WorkspaceError
-from paceline.runs import run_names, states, tags_and_properties
-from paceline.runs.containers import remove_containers
+from paceline.errors import EngineError, FileNameError, LauncherError, RunNotFoundError, RunStateError, WorkspaceError
+from paceline.job.job import Job
+from paceline.runs import states, tags_and_properties
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import age_key, check_run_id
+from paceline.runs.ids import age_key, check_run_id, take_name
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, write_json
@@ -92,7 +92,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
     # Trials, steps and other children are known by their parent and their number.
     if record.parent_run_id is None:
-        name = run_names.take(folder.path.parents[1], record.experiment, record.run_id)
+        name = take_name(folder.path.parents[1], record.experiment, record.run_id)
         append_line(folder.notes, {"drawn_name": name})
     fd = locks.take(folder.lock)
     assert fd is not None, "nobody else knows of this file"
@@ -392,3 +392,18 @@ def is_mine(path: Path) -> bool:
 def was_here(record: RunRecord) -> bool:
     """True if the run's owner was a process of this machine."""
     return record.owner.get("host") == socket.gethostname()
+
+
+def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) -> None:
+    """End what this machine's engine still has of the run; nothing for a run without an image. Never raises.
+
+    all_ended: no client was killed, so that none has left a container in the making.
+    """
+    if job is None or job.environment.docker_image is None:
+        return
+    from paceline.containers import SETTLE_S, find_engine, remove
+
+    try:
+        remove(find_engine(to_start=False), run_id, settle_s=0.0 if all_ended else SETTLE_S)
+    except (LauncherError, EngineError):
+        return  # whoever took the engine away took its containers with it; one that is stuck ends none

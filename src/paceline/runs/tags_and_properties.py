@@ -21,7 +21,7 @@ _PATIENCE_S = 30.0
 class Notes:
     """The content of a notes file: what its lines come to.
 
-    drawn_name: the readable name that the run began with (`paceline.runs.run_names`). display_name: what people, or a tracker of
+    drawn_name: the readable name that the run began with (`paceline.runs.ids`). display_name: what people, or a tracker of
     the script's, called it since.
     """
 

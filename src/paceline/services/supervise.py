@@ -39,7 +39,7 @@ from paceline.services.record import (
 from paceline.services.remote_server import AwayServer
 from paceline.services.server import Server
 from paceline.serving.api import READY
-from paceline.supervisor.signals import Wake
+from paceline.supervisor.supervision import Wake
 from paceline.system import processes
 from paceline.system.files import remove_tree
 from paceline.targets import configured

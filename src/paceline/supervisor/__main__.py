@@ -31,11 +31,11 @@ if __name__ == "__main__":
     lazy_import.later("inspect")
 
 from paceline.runs import store, work_dir
-from paceline.runs.containers import remove_containers
 from paceline.runs.driver_log import say
 from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
+from paceline.runs.store import remove_containers
 from paceline.supervisor.supervise import supervise
 from paceline.system import locks, processes
 from paceline.targets import target_of_run

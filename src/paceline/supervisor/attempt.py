@@ -10,12 +10,12 @@ from paceline.errors import JobError
 from paceline.job.plan import Launch
 from paceline.launchers import environment, get_launcher
 from paceline.runs import states
-from paceline.runs.containers import remove_containers
+from paceline.runs.store import remove_containers
 from paceline.runs.work_dir import place
 from paceline.supervisor.in_containers import wrapped
 from paceline.supervisor.logs import make_logs
+from paceline.supervisor.node_watches import ResizeWatch
 from paceline.supervisor.prepare import remove_on_nodes
-from paceline.supervisor.resize import ResizeWatch
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.supervisor.watch import WorkerWatch
 from paceline.system import processes

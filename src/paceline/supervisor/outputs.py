@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from paceline.errors import EngineError, PacelineError, TargetError
-from paceline.runs import left_out, states, stored_outputs, tags_and_properties, work_dir
+from paceline.runs import excluded_files, run_data, states, tags_and_properties, work_dir
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.supervisor.nodes import from_here, on_nodes
@@ -58,20 +58,20 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
     try:
         # First, for the files that it moves into `outputs` may be, or may be behind, links that are to be settled.
         work_dir.rescue_outputs(run.folder)
-        left_out.settle(run.folder)
+        excluded_files.settle(run.folder)
     except OSError as error:
         say(f"a link to a file that does not outlive the run could not be replaced by it: {error}")
-    _note_left_out(run, left_out.find(run.folder))
+    _note_left_out(run, excluded_files.find(run.folder))
 
 
 def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None:
     """Say in the driver's log which names are left out, and keep them for the record."""
     known = {one["name"] for one in run.left_out}
     new = [dict(one) for one in found if one["name"] not in known]
-    for one in new[: left_out.LIMIT]:
-        say(f"left out: {left_out.text(one)}")
-    if len(new) > left_out.LIMIT:
-        say(f"left out: {len(new) - left_out.LIMIT} names more")
+    for one in new[: excluded_files.LIMIT]:
+        say(f"left out: {excluded_files.text(one)}")
+    if len(new) > excluded_files.LIMIT:
+        say(f"left out: {len(new) - excluded_files.LIMIT} names more")
     run.left_out += new
 
 
@@ -121,7 +121,7 @@ def _register(run: Supervision) -> None:
     from paceline.data.datasets.outputs import register_outputs
 
     made, said = register_outputs(run.job.inputs, run.folder.path.parents[1])
-    stored_outputs.note_datasets(run.folder, made)
+    run_data.note_datasets(run.folder, made)
     for text in said:
         run.warn(text)
 
@@ -135,7 +135,7 @@ def _incomplete(run: Supervision) -> FailureReport | None:
         top, _, name = one["name"].partition("/")
         if top == run.folder.uploads.name:
             output, _, inner = name.partition("/")
-            missing.setdefault(output, []).append(left_out.text({**one, "name": inner or "."}))
+            missing.setdefault(output, []).append(excluded_files.text({**one, "name": inner or "."}))
     if not missing:
         return None
     texts = []

@@ -22,8 +22,8 @@ from paceline.runs import states, work_dir
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
-from paceline.runs.input_links import link_inputs, unlink_inputs
 from paceline.runs.record import RunRecord
+from paceline.runs.run_data import link_inputs, unlink_inputs
 from paceline.supervisor.nodes import NodeOutcome, from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system import linked

@@ -13,8 +13,7 @@ import time
 from typing import Any
 
 from paceline.errors import EngineError, TargetError, UserError
-from paceline.runs import left_out, remote_status, states, store, work_dir
-from paceline.runs.containers import remove_containers
+from paceline.runs import excluded_files, remote_status, states, store, work_dir
 from paceline.runs.driver_log import say
 from paceline.runs.failure import (
     EXIT_CANCELED,
@@ -25,8 +24,9 @@ from paceline.runs.failure import (
     signal_name,
 )
 from paceline.runs.folder import RunFolder
-from paceline.runs.input_links import unlink_inputs
 from paceline.runs.record import RunRecord, parse_utc, utc_now
+from paceline.runs.run_data import unlink_inputs
+from paceline.runs.store import remove_containers
 from paceline.supervisor.attempt import run_attempt
 from paceline.supervisor.diagnosis.evidence import alone_text
 from paceline.supervisor.diagnosis.retries import NODES_GONE, is_retried
@@ -234,7 +234,7 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
     changes: dict[str, Any] = {
         "ended_utc": ended_utc,
         "scratch_dir": None,
-        "left_out": tuple(run.left_out[: left_out.LIMIT]),
+        "left_out": tuple(run.left_out[: excluded_files.LIMIT]),
         "left_out_count": len(run.left_out),
     }
     if outcome.stopped == "interrupted":

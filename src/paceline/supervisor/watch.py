@@ -32,13 +32,11 @@ from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.diagnosis.evidence import stalled_text
-from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import beside_worker, left_its_container
 from paceline.supervisor.logs import LogWatch
-from paceline.supervisor.resize import ResizeWatch
-from paceline.supervisor.signals import Wake
-from paceline.supervisor.supervision import Outcome
+from paceline.supervisor.node_watches import DiskWatch, ResizeWatch
+from paceline.supervisor.supervision import Outcome, Wake
 from paceline.system.files import read_json
 from paceline.system.run_variables import EXIT_RESIZE
 from paceline.targets import Nodes

@@ -41,9 +41,8 @@ from paceline.runs.folder import RunFolder
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from paceline.runs.passage import Passage
     from paceline.runs.record import RunRecord
-    from paceline.runs.remote_status import JobStatus
+    from paceline.runs.remote_status import JobStatus, Passage
     from paceline.targets.status import Status
 
 #: Receives what a run waits for, such as "2 runs ahead"; returns whether to give up.

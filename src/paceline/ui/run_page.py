@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models import registry
-from paceline.runs import left_out, read, states, tags_and_properties
+from paceline.runs import excluded_files, read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import hang_status
 from paceline.runs.record import RunRecord, parse_utc
@@ -44,7 +44,7 @@ def head(folder: RunFolder) -> dict[str, Any]:
         "can_rerun": None not in (record.job, record.snapshot_id) and record.sweep is None and record.pipeline is None,
         "job": record.job,
         "command": shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else "",
-        "left_out": left_out.lines(record, limit=left_out.LIMIT),
+        "left_out": excluded_files.lines(record, limit=excluded_files.LIMIT),
         "world_size": record.world_size,
         "rank_count": len(folder.ranks(record.world_size)),
     }

@@ -26,7 +26,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from paceline.errors import PacelineError, TransferError
 from paceline.job.data_reference import DataReference
 from paceline.remote.replica.apply import ReplicaError
-from paceline.runs import states, store, stored_outputs
+from paceline.runs import run_data, states, store
 from paceline.runs.failure import CAUSES, EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
@@ -191,7 +191,7 @@ def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
             see=f"paceline logs {folder.run_id} --prepare",
         )
     if told.get("stored"):
-        stored_outputs.note(folder, told["stored"])
+        run_data.note(folder, told["stored"])
     _end(folder, now, RunRecord.from_json(told["end"]), failure, canceled=canceled)
     folder.home.unlink()
 
@@ -269,7 +269,7 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
     from paceline.data.datasets.outputs import register_outputs
 
     made, said = register_outputs(references, folder.path.parent.parent)
-    stored_outputs.note_datasets(folder, made)
+    run_data.note_datasets(folder, made)
     return said
 
 

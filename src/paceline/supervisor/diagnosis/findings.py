@@ -17,11 +17,9 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import last_lines, lines_of
 from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, worker_report
-from paceline.supervisor.diagnosis.evidence import crash_stack, printed_traceback, stalled_text
-from paceline.supervisor.diagnosis.hints import with_hints
+from paceline.supervisor.diagnosis.evidence import crash_stack, find_clash, holder_here, printed_traceback, stalled_text
+from paceline.supervisor.diagnosis.hints import missing_text, with_hints
 from paceline.supervisor.diagnosis.memory import memory_text
-from paceline.supervisor.diagnosis.missing import missing_text
-from paceline.supervisor.diagnosis.ports import find_clash, holder_here
 from paceline.supervisor.in_containers import why_not_started
 from paceline.system import linked
 from paceline.system.files import read_json

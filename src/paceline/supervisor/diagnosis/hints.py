@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import sys
+from collections.abc import Callable, Sequence
 
 from paceline.job.job import Job
 from paceline.runs.failure import FailureReport
-from paceline.supervisor.diagnosis.old_scripts import edit_for
+from paceline.runs.work_dir import Place
 from paceline.supervisor.diagnosis.retries import comes_again
+from paceline.system.linked import NotCopied, why_kept
 
 _GPU = (
     "Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its LOCAL_RANK, "
@@ -53,6 +57,85 @@ _SPAWN = (
     "(Comm.Spawn, mpi4py.futures) needs its TCP too: environment_variables={'OMPI_MCA_btl': 'self,vader,tcp'} "
     "(--env OMPI_MCA_btl=self,vader,tcp)."
 )
+
+#: What the exception says -> the edit. The first that fits counts.
+_EDITS = (
+    (
+        r"module 'numpy' has no attribute '(float|int|bool|object|str|complex|long|unicode)'",
+        "np.{0} was removed in NumPy 1.24: write {1}.",
+    ),
+    (r"module 'numpy' has no attribute '(asscalar)'", "np.asscalar(x) was removed from NumPy: write x.item()."),
+    (
+        r"No module named 'sklearn\.externals",
+        "sklearn.externals was removed in scikit-learn 0.23: write `import joblib`.",
+    ),
+    (
+        r"cannot import name '(joblib)' from 'sklearn\.externals'",
+        "It was removed in scikit-learn 0.23: write `import joblib`.",
+    ),
+    (r"invalid index of a 0-dim tensor", "Since PyTorch 0.5 a loss is a number: write loss.item() for loss.data[0]."),
+    (
+        r"Torch not compiled with CUDA enabled|Found no NVIDIA driver",
+        "This PyTorch, or this machine, has no CUDA: write device = 'cuda' if torch.cuda.is_available() else 'cpu', and "
+        ".to(device) for .cuda().",
+    ),
+    (
+        r"Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs|NCCL.*no GPUs found",
+        "NCCL works on GPUs alone: write init_process_group('gloo') where there is none.",
+    ),
+    (
+        r"Weights only load failed|WeightsUnpickler error",
+        "Since PyTorch 2.6 torch.load reads tensors alone: save model.state_dict(), or, for a file that you trust, write "
+        "torch.load(path, weights_only=False).",
+    ),
+    (
+        r"No module named 'tensorflow\.contrib'|'tensorflow' has no attribute 'contrib'",
+        "tf.contrib ended with TensorFlow 1: its parts are in tf.keras, tensorflow_addons and tf_slim.",
+    ),
+    (
+        r"module 'tensorflow' has no attribute '(Session|placeholder|global_variables_initializer|app|flags|logging|train|"
+        r"ConfigProto|get_variable|layers|losses|summary|gfile|reset_default_graph)'|tf\.placeholder\(\) is not compatible",
+        "The script is written for TensorFlow 1: write `import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()`.",
+    ),
+    (
+        r"No module named 'tensorflow\.examples'",
+        "tensorflow.examples ended with TensorFlow 1: write tf.keras.datasets.mnist.load_data().",
+    ),
+    (
+        r"No module named 'horovod\.spark'|horovod\.spark",
+        "horovod.spark is not here: submit the training as a run on ranks.",
+    ),
+    (
+        r"The filename must end in `\.weights\.h5`",
+        "Keras 3 wants save_weights('x.weights.h5') for save_weights('x.h5').",
+    ),
+    (r"No module named 'azureml\.(train\.automl|automl|interpret|contrib|dataprep)", "See docs/from-azureml.md."),
+    (
+        r"'DataFrame' object has no attribute '(append|ix)'",
+        "DataFrame.{0} was removed from pandas: write pd.concat([a, b]), or .loc.",
+    ),
+    (r"No module named 'imp'", "imp was removed in Python 3.12: write importlib."),
+    (
+        r"cannot import name '(Mapping|Iterable|Sequence|Callable|MutableMapping)' from 'collections'",
+        "It moved: write `from collections.abc import {0}`.",
+    ),
+)
+_COMPILED = tuple((re.compile(pattern), edit) for pattern, edit in _EDITS)
+#: Python's own types, which NumPy's old names stood for.
+_PLAIN = {"long": "int", "unicode": "str"}
+
+_FILE = re.compile(r"FileNotFoundError: .*'([^']+)'")
+#: Modules whose distribution has another name.
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def with_hints(
@@ -147,3 +230,104 @@ def _of_source(report: FailureReport, job: Job) -> str | None:
     if job.restart_on_exception and (report.attempt or 1) <= job.max_restarts and comes_again(report):
         return "It would come again with each attempt, so none follows. Mend the source and submit it again."
     return None
+
+
+def edit_for(report: FailureReport) -> str | None:
+    """The edit that helps, in a sentence; None where the exception is none of these."""
+    said = report.exception or ""
+    for pattern, edit in _COMPILED:
+        if (match := pattern.search(said)) is not None:
+            name = next((group for group in match.groups() if group), "")
+            return edit.format(name, _PLAIN.get(name, name))
+    return None
+
+
+def missing_text(
+    exception: str,
+    job: Job,
+    at: Place,
+    not_copied: Sequence[NotCopied],
+    *,
+    is_shared: bool,
+    exists: Callable[[str], bool] = os.path.lexists,
+) -> str | None:
+    """Return where what the script did not find is, and the option that brings it; None for a file that is nowhere.
+
+    Args:
+        exception: The exception's last line.
+        job: What was run.
+        at: Where its copy lies, and of which folder of the user's.
+        not_copied: The names of that folder that are not in the copy.
+        is_shared: Whether the nodes have the user's own folders, to which the copy links.
+        exists: Whether a path of this machine is there.
+    """
+    file, module = _FILE.search(exception), _MODULE.search(exception)
+    if file is not None:
+        names = [file[1]]
+    elif module is not None:
+        # A package's folder, or its file, from the working directory and from the script's own folder.
+        name = module[1].partition(".")[0]
+        names = [
+            name,
+            f"{name}.py",
+            *(os.path.join(os.path.dirname(job.entry_script), one) for one in (name, f"{name}.py")),
+        ]
+    else:
+        return None
+    # A supervisor on a cluster may be where the user's folders are not.
+    sees_source = exists(at.source)
+    for name in names:
+        path = os.path.normpath(os.path.join(at.source, job.working_directory or "", _users_own(name)))
+        inside = os.path.relpath(path, at.source)
+        for one in not_copied:
+            if f"{inside}/".startswith(f"{one.path}/") and (exists(path) or not sees_source):
+                typed = os.path.relpath(inside, job.working_directory or ".")
+                return _of_not_copied(
+                    path, one, inside, typed, is_shared=is_shared and sees_source, is_there=exists(path)
+                )
+        if job.working_directory is None and inside.split(os.sep)[0] == ".." and exists(path):
+            above = os.path.commonpath((path, at.source))
+            return f"It is there as {path!r}, above the source folder, which alone is copied. Give source_directory={above!r}."
+    # Of a package that is there, a part may be missing in this version.
+    if module is None or "." in module[1] or module[1] in sys.stdlib_module_names:
+        return None
+    name = _DISTRIBUTIONS.get(module[1], module[1])
+    return f"It is not installed in the run's environment. Install it there: --pip {name} (pip_packages=[{name!r}])."
+
+
+def _users_own(name: str) -> str:
+    """Return the user's own path of one in the working folder of a run (`paceline.runs.work_dir`)."""
+    return re.sub(r"^.*/runs/[^/]+/work(?=/)", "", name)
+
+
+def _of_not_copied(
+    path: str, one: NotCopied, inside: str, typed: str, *, is_shared: bool, is_there: bool
+) -> str | None:
+    """Return what to say of a file that lies in what was not copied.
+
+    Args:
+        path: The file, on the submitting machine.
+        one: What was not copied.
+        inside: The file, relative to the source folder.
+        typed: The file, as the user would name it where they stand.
+        is_shared: Whether the nodes have the user's own folders.
+        is_there: Whether the file is seen from here.
+    """
+    whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
+    if is_shared:
+        if one.is_linked:
+            return None  # it is linked to: what is missing is something else
+        return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {whole}."
+    there = f"It is there as {path!r} on the submitting machine"
+    if not is_there:
+        there = f"{one.path!r} lies on the submitting machine"
+        if one.is_sent:
+            return None  # whether it has this file is not known here
+    if not one.is_sent:
+        return f"{there}, and was not sent: {one.kept_back or one.why}. Send it: --send {whole} (send=[{one.path!r}])."
+    parts = os.path.relpath(inside, one.path).split(os.sep)
+    if why := next(filter(None, (why_kept(part, is_folder=True, named=False) for part in parts)), None):
+        return f"{there}, and was not sent: {why}. Send it: --send {typed} (send=[{inside!r}])."
+    return (
+        f"{there}, and was sent with the copy of the source. Open it by its path from the working directory: {typed!r}."
+    )

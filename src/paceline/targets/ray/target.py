@@ -36,7 +36,7 @@ from paceline.targets.status import NodeStatus, Status
 
 if TYPE_CHECKING:
     from paceline.remote.link import Link
-    from paceline.runs.passage import Passage
+    from paceline.runs.remote_status import Passage
     from paceline.targets.ray.allocate import RayNodes
 
 _PREFIX = "paceline-"

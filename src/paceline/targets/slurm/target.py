@@ -36,7 +36,7 @@ from paceline.targets.slurm.submission import Extension
 from paceline.targets.status import NodeStatus, SettingError, Status
 
 if TYPE_CHECKING:
-    from paceline.runs.passage import Passage
+    from paceline.runs.remote_status import Passage
     from paceline.targets.slurm.allocation import Allocation
     from paceline.targets.slurm.login import Login
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.runs import left_out, work_dir
+from paceline.runs import excluded_files, work_dir
 from paceline.runs.folder import RunFolder
 from paceline.system.files import append_line
 from tests.helpers import make_record, write_tree
@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 
 def names(folder):
-    return {one["name"]: one["why"] for one in left_out.find(folder)}
+    return {one["name"]: one["why"] for one in excluded_files.find(folder)}
 
 
 def test_what_is_no_file_of_the_run_is_found_by_name(folder):
@@ -55,7 +55,7 @@ def test_a_link_to_what_does_not_outlive_the_run_becomes_what_it_leads_to(folder
     (folder.work / "d/etc").symlink_to("/etc")
     (folder.outputs / "best").symlink_to("../checkpoints/9.pt")
     folder.artifacts.symlink_to("work/d")
-    left_out.settle(folder)
+    excluded_files.settle(folder)
     assert not (folder.outputs / "w").is_symlink()
     assert not folder.artifacts.is_symlink()
     assert (folder.outputs / "best").is_symlink()
@@ -72,7 +72,7 @@ def test_a_link_by_way_of_the_working_folder_stays_when_that_goes(folder):
     (folder.outputs / "latest").symlink_to(folder.work / "outputs/step")
     (folder.checkpoints / "b").symlink_to("../work/outputs/step/b")
     (folder.outputs / "plain").symlink_to("./step")
-    left_out.settle(folder)
+    excluded_files.settle(folder)
     folder.work.rename(folder.path / "gone")
     assert (folder.outputs / "latest").readlink().name == "step"
     found = (folder.outputs / "latest/b", folder.checkpoints / "b", folder.outputs / "plain/b")
@@ -101,18 +101,18 @@ def test_nothing_is_moved_out_of_the_run_nor_into_it_through_a_link(folder, tmp_
     target.symlink_to(theirs)
     work_dir.rescue_outputs(folder)
     work_dir.clean(folder)
-    left_out.settle(folder)
+    excluded_files.settle(folder)
     assert [str(path.relative_to(theirs)) for path in theirs.rglob("*") if path.is_file()] == ["outputs/esc/old"]
     assert not list(folder.path.glob("outputs/**/old")) or place == "outputs"
 
 
 def test_lines_for_people_name_some_and_count_the_rest():
     record = make_record()
-    assert left_out.lines(record) == []
+    assert excluded_files.lines(record) == []
     found = tuple({"name": f"outputs/{n}", "why": "a pipe"} for n in range(7))
     record = replace(record, left_out=found, left_out_count=9)
-    assert left_out.lines(record) == [
+    assert excluded_files.lines(record) == [
         *(f"'outputs/{n}' is a pipe" for n in range(5)),
         f"and 4 more: paceline show {record.run_id} --json",
     ]
-    assert len(left_out.lines(replace(record, left_out_count=7), limit=100)) == 7
+    assert len(excluded_files.lines(replace(record, left_out_count=7), limit=100)) == 7

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import DataError
 from paceline.job.job import Job
 from paceline.job.plan import NodeSetup
 from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json, write_json
 
 
 def link_inputs(job: Job, prepared: NodeSetup, work_dir: Path) -> None:
@@ -42,3 +45,16 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
                 with contextlib.suppress(OSError):
                     # It goes up as long as folders are empty; that the first has files of the script in it is an error to it.
                     os.removedirs(link.parent)
+
+
+def note(folder: RunFolder, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add to what is kept of outputs. found: output -> values."""
+    told = read_json(folder.data) or {}
+    outputs = [one | dict(found.get(one["name"], {})) for one in told.get("outputs", ())]
+    write_json(folder.data, told | {"outputs": outputs})
+
+
+def note_datasets(folder: RunFolder, made: Mapping[str, str]) -> None:
+    """Keep what the outputs were registered as. made: output -> "name:version"."""
+    if made:
+        note(folder, {name: {"dataset": dataset} for name, dataset in made.items()})
