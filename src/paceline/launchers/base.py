@@ -1,4 +1,4 @@
-"""The one thing a launcher does, and how one is found by name."""
+"""The interface of a launcher, and the launchers by name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from paceline.system import plugins
 
 
 class Launcher(Protocol):
-    """Turns a launch into command lines. Pure but for looking at what is installed; starts nothing."""
+    """A launcher turns a launch into command lines. It only reads what is installed, and starts nothing."""
 
     def check(self, job: Job) -> None:
-        """Refuse, before anything starts, what can't be launched from this machine.
+        """Refuse a job that can't be launched from this machine, before anything starts.
 
         Raises:
-            LauncherError: what is missing, and how to get it.
+            LauncherError: With the missing part, and how to install it.
         """
 
     def commands(self, launch: Launch) -> list[Command]:
-        """The command lines that start every worker of the launch once."""
+        """Return the command lines that start every worker once."""
 
 
 _GROUP = "paceline.launchers"
@@ -32,10 +32,10 @@ _OWN = {
 
 
 def get_launcher(name: str) -> Launcher:
-    """The launcher of this name.
+    """Return a launcher by name.
 
     Raises:
-        LauncherError: there is none; the message lists those there are.
+        LauncherError: It does not exist; the message lists the others.
     """
     launcher = plugins.load(_GROUP, _OWN, name)
     if launcher is None:
@@ -44,5 +44,5 @@ def get_launcher(name: str) -> Launcher:
 
 
 def launcher_names() -> list[str]:
-    """The names of all launchers, Paceline's own and installed ones."""
+    """Return the names of all launchers, built-in and installed."""
     return plugins.names(_GROUP, _OWN)

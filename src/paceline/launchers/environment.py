@@ -1,9 +1,8 @@
-"""The variables that a worker finds in its environment, as pure functions of a launch and a place.
+"""The environment variables of workers, as pure functions of a launch and a place.
 
-The names are those that frameworks read; docs/worker-environment.md lists who reads which. What the user has set is
-never replaced: `environment_variables` stands over everything, and what the shell has set over our defaults. Of the
-shell's variables only those are dropped that another launcher gave to the submitting process: they describe that
-process, not these workers.
+The names are those that frameworks read; docs/worker-environment.md lists the readers. User settings are never replaced:
+`environment_variables` override everything, and the shell's variables override our defaults. Only shell variables that
+another launcher gave to the submitting process are dropped: they describe that process, not these workers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from paceline.job.plan import Command, Launch, NodeSetup, RankSlot
 from paceline.runs.folder import RunFolder
 from paceline.system import run_variables
 
-#: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
+#: Variables from a launcher above the submitting process: a Slurm step, an mpirun, a torchrun, Paceline.
 _FOREIGN_PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -40,21 +39,21 @@ _FOREIGN = frozenset(
         *("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
     )
 )
-#: Settings of the user's own under those prefixes.
+#: User settings under those prefixes.
 _USERS_OWN = (
     *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
     *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "PACELINE_STACKS_SIGNAL", "PACELINE_SCHEDULING"),
     *("PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS"),
     "HOROVOD_GLOO_TIMEOUT_SECONDS",
 )
-#: Set by the job of a driver that uses the Azure names.
+#: Set by jobs of drivers that use the Azure names.
 AZURE_VARIABLE = "AZUREML_ARM_WORKSPACE_NAME"
-#: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
+#: User settings of Open MPI, unless an mpirun is above: it passes its own under the same names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """The submitting process's environment without what describes that process as somebody's worker."""
+    """Return the submitting process's environment without variables that describe it as a worker."""
     kept = _USERS_OWN if "OMPI_COMM_WORLD_RANK" in environment else (*_USERS_OWN, *_MPI_SETTINGS)
     return {
         name: value
@@ -64,7 +63,7 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_run(launch: Launch) -> dict[str, str]:
-    """The variables that are the same for every worker."""
+    """Return the variables that all workers share."""
     job, folder = launch.job, RunFolder(launch.run_dir)
     return {
         **(_of_launcher(launch) if job.has_launcher else {}),
@@ -91,7 +90,7 @@ def of_run(launch: Launch) -> dict[str, str]:
 
 
 def _of_launcher(launch: Launch) -> dict[str, str]:
-    """The variables of a launcher: a script that finds them takes itself for one of several processes."""
+    """Return a launcher's variables: a script that sees them assumes that it is one of several processes."""
     head, size = launch.nodes[0].address, str(launch.job.world_size)
     return {
         "WORLD_SIZE": size,
@@ -104,7 +103,7 @@ def _of_launcher(launch: Launch) -> dict[str, str]:
         "JAX_NUM_PROCESSES": size,
         "HOROVOD_SIZE": size,
         "HOROVOD_CROSS_SIZE": str(launch.job.node_count),
-        # What scripts for Azure's Batch AI read, the SDK's first service.
+        # Read by scripts for Azure's Batch AI, the SDK's first service.
         "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{head}:{launch.ports[0]}",
         "AZ_BATCH_MASTER_NODE": f"{head}:{launch.ports[0]}",
         "AZ_BATCHAI_MPI_MASTER_NODE": head,
@@ -112,7 +111,7 @@ def _of_launcher(launch: Launch) -> dict[str, str]:
 
 
 def _of_azure(launch: Launch) -> dict[str, str]:
-    """The variables of an Azure ML run: scripts may ask by them whether they run there."""
+    """Return the variables of an Azure ML run, by which scripts detect Azure ML."""
     return {
         "AZUREML_RUN_ID": launch.run_id,
         "AZUREML_ARM_SUBSCRIPTION": "local",
@@ -137,7 +136,7 @@ def _of_elastic(launch: Launch) -> dict[str, str]:
 
 
 def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """The variables that follow from a worker's node and its place there."""
+    """Return the variables of a worker's node and its place there."""
     values: dict[str, str] = {}
     if launch.job.has_launcher:
         values = {
@@ -162,7 +161,7 @@ def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 
 def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """The variables that name the one worker. Under Open MPI the worker itself derives them from the rank that mpirun gave it."""
+    """Return the variables of one rank. Under Open MPI the worker derives them from mpirun's rank."""
     own = {"PACELINE_RANK": str(place.rank)}
     if not launch.job.has_launcher:
         return own
@@ -180,10 +179,10 @@ def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 
 def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """The variables that the shell may replace.
+    """Return the variables that the shell may override.
 
-    One process alone on this machine has none: it computes on as many threads as without Paceline, and shows its lines at
-    once without a variable (`paceline.worker.nested`). Elsewhere the node's cores may be a part of its machine's.
+    A single process on this machine has none: it uses as many threads as without Paceline, and its lines appear at once
+    without a variable (`paceline.worker.nested`). Elsewhere the node may have a part of its machine's cores.
     """
     cores = launch.nodes[place.node_rank].cores
     threads = {"OMP_NUM_THREADS": str(max(1, cores // place.local_world_size))}
@@ -191,32 +190,33 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
         return {} if launch.job.compute_target == "local" else threads
     values = threads | {
         "PYTHONUNBUFFERED": "1",
-        # Open MPI leaves the signals alone for which there is a handler: its own would tell addresses.
+        # Open MPI does not handle signals that have a handler: its own handler would print addresses.
         "PYTHONFAULTHANDLER": "1",
-        # Ranks that iterate over a set of strings, as models of transformers do, must do so in one order.
+        # Ranks that iterate over a set of strings, as transformers models do, need the same order.
         "PYTHONHASHSEED": "0",
     }
     if launch.job.distributed_backend in ("gloo", "mpi") and not launch.job.use_gpu:
-        # Without a GPU accelerate takes each of several processes for the only one, unless it is told.
+        # Without a GPU and this variable, accelerate treats each process as the only one.
         values["ACCELERATE_USE_CPU"] = "true"
     if launch.job.distributed_backend == "mpi":
-        # torch's memory in huge pages: what moves between two processes is mapped page by page, so an all-reduce of
-        # 16 MiB takes a third less time.
+        # torch's memory in huge pages: data between processes is mapped page by page, so an all-reduce of 16 MiB is a third
+        # faster.
         values["THP_MEM_ALLOC_ENABLE"] = "1"
         if not launch.remote_shell and launch.starter is None:
-            # On one machine ranks share memory. Open MPI's TCP would listen at every address of the machine, on a port a
-            # rank, and can't be told not to.
+            # On one machine ranks share memory. Open MPI's TCP would listen at all addresses, on a port per rank, and has no
+            # option against it.
             values["OMPI_MCA_btl"] = "^tcp"
     if interface := launch.nodes[place.node_rank].interface:
-        # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve, and
-        # which on a cluster may be that of another network.
+        # Gloo and NCCL would use the interface of the host's name, which an offline laptop can't resolve, and which may be in
+        # another network on a cluster.
         values |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return values
 
 
 def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Command:
-    """The command with `PYTHONPATH`: the folder that holds `paceline` alone, then the user's own; and with what the
-    environment that was made for the script needs: its variables, and its programs first on `PATH`.
+    """Return the command with the PYTHONPATH, variables and PATH of the script's environment.
+
+    PYTHONPATH has the folder with `paceline` alone, then the user's own.
     """
     prepared, users = launch.prepared[command.node_rank], launch.job.environment_variables
     values = of_interpreter(prepared, users, launch.library_dir, shell)
@@ -226,7 +226,7 @@ def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Co
 def of_interpreter(
     prepared: NodeSetup, users: Mapping[str, str], library_dir: Path, shell: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that the environment's interpreter needs. users: the user's own, which stand over these."""
+    """Return the variables of the environment's interpreter. `users` override them."""
     own = users.get("PYTHONPATH", None if prepared.is_isolated else shell.get("PYTHONPATH"))
     path = os.pathsep.join([str(library_dir), own] if own else [str(library_dir)])
     values = {"PYTHONPATH": path, **{name: text for name, text in prepared.variables.items() if name not in users}}
@@ -238,7 +238,7 @@ def of_interpreter(
 
 
 def tf_config(launch: Launch, place: RankSlot) -> str:
-    """TensorFlow's `TF_CONFIG` for one worker or parameter server: the cluster's addresses, and which of them it is."""
+    """Return TensorFlow's `TF_CONFIG` of a worker or parameter server: all addresses, and its own role."""
     cluster: dict[str, list[str]] = {}
     for other in launch.places:
         address = f"{launch.nodes[other.node_rank].address}:{launch.ports[2 + other.rank]}"
@@ -248,12 +248,12 @@ def tf_config(launch: Launch, place: RankSlot) -> str:
 
 
 def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...]:
-    """The command line of one worker: the interpreter, the worker's side of Paceline, the script and its arguments.
+    """Return the command line of a worker: interpreter, Paceline's worker program, script and arguments.
 
-    The worker's side is named by its path, not by `-m`: that would put the working directory, and with it the user's
-    own modules, in front of the standard library while Paceline loads.
+    The worker program is given by path: `-m` would put the working directory, with the user's modules, before the standard
+    library while Paceline loads.
     """
-    # By path, so that Python puts only that file's folder first on sys.path; the program takes it off again.
+    # By path: Python then puts only this file's folder first on sys.path, and the program removes it.
     main = launch.library_dir / "paceline" / "worker" / "__main__.py"
     return (
         launch.prepared[node_rank].python,
@@ -275,10 +275,10 @@ def _script(launch: Launch) -> str:
 
 
 def watch_dir(launch: Launch) -> Path:
-    """A folder of each node, in memory where that can be, in which its workers leave what others read of them."""
+    """Return a node's folder, in memory if possible, for data of workers that others read."""
     return launch.scratch_dir / f"watch_{launch.attempt}"
 
 
 def resize_request(launch: Launch) -> Path:
-    """A file of each node, in memory: there once the supervisor wants the attempt to end at its next checkpoint."""
+    """Return a node's file, in memory, that exists once the supervisor wants to resize at the next checkpoint."""
     return watch_dir(launch) / "resize"

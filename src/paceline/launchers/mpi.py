@@ -1,9 +1,11 @@
-"""Open MPI: one mpirun that starts all workers, or what the target has for it (`mpi_starter`).
+"""Start workers by Open MPI: one mpirun, or a starter of the target such as Slurm's srun.
 
-Each worker's output goes to its own file and each worker's end is reported by the process that waits for it
-(`paceline.worker`), so neither mpirun's forwarding of output nor its exit code is relied upon: Open MPI 5 exits with
-0 when it loses a host, and any exit of a worker makes it kill the others within half a second, in the middle of a
-checkpoint or before they could say what went wrong.
+Each worker's output goes to its own file, and the process that waits for the worker reports its end (`paceline.worker`).
+Neither mpirun's forwarding of output nor its exit code is used: Open MPI 5 exits with 0 when it loses a host, and any exit of
+a worker makes it kill the others within half a second, even during a checkpoint or before their error reports.
+
+A starter takes one command line for all workers, so it has the places of all, and each worker picks its own by its rank
+(`paceline.worker.ranks`).
 """
 
 from __future__ import annotations
@@ -34,27 +36,30 @@ from paceline.launchers.mpi_hosts import (
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 
-#: Names the mpirun to use, where the one that would be found is not the right one.
+#: Selects the mpirun if the search finds the wrong one.
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"
-#: mpirun refuses to run as root, unless it is told twice that this is meant. In a container most people are root.
+#: mpirun refuses to run as root unless two variables allow it. Containers usually run as root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-#: Loads the library and does not initialise it.
+#: Loads the library without initialising it.
 _CODE = (
     "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False; "
     "from mpi4py import MPI; print(MPI.Get_library_version())"
 )
 _TIMEOUT_S = 20
 
-#: The starter's own variables: what the user sets under these prefixes is for the workers, and must not become its options.
+#: Prefixes of the starter's variables: user settings under them are for the workers, and must not become options.
 _STARTERS = ("SLURM_", "SRUN_")
-#: By these Open MPI 4 knows that it was started by srun; without them each worker is a world of its own.
+#: Tell Open MPI 4 that srun has started it; without them each worker is a world of its own.
 _KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")
 
 
 @dataclass(frozen=True)
 class OpenMpi:
-    """An installed Open MPI. version: (major, minor)."""
+    """An installed Open MPI.
+
+    version: (major, minor).
+    """
 
     mpirun: str
     version: tuple[int, int]
@@ -66,7 +71,7 @@ class MpiLauncher:
     def check(self, job: Job) -> None:
         made_anew = job.environment.needs_build and not job.environment.layered
         if job.compute_target == "local" and job.environment.docker_image is None and not made_anew:
-            # What a new environment or an image will have, only the launch can see.
+            # The content of a new environment or an image is only known at the launch.
             find_open_mpi(job.environment.python or sys.executable)
 
     def commands(self, launch: Launch) -> list[Command]:
@@ -98,7 +103,7 @@ def _open_mpi(launch: Launch) -> OpenMpi:
 
 
 def _of_image(launch: Launch) -> OpenMpi:
-    """The Open MPI of the image that the workers run in: the one outside would not find its own files there."""
+    """Return the Open MPI of the workers' image: the one outside would not find its files there."""
     found = launch.prepared[0].open_mpi
     if found is None or found[1] < (4, 0):
         what = f"has Open MPI {found[1][0]}.{found[1][1]}" if found else "has no mpirun of Open MPI"
@@ -110,15 +115,17 @@ def _of_image(launch: Launch) -> OpenMpi:
 
 
 def find_open_mpi(python: str) -> OpenMpi:
-    """The Open MPI to use for workers of this interpreter: the one that `PACELINE_MPIRUN` names; else, of the system's
-    (the first on PATH), the one in the worker's environment, where the `openmpi` package puts it, and the one in the
-    submitting environment, the first of the version that the worker's mpi4py loads, else the first.
+    """Return the Open MPI for workers of this interpreter.
+
+    `PACELINE_MPIRUN` decides. Otherwise the candidates are, in order: the first on PATH; the `openmpi` package in the
+    worker's environment; the one in the submitting environment. The first with the version that the worker's mpi4py loads is
+    used, else the first.
 
     Raises:
-        LauncherError: there is none, or not of a version that is supported; or mpi4py is built for another MPI.
+        LauncherError: There is no supported one, or mpi4py is built for another MPI.
     """
     named = os.environ.get(MPIRUN_VARIABLE)
-    # Not resolved: a virtual environment's programs lie beside the link to its interpreter, not beside the interpreter.
+    # Unresolved: a virtual environment's programs are beside the link to its interpreter.
     beside = [str(Path(interpreter).parent / "mpirun") for interpreter in (python, sys.executable)]
     seen: list[str] = []
     candidates = _open_mpis((named,) if named else (shutil.which("mpirun"), *dict.fromkeys(beside)), seen)
@@ -140,7 +147,7 @@ def find_open_mpi(python: str) -> OpenMpi:
 
 
 def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenMpi:
-    """The one of several that belongs to the library that mpi4py loads; without mpi4py, the first."""
+    """Return the candidate that belongs to mpi4py's library; without mpi4py, the first."""
     library = mpi4py_library(python)
     if library is None or library.version == first.version:
         return first
@@ -154,7 +161,7 @@ def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenM
 
 
 def _open_mpis(candidates: Iterable[str | None], seen: list[str]) -> Iterator[OpenMpi]:
-    """The programs that are an mpirun of Open MPI 4 or later. seen: gets what the others are."""
+    """Yield the programs that are an mpirun of Open MPI 4 or later. `seen` collects the others."""
     for candidate in candidates:
         if candidate is None or not os.access(candidate, os.X_OK):
             continue
@@ -172,7 +179,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _version_text(mpirun: str) -> str:
     try:
-        # A first start from a cold network disk takes seconds.
+        # A first start from a slow network disk takes seconds.
         variables = processes.with_home(os.environ)
         done = processes.said_by([mpirun, "--version"], timeout_s=20, environment=variables)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -181,12 +188,12 @@ def _version_text(mpirun: str) -> str:
 
 
 def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
-    """Mpirun's options: workers in order of rank, not bound to cores, more of them than cores allowed.
+    """Return mpirun's options: workers in order of rank, not bound to cores, oversubscription allowed.
 
-    Plain --oversubscribe maps by core, and then local ranks do not follow ranks.
+    Plain --oversubscribe maps by core, so local ranks would not follow ranks.
     """
     if mpi.version[0] >= 5:
-        # Not bound: Open MPI would choose a core or a socket for each worker, and hold all its threads there.
+        # Unbound: Open MPI would bind each worker with all its threads to a core or a socket.
         options = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
     else:
         options = ["--oversubscribe", "--map-by", "slot", "--bind-to", "none"]
@@ -203,9 +210,9 @@ def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, s
 
 
 def scratch_variables(folder: str, major: int) -> dict[str, str]:
-    """Let Open MPI of this version keep its sockets and shared memory in a folder that the end removes, whatever was killed."""
+    """Return variables that keep Open MPI's sockets and shared memory in a folder that is removed at the end."""
     return {
-        # Open MPI 5 calls its shared memory sm, 4 calls it vader; the other variable has no meaning to either.
+        # Open MPI 5 calls shared memory sm, 4 calls it vader; each ignores the other variable.
         "OMPI_MCA_btl_sm_backing_directory": folder,
         "OMPI_MCA_btl_vader_backing_directory": folder,
         "PRTE_MCA_prte_tmpdir_base" if major >= 5 else "OMPI_MCA_orte_tmpdir_base": folder,
@@ -213,9 +220,10 @@ def scratch_variables(folder: str, major: int) -> dict[str, str]:
 
 
 def _workers(launch: Launch) -> list[str]:
-    """`-n 4 worker`, or one context for each host; or one for each worker that says its place: where workers of one
-    node differ by more than their ranks, and where several nodes stand on one machine (Open MPI sees one host there, and
-    its local ranks would run over all of the stand-ins).
+    """Return `-n 4 worker`, or one context per host, or one per worker.
+
+    Workers need their own contexts if those of a node differ in more than ranks, or if several nodes are on one machine: Open
+    MPI sees one host there, with wrong local ranks.
     """
     places = launch.places
     if len(launch.nodes) == 1 and not _differ_by_rank(launch):
@@ -225,7 +233,7 @@ def _workers(launch: Launch) -> list[str]:
     for place in places:
         if by_host and place.local_rank:
             continue
-        # What stands before the first `:` counts for that context alone, in mpirun's reading of its command line.
+        # Options before the first `:` apply to that context only.
         words += [":"] if words else []
         words += ["-n", str(place.local_world_size if by_host else 1)]
         words += context_options(launch, place) if launch.remote_shell else []
@@ -234,14 +242,17 @@ def _workers(launch: Launch) -> list[str]:
 
 
 def _differ_by_rank(launch: Launch) -> bool:
-    """True if workers of one node find different values beside their ranks: a GPU or a part of the data of their own."""
+    """Return whether workers of a node have different values besides ranks: their own GPU or part of the data."""
     own_gpus = launch.job.gpu_visibility == "worker" and bool(launch.nodes[0].gpus)
     return own_gpus or bool(launch.prepared[0].inputs_by_rank)
 
 
 def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]:
-    """A worker's command line, with `=` before each word behind the worker's file: mpirun looks for its own options,
-    and for the `:` between contexts, among the words of its program too. skip: variables that it gets from mpirun.
+    """Return a worker's command line, with `=` before each word after the worker's file.
+
+    mpirun would search the program's words for options and for the `:` between contexts.
+
+    skip: Variables that mpirun sets.
     """
     options = set_words(values_of_place(launch, place, skip))
     python, main, *words = environment.worker_argv(launch, place.node_rank, "--mpi", *options)
@@ -250,7 +261,10 @@ def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """A library by its own words. version: (major, minor) of an Open MPI, None of another MPI."""
+    """An MPI library as it describes itself.
+
+    version: (major, minor) of Open MPI; None for another MPI.
+    """
 
     name: str
     version: tuple[int, int] | None
@@ -258,17 +272,17 @@ class MpiLibrary:
 
 @functools.cache
 def mpi4py_library(python: str) -> MpiLibrary | None:
-    """The library that mpi4py loads there; None where there is no mpi4py, or none that can be loaded.
+    """Return the library that mpi4py loads in an interpreter, or None without a working mpi4py.
 
-    Takes a tenth of a second: the interpreter is started for it.
+    Starting the interpreter takes a tenth of a second.
     """
     try:
-        # In a process of its own: a library that is loaded stays, and a broken one may end the process that loads it.
+        # In a separate process: a loaded library stays loaded, and a broken one may crash.
         environment = processes.with_home(os.environ)
         done = processes.said_by([python, "-c", _CODE], timeout_s=_TIMEOUT_S, environment=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # The text stands in a buffer of fixed size; some libraries leave NULs behind it.
+    # Some libraries fill the rest of a fixed buffer with NULs.
     text = done.stdout.partition("\0")[0].strip()
     if done.returncode != 0 or not text:
         return None
@@ -278,10 +292,12 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
 
 
 def starter_command(launch: Launch, starter: Starter, major: int, variables: Mapping[str, str]) -> Command:
-    """The command that starts all workers. major: the version of Open MPI; variables: its own.
+    """Return the command that starts all workers.
+
+    major: The version of Open MPI. variables: For Open MPI.
 
     Raises:
-        LauncherError: nodes that differ, or a job whose workers are to run in containers.
+        LauncherError: The nodes differ, or the workers run in containers.
     """
     check_same_mpi(launch)
     if launch.prepared[0].container:
@@ -302,8 +318,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
             **environment.of_run(launch),
             **variables,
             **{name: value for name, value in users.items() if name not in for_workers},
-            # Last: what the starter needs itself stands over what the workers are given, which take theirs from the command
-            # line.
+            # Last: the starter's needs override user settings, which workers take from the command line.
             **starter.environment,
         },
         defaults=defaults,
@@ -315,7 +330,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
 
 
 def _place_words(launch: Launch) -> list[str]:
-    """`--for 0-1 --on NODE --set ...` for each node, and behind it what its workers do not have in common."""
+    """Return `--for 0-1 --on NODE --set ...` of each node, followed by the differences between its workers."""
     words: list[str] = []
     for node in launch.nodes:
         places = [place for place in launch.places if place.node_rank == node.node_rank]

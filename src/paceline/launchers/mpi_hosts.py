@@ -1,8 +1,7 @@
-"""The options that mpirun needs where the nodes are machines of their own.
+"""Options of mpirun for nodes that are separate machines.
 
-Each node's part of Open MPI is started through the run's own remote shell, so that no node needs a login on another. It
-talks to the others by the addresses that the nodes were given for, not by whatever interface it finds first; and a cut
-link is noticed, which without keepalive it is not for hours.
+Open MPI's daemons are started through the run's own remote shell, so nodes need no logins on each other. They communicate by
+the nodes' chosen addresses instead of the first interface found. Keepalive detects a cut link, which otherwise takes hours.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from paceline.errors import LauncherError
 from paceline.job.plan import Launch, NodeSetup, RankSlot, node_sizes
 from paceline.launchers import environment
 
-#: Seconds until the first probe, between probes, and how many in vain make a link a lost one.
+#: Seconds until the first probe, seconds between probes, and how many failures mean a lost link.
 _KEEPALIVE = {"time": "5", "intvl": "2", "probes": "2"}
 
-#: What a worker takes from whoever starts it, where one command line is for several of a node.
+#: Variables that a starter sets for each worker if a node's workers share a command line.
 GIVEN = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK")
 
-#: What differs from node to node, and is set for each worker.
+#: Variables that differ between nodes, and are set for each worker.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def host_options(launch: Launch, major: int) -> list[str]:
-    """Mpirun's options for several hosts; major: the version of Open MPI."""
+    """Return mpirun's options for several hosts. `major` is the version of Open MPI."""
     check_same_mpi(launch)
     sizes = node_sizes(launch.job)
     hosts = ",".join(f"{node.address}:{size}" for node, size in zip(launch.nodes, sizes, strict=True) if size)
@@ -34,8 +33,8 @@ def host_options(launch: Launch, major: int) -> list[str]:
     networks = networks_of(launch)
     if networks:
         settings["oob_tcp_if_include"] = networks
-    # no_tree_spawn: else nodes start each other's daemons, as a tree. Here the first node starts them all, through the one remote
-    # shell that it is told of. plm: named, or in an allocation Open MPI takes Slurm's way to start them.
+    # no_tree_spawn: the first node starts all daemons through the one remote shell; by default daemons start each other as a
+    # tree. plm: in an allocation Open MPI would use Slurm to start them.
     if major >= 5:
         runtime = "--prtemca"
         settings |= {"plm": "ssh", "plm_ssh_agent": shell, "plm_ssh_no_tree_spawn": "1"}
@@ -44,8 +43,8 @@ def host_options(launch: Launch, major: int) -> list[str]:
         settings |= {"plm": "rsh", "plm_rsh_agent": shell, "plm_rsh_no_tree_spawn": "1"}
     words = ["--host", hosts]
     if launch.prepared[0].container:
-        # A daemon that went on in the background would end with its container, whose first process has ended. And as long as
-        # it stays, so does its shell, of which mpirun has 128 at a time otherwise.
+        # A background daemon would end with its container, whose first process has ended. But in the foreground it keeps its
+        # shell, of which mpirun allows 128 by default.
         words += ["--leave-session-attached"]
         settings[f"plm_{settings['plm']}_num_concurrent"] = str(len(launch.nodes))
     for name, value in settings.items():
@@ -54,16 +53,16 @@ def host_options(launch: Launch, major: int) -> list[str]:
 
 
 def networks_of(launch: Launch) -> str:
-    """The networks of the nodes' addresses, as Open MPI takes them; empty where they are not known.
+    """Return the networks of the nodes' addresses for Open MPI; "" if unknown.
 
-    Whole networks: PRRTE 3 crashes half the time on a list of the nodes' own addresses.
+    Whole networks: PRRTE 3 crashes half the time on a list of addresses.
     """
     networks = sorted({node.network or "" for node in launch.nodes})
     return "" if "" in networks else ",".join(networks)
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """The variables of a worker's place, but for what the user has set and what is to be skipped."""
+    """Return the variables of a worker's place, except the user's and those to skip."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:
@@ -73,13 +72,14 @@ def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ())
 
 
 def set_words(values: Mapping[str, str]) -> list[str]:
-    """The worker's options that set these variables."""
+    """Return the worker's options that set these variables."""
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
 def context_options(launch: Launch, place: RankSlot) -> list[str]:
-    """The options of a worker's context: its host, and the variables whose values mpirun passes on. On another host its
-    workers have nothing of its environment; and what stands before the first context counts for that one alone.
+    """Return the options of a worker's context: its host and exported variables.
+
+    Workers on another host do not inherit the environment, and options before the first context only apply to that one.
     """
     host = ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
     return [*host, *(word for name in _forwarded(launch) for word in ("-x", name))]
@@ -99,10 +99,10 @@ def _forwarded(launch: Launch) -> list[str]:
 
 
 def check_same_mpi(launch: Launch) -> None:
-    """Refuse nodes that do not have the same image, Open MPI and interpreter.
+    """Refuse nodes with different images, Open MPIs or interpreters.
 
     Raises:
-        LauncherError: two differ; what each has.
+        LauncherError: Two nodes differ; with the values of both.
     """
     first = launch.prepared[0]
     for node, prepared in zip(launch.nodes, launch.prepared, strict=True):
@@ -123,7 +123,7 @@ def check_same_mpi(launch: Launch) -> None:
 
 
 def _image(prepared: NodeSetup) -> str | None:
-    """The image's id as short as the engines show it, without docker's prefix that says of which kind it is."""
+    """Return the image's id, shortened as engines show it, without docker's prefix."""
     if prepared.container is None:
         return None
     image = str(prepared.container["image"]).removeprefix("sha256:")

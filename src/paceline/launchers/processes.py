@@ -1,7 +1,7 @@
-"""Plain processes, one command line per worker: for one worker alone, for gloo, nccl and TensorFlow's own servers.
+"""Start each worker as a plain process: for single workers, gloo, nccl and TensorFlow's servers.
 
-No torch is imported here, nor is there an agent between the supervisor and the worker: the variables that
-`init_process_group` reads are all that a worker needs of its launcher.
+Torch is not imported and there is no agent between supervisor and worker: workers only need the variables that
+`init_process_group` reads.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ class ProcessesLauncher:
     """Starts each worker as a process of its own."""
 
     def check(self, job: Job) -> None:
-        """Needs nothing."""
+        """Accept every job."""
 
     def commands(self, launch: Launch) -> list[Command]:
         return [worker_command(launch, place) for place in launch.places]
 
 
 def worker_command(launch: Launch, place: RankSlot) -> Command:
-    """The command line of one worker that nobody stands above."""
+    """Return the command line of one worker."""
     return Command(
         argv=environment.worker_argv(launch, place.node_rank),
         environment=environment.of_run(launch)

@@ -1,9 +1,9 @@
-"""`python -m paceline.node prepare|check|store|remove|clean RUN_DIR NODE_RANK [--apart] [--nodes N]`.
+"""Run `python -m paceline.node prepare|check|store|remove|clean RUN_DIR NODE_RANK [--apart] [--nodes N]`.
 
---apart: the node has a folder of its own for the run, and makes the workers' folder in it of the snapshot that was sent.
---nodes: so many nodes this attempt of an elastic run has.
+--apart: the node has its own folder for the run, and creates the workers' folder from the snapshot in it. --nodes: the number
+of nodes of this attempt of an elastic run.
 
-Says on standard output what it does, live; leaves its result, or why there is none, in one JSON file in the run's folder.
+Prints progress to standard output; writes the result or the failure to a JSON file in the run's folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import write_json
 
 if __name__ == "__main__":
-    # What is loaded stays until the end: the collector would look at all of it again and again (`main` starts it).
+    # Loaded modules stay until the end: spare the collector from scanning them (`main` enables it).
     gc.disable()
 
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     record = store.stored(folder)
     assert record.job is not None, "only submitted runs have nodes"
     job = record.job
-    # A node of `ThisHost`, which looks at or stores outputs alone, counts as one, and no range need allow that.
+    # A node of `ThisHost`, which only checks or stores outputs, counts as one, and the range need not allow that.
     if "--nodes" in argv and verb == "prepare":
         job = job.resized(int(argv[argv.index("--nodes") + 1]))
     work: dict[str, tuple[Callable[[], dict[str, Any]], Path]] = {
@@ -57,19 +57,19 @@ def main(argv: list[str]) -> int:
     make, path = work[verb]
     try:
         result = make()
-    # A signal is not meant: it ends the process without a result, and the supervisor tells which one it was.
+    # Signals are not caught: they end the process without a result, and the supervisor reports which one.
     except Exception as error:
         result = {"failure": _failure(error)}
     finally:
         output.close()
-    # The last thing that is done: the supervisor reads the result when it has seen this process's end.
+    # Last: the supervisor reads the result after the end of this process.
     path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     return 1 if "failure" in result else 0
 
 
 def _failure(error: Exception) -> dict[str, str]:
-    """Cause and message, for the failure report."""
+    """Return cause and message for the failure report."""
     if isinstance(error, (EnvironmentBuildError, EnvironmentSpecError)):
         return {"cause": "environment", "message": str(error)}
     if isinstance(error, (LauncherError, EngineError)) and not isinstance(error, TransferError):
@@ -79,7 +79,7 @@ def _failure(error: Exception) -> dict[str, str]:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename!r})" if error.filename else ""
         return {"cause": "disk", "message": f"The disk is full{where}. Free some space and submit again."}
-    import traceback  # of what every node loads, nothing else wants it
+    import traceback  # only needed here
 
     traceback.print_exc()
     return {
@@ -93,21 +93,21 @@ if __name__ == "__main__":
 
 
 def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
-    """End what a container engine still has of the run, and drop its views of the node's data."""
+    """Remove a run's containers and its views of cached data; keep data, environments and images for other runs."""
     remove_containers(job, folder)
     if any(not reference.is_output for reference in job.inputs):
         from paceline.data.transfer.cache import DataCache
 
-        # What the run saw of the cache; the files themselves stay in it for the next run.
+        # Only the run's view of the cache; the files stay for other runs.
         DataCache().drop_views(folder.run_id)
     return {}
 
 
 def remove_containers(job: Job, folder: RunFolder) -> dict[str, Any]:
-    """End what a container engine still has of the run."""
+    """Remove containers of the run that a container engine still has."""
     if job.environment.docker_image is not None:
         from paceline.containers import find_engine, remove
 
-        # Twice in a run's life, so that it need not be long.
+        # This happens twice in a run, so a short wait suffices.
         remove(find_engine(to_start=False), folder.run_id, settle_s=0.25)
     return {}

@@ -1,4 +1,4 @@
-"""The output of a node that prepares: lines, and a bar of bytes that is drawn over itself."""
+"""Print the progress of a node's preparation, and store the outputs of its workers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from paceline.runs.folder import RunFolder
 
 _WIDTH = 24
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-#: Seconds between two states of the bar.
+#: Seconds between two updates of the bar.
 _EVERY_S = 0.2
 
-#: Whether the last thing on standard output is a bar, whose line has no end yet, and when it was drawn. Standard output is one,
-#: whoever writes to it.
+#: Whether standard output ends with a bar, without a line end, and when it was drawn. Global, as standard output is.
 _drawn = False
 _drawn_at = 0.0
 
 
 def say(text: str) -> None:
-    """One line, or as many as the text has."""
+    """Print a text on lines of its own."""
     close()
     print(text, flush=True)
 
 
 class Bar:
-    """The progress of one transfer; called with bytes and files, done and in all."""
+    """The progress bar of one transfer, called with bytes and files, done and total."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -48,7 +47,7 @@ class Bar:
 
 
 def bar_text(what: str, done_bytes: int, total_bytes: int, done_files: int, total_files: int) -> str:
-    """ "train  [######----]  60 %  120 of 200 MB, 12 of 20 files"."""
+    """Return the text "train  [######----]  60 %  120 of 200 MB, 12 of 20 files"."""
     share = done_bytes / total_bytes if total_bytes else 1.0
     filled = min(_WIDTH, int(share * _WIDTH))
     unit, name = next(((size, name) for size, name in _UNITS if total_bytes >= size), (1, "B"))
@@ -60,7 +59,7 @@ def bar_text(what: str, done_bytes: int, total_bytes: int, done_files: int, tota
 
 
 def close() -> None:
-    """End the bar's line, if one is drawn."""
+    """End the line of a bar."""
     global _drawn
     if _drawn:
         _drawn = False
@@ -69,10 +68,10 @@ def close() -> None:
 
 
 def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, Any]:
-    """Nothing, if the outputs among them can be stored from this machine. Those that go home were looked at there.
+    """Check that outputs can be stored from this machine. Those for the submitting machine were checked there.
 
     Raises:
-        TransferError, DataError: a store that can't be written, or files are there that may not be replaced.
+        TransferError, DataError: A store can't be written, or has files that must not be replaced.
     """
     from paceline.data.transfer.upload import check_upload
 
@@ -83,11 +82,12 @@ def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[st
 
 
 def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
-    """Upload each output folder; what is stored goes from the run's folder, what could not be stays there, and so does what
-    goes to a folder of the submitting machine. The result names what of them is no file of the run's, and was left out.
+    """Upload each output folder, and remove it if complete. Outputs for the submitting machine stay.
+
+    Return the result, with excluded names.
 
     Raises:
-        TransferError, DataError: a file could not be stored.
+        TransferError, DataError: A file can't be stored.
     """
     from paceline.data.transfer.upload import upload_output
 
@@ -105,7 +105,7 @@ def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]
             )
             left = uploaded.left_out
             stored.append(reference.to_json() | {"files": uploaded.files, "bytes": uploaded.bytes})
-            # Only now, when all of it is stored: whatever fails before leaves every file where its owner can find it.
+            # Only after everything is stored: on an earlier failure the owner finds all files here.
             path.unlink() if path.is_symlink() else shutil.rmtree(path)
         left_out += [{"name": f"uploads/{reference.name}/{name}".removesuffix("/."), "why": why} for name, why in left]
     return {"outputs": stored, "left_out": left_out}

@@ -1,4 +1,4 @@
-"""Make a node ready: the script's environment, then its data."""
+"""Prepare a node: the script's environment, its image and its data."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 
 
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
-    """Everything that the node's workers need, as `NodeSetup` in JSON. apart: the workers' folder too."""
+    """Prepare everything that the node's workers need. Return a `NodeSetup` as JSON.
+
+    apart: Also create the workers' folder.
+    """
     came = as_here(folder)
     if apart:
-        # The supervisor makes it where nodes see its folder; others make their own. Some of these may see one folder.
+        # The supervisor creates it if nodes see its folder; others create their own, and some of them may share one.
         with locks.locked(folder.path / "work.lock"):
             if not folder.work.exists():
                 work_dir.make(folder, is_shared=False, sent=came.linked())
@@ -54,8 +57,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     if job.launcher == "mpi" and "open_mpi" not in built:
         from paceline.launchers.mpi import find_open_mpi
 
-        # The supervisor may be on another machine, with another Open MPI or none.
-        # After the environment: the wheel of Open MPI may be among its packages.
+        # The supervisor's machine may have another Open MPI. After the environment, whose packages may contain Open MPI.
         mpi = find_open_mpi(built["python"])
         built["open_mpi"] = (mpi.mpirun, mpi.version)
     prepared = NodeSetup(
@@ -71,9 +73,9 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
 def _mounts(
     references: Sequence[DataReference], inputs: Mapping[str, str], folder: RunFolder, came: Arrived
 ) -> list[Mount]:
-    """The mounts that containers need for a run's data: its folders, and those that links in them lead to."""
+    """Return the mounts for a run's data: its folders, and the targets of links in them."""
     if all(reference.is_output for reference in references):
-        return []  # they lie in the run's folder
+        return []  # they are in the run's folder
     from paceline.containers import Mount
     from paceline.data.stores.filesystem import place_of
 
@@ -81,7 +83,7 @@ def _mounts(
     for reference in references:
         if reference.is_output:
             continue
-        # What others share is not to be written to; the place itself may be.
+        # Shared data is read-only; a folder that is the place itself may be writable.
         is_itself = folder.run_id not in Path(inputs[reference.name]).parts and not came.is_carried(reference)
         mounts.append(Mount(path=Path(inputs[reference.name]), read_only=not is_itself))
         for source in came.reference(reference).sources:
@@ -94,7 +96,7 @@ def _mounts(
 
 
 def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int, came: Arrived) -> dict[str, Any]:
-    """The interpreter and what goes with it."""
+    """Return the interpreter and its variables."""
     base = environment.python or sys.executable
     if not environment.needs_build:
         return {"python": base}
@@ -104,10 +106,10 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
     store = EnvironmentStore(folder.path.parent.parent / "environments")
     built = store.ensure(came.environment(environment), base, say)
     say(f"Environment {built.key} is ready ({time.monotonic() - started:.1f} s).")
-    # By one node alone: the others have built or found the same, and nodes may share this file.
+    # By one node only: the others have the same environment, and may share this file.
     if node_rank == 0:
         write_json(folder.environment, came.as_submitted(built.to_json()))
-    # Behind a layer's programs those of its base: torchrun, ninja.
+    # After a layer's programs those of its base: torchrun, ninja.
     folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return {
         "python": str(built.python),
@@ -118,8 +120,11 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
-    """An empty folder. From a node apart its files are brought home, and stored there: so it is looked at there, too."""
-    # By node 0 alone, which is the one that stores them.
+    """Create an empty output folder.
+
+    Outputs of nodes with folders of their own are stored by the supervisor's machine, which also checks them.
+    """
+    # By node 0 only, which stores them.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)
     path = folder.uploads / reference.name
@@ -130,7 +135,7 @@ def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: A
 def _input(
     reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived
 ) -> tuple[Path, dict[str, Any]]:
-    """Fetch an input: the path where the workers find it, and what is kept of it with the run."""
+    """Fetch an input. Return the workers' path, and the data for the run's record."""
     from paceline.data.datasets.content import content_fingerprint, with_content
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.fetch import fetch
@@ -182,12 +187,12 @@ def _input(
 def prepare_container(
     environment: EnvironmentSpec, folder: RunFolder, mounts: Iterable[Mount], came: Arrived
 ) -> dict[str, Any]:
-    """The part of `NodeSetup` that says how to start a container.
+    """Return the part of `NodeSetup` that describes the container.
 
-    mounts: what the workers need beside the run's folder. came: what came to this machine with the run.
+    mounts: Needed by the workers beside the run's folder. came: Files that came to this machine with the run.
 
     Raises:
-        EnvironmentBuildError: no engine answers, the image can't be had, or it has no Python that will do.
+        EnvironmentBuildError: No engine answers, the image is not available, or has no suitable Python.
     """
     assert environment.docker_image is not None
     try:
@@ -197,7 +202,7 @@ def prepare_container(
         found = look(python=environment.python or "python3")
         layer = None
         if environment.needs_build:
-            # Built in a container of the image, for its Python and its C library decide which wheels fit.
+            # Built in a container of the image, whose Python and C library determine the wheels.
             layer = ensure_layer(
                 folder.path.parent.parent / "environments" / "images",
                 engine,
@@ -208,16 +213,16 @@ def prepare_container(
                 is_exact=bool(environment.locked_pip),
                 say=say,
             )
-            # Read-only: several runs use the same layer.
+            # Read-only: several runs share the layer.
             mount = Mount(path=Path(layer.prefix), read_only=True)
             mounts = [*mounts, mount]
             kept = _kept(environment, layer)
             write_json(folder.environment, came.as_submitted(kept))
-            # With what it has installed: an mpirun, say.
+            # Again, since the layer may have installed an mpirun.
             found = look(python=layer.python, mounts=[mount])
     except (LauncherError, EngineError) as error:
         raise EnvironmentBuildError(str(error)) from error
-    library = Path(paceline.__file__).parent.parent  # as the workers have it: what its links lead to is found here
+    library = Path(paceline.__file__).parent.parent  # the path of the workers: targets of its links exist here
     say(f"{engine}: {environment.docker_image} has Python {'.'.join(map(str, found.version))}.")
     return {
         "python": layer.python if layer else found.python,
@@ -235,7 +240,7 @@ def prepare_container(
 
 
 def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, Any]:
-    """The environment's record that is kept with the run, in the form of other environments' records."""
+    """Return the environment's record for the run, in the form of other environments."""
     return {
         "key": key_of(layer),
         "prefix": layer.prefix,

@@ -1,4 +1,4 @@
-"""By which address the nodes of a run reach each other."""
+"""Choose the addresses by which the nodes of a run reach each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import TargetError
 
-#: Networks that every machine may have for itself, with the same numbers.
+#: Networks that each machine may have privately, with the same numbers.
 _OWN_PREFIXES = (
     "lo",
     "docker",
@@ -28,10 +28,12 @@ _OWN_PREFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What is known of one. interfaces: name -> (IPv4 address, length of the network's prefix).
+    """What is known of a machine's network.
 
-    arrived_at: the address at which the engine reaches it, as the machine itself sees it: ssh's connection, or what a
-        node's name in Slurm stands for; empty where that is not known.
+    Attributes:
+        interfaces: Name -> (IPv4 address, prefix length).
+        arrived_at: The address at which the engine reaches it: that of ssh's connection or of the node's name in Slurm; "" if
+            unknown.
     """
 
     name: str
@@ -40,23 +42,23 @@ class Machine:
 
 
 def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tuple[str, str | None]]:
-    """(address, interface) of each machine: what all others of them reach it by.
+    """Return (address, interface) of each machine, by which all others reach it.
 
-    interface: the one to use, on each machine. Otherwise that at which the engine reaches it, where it is in one network
-    with the others' or there is no network that all are in; otherwise the first network that all are in. The interface of
-    an address that the machine does not know is None.
+    An explicit `interface` is used on each machine. Otherwise use the address at which the engine reaches the machine, if it
+    shares a network with the others or there is no common network; otherwise the first common network. The interface is None
+    if the machine does not know the address.
 
     Raises:
-        TargetError: a machine has no such interface; those that it has are named.
+        TargetError: A machine has no such interface; the message lists the others.
     """
     if interface is not None:
         return [_named(machine, interface) for machine in machines]
     arrived = [_arrival(machine) for machine in machines]
-    # An address of `arrived` is one of the machine's own, so its interface is known.
+    # These addresses belong to the machine, so their interfaces are known.
     networks = {
         _network(*machine.interfaces[found[1] or ""]) for machine, found in zip(machines, arrived, strict=True) if found
     }
-    # One network holds them all: nothing speaks for another than the one that the engine uses.
+    # All share a network, so there is no reason against the one that the engine uses.
     if len(networks) == 1 and None not in arrived:
         return [found for found in arrived if found is not None]
     shared = _shared(machines)
@@ -78,8 +80,8 @@ def _named(machine: Machine, interface: str) -> tuple[str, str | None]:
 
 
 def _arrival(machine: Machine) -> tuple[str, str | None] | None:
-    """The address at which the engine reaches it, and its interface; None where that is no other machine's to use."""
-    # A loopback address is where a tunnel on the machine itself ends; no other machine reaches it.
+    """Return the address at which the engine reaches a machine, and its interface; None if others can't use it."""
+    # A loopback address is the end of a tunnel; no other machine reaches it.
     for name, (address, _) in machine.interfaces.items():
         if address == machine.arrived_at and not ipaddress.ip_address(address).is_loopback:
             return address, name
@@ -87,7 +89,7 @@ def _arrival(machine: Machine) -> tuple[str, str | None] | None:
 
 
 def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
-    """An address for each in the first network that all are in, with different addresses."""
+    """Return different addresses of all machines in their first common network, or None."""
     if len(machines) < 2:
         return None
     for name, (address, prefix) in machines[0].interfaces.items():
@@ -100,9 +102,9 @@ def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
                 for its_name, (other, its_prefix) in machine.interfaces.items()
                 if not _is_own(its_name, other) and _network(other, its_prefix) == network
             ]
-            # A machine may have several addresses in the network, of which the first will do.
+            # A machine may have several addresses in the network; use the first.
             found += inside[:1]
-        # Equal addresses are those of networks that every machine has for itself, such as one of virtual machines.
+        # Equal addresses belong to private networks on each machine, such as for virtual machines.
         if len({other for other, _ in found}) == len(machines):
             return [(other, its_name) for other, its_name in found]
     return None

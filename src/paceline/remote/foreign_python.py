@@ -1,10 +1,10 @@
-"""Ask a Python that has nothing of Paceline: a program goes to it as text, with JSON in it, and marked JSON comes back.
+"""Run Paceline's code on a Python without Paceline: send modules as text, or send the library.
 
-    one answer    `words`, and `program` as standard input; `answer_in` finds the answer in what came
-    a stream      `bootstrap_words`; `stream_program` first, then what both sides like: how an agent is started
+    one answer    `words`, with `program` as standard input; `answer_in` finds the answer in the output
+    a stream      `bootstrap_words`; `stream_program` first, then any bytes both ways: how an agent starts
 
-The program is the text of one module or several, on the standard library alone, which need no main part: a call of one of their
-functions is put behind it. Nothing that lies in the folder where it starts is imported.
+A program is the text of one or more modules that need the standard library only, followed by a call of one of their
+functions. Files in its working directory are never imported.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 from paceline.remote.agent import boot
 
-#: Before the line that counts: a login shell greets, and a module that is imported may print as it likes.
+#: Marks the answer: login shells and imported modules may print other lines.
 MARK = "PACELINE-ANSWERS "
 
-# Of Python 3.6. Threads that still wait for a network are not waited for.
+# Python 3.6. Does not wait for threads that hang on a network.
 _LAST = """
 
 import json as _json, os as _os, sys as _sys
@@ -41,25 +41,25 @@ _one_at_a_time = threading.Lock()
 
 
 def words(python: str, what: str, *, installed: bool = False) -> list[str]:
-    """The command line of a Python that runs the `program` of its standard input. what: for who looks at processes.
+    """Return the command line of a Python that runs the `program` on its standard input.
 
-    installed: with what is installed beside it; otherwise the standard library alone.
+    what: Shown in lists of processes. installed: Allow installed packages; otherwise only the standard library.
     """
     return [python, *(() if installed else ("-I", "-S")), "-", what]
 
 
 def program(source: str, function: str, *given: Any, above: Sequence[str] = (), ends_at_once: bool = True) -> bytes:
-    """The text of a file of ours that calls its `function` and prints the dict that it returns; nothing for None.
+    """Return the text of a file with a call of its `function`, which prints the returned dict unless it is None.
 
-    source: the file's path. given: the arguments, as JSON. above: files whose texts it needs before its own. ends_at_once:
-    without what a library has registered for the end.
+    source: The file's path. given: The arguments, as JSON. above: Files whose text has to precede it. ends_at_once: Skip exit
+    handlers of libraries.
     """
     last = _LAST.format(function=function, given=json.dumps(given), mark=MARK, ends_at_once=ends_at_once)
     return b"\n".join(Path(file).read_bytes() for file in (*above, source)) + last.encode()
 
 
 def answer_in(output: bytes) -> dict[str, Any] | None:
-    """What the program answered, among whatever else was printed; None for nothing."""
+    """Return the program's answer in its output, or None."""
     for line in reversed(output.decode(errors="replace").splitlines()):
         if line.startswith(MARK):
             found = json.loads(line[len(MARK) :])
@@ -68,16 +68,18 @@ def answer_in(output: bytes) -> dict[str, Any] | None:
 
 
 def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
-    """The command line of a Python that runs the `stream_program` that comes first. `shlex.join` of it passes through any
-    shell.
+    """Return the command line of a Python that first runs a `stream_program`.
+
+    Its `shlex.join` passes through any shell.
     """
-    # Without what is installed there: it has no use for it, and a large environment takes its time to be found.
+    # -S: it needs no packages, and finding a large environment takes time.
     return (python, "-S", "-c", "import sys;exec(sys.stdin.buffer.readline())")
 
 
 def stream_program(*sources: str, last: str) -> bytes:
-    """The texts of these files, one after the other, then `last`; and before them the line that reads them. Only the first may
-    have imports from `__future__`.
+    """Return the texts of files and `last`, after the line that reads them.
+
+    Only the first may import from `__future__`.
     """
     text = "\n".join([*(Path(source).read_text(encoding="utf-8") for source in sources), last, ""]).encode()
     line = "import sys;sys.path[:]=[p for p in sys.path if p];"
@@ -85,17 +87,18 @@ def stream_program(*sources: str, last: str) -> bytes:
 
 
 def library_files(library_dir: Path) -> dict[str, Path]:
-    """Name in an archive, "paceline/errors.py" -> file, in order of name; without what Python makes of them."""
+    """Return {name in an archive, such as "paceline/errors.py": file}, sorted, without bytecode."""
     top = Path(os.path.realpath(library_dir / "paceline"))
     files = (path for path in sorted(top.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
     return {f"paceline/{path.relative_to(top).as_posix()}": path for path in files}
 
 
 def library_digest(library_dir: Path) -> str:
-    """The hash of the library as it was when this process first asked: all nodes of a run have the same, though another
-    version may be installed here while it runs.
+    """Return the hash of the library at the first call in this process.
+
+    So all nodes of a run get the same version, even if another one is installed meanwhile.
     """
-    with _one_at_a_time:  # the nodes' threads ask at the same time
+    with _one_at_a_time:  # the nodes' threads call this at the same time
         return _digest(library_dir)
 
 
@@ -107,9 +110,9 @@ def _digest(library_dir: Path) -> str:
 
 
 def packed_library(library_dir: Path) -> bytes:
-    """A zip archive of `<library_dir>/paceline`: the same bytes for the same files.
+    """Return a reproducible zip archive of `<library_dir>/paceline`.
 
-    Ray takes nothing else, and a node unpacks it in a fifth of the time of a tar.gz, which is a quarter smaller.
+    Ray requires zip, and a node unpacks it in a fifth of the time of a tar.gz, which is a quarter smaller.
     """
     with _one_at_a_time:
         return _packed(library_dir, _digest(library_dir))

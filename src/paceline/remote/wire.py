@@ -1,42 +1,43 @@
-"""Frames: what is said to another machine, as a JSON header and as many raw bytes as `header["bytes"]` says.
+"""Frames: messages to another machine, each a JSON header and `header["bytes"]` raw bytes.
 
     4 bytes, big-endian: length of the header | header | bytes
 
-Links, login hosts and the objects of a datastore have them alike. Names of files go as Python has them, with surrogate escapes,
-which JSON carries. On a link, requests have an `id` and replies `re`.
+Used on links, for login hosts and for objects in a datastore. File names contain surrogate escapes, which JSON preserves. On
+a link, requests have an `id` and replies `re`.
 
-Login hosts run this text with their own Python, 3.6 or later: standard library alone, and annotations in quotes.
+Login hosts run this text with their own Python, 3.6 or later: standard library only, annotations in quotes.
 """
 
 import json
 import struct
 from typing import Any, Iterator  # noqa: UP035
 
-#: The largest piece of a file in one frame: what an urgent frame may have to wait for.
+#: Largest piece of a file in a frame, which an urgent frame may have to wait for.
 CHUNK_BYTES = 256 << 10
 
 _LENGTH = struct.Struct(">I")
-#: A manifest of some hundred thousand files; what claims to be more is no header.
+#: Largest frame: enough for a manifest of some hundred thousand files.
 _MOST_BYTES = 256 << 20
 
-#: Seconds, where a compute target's setting `silence_s` says nothing else.
+#: Default of a compute target's setting `silence_s`: after so many seconds without a message the other end of a link counts
+#: as lost.
 SILENCE_S = 15.0
-#: A busy machine may let a process wait for longer than less would be.
+#: Lower bound: a process on a busy machine may be delayed longer than a smaller value.
 LEAST_SILENCE_S = 1.0
 
 
 class WireError(ValueError):
-    """What came is no frame."""
+    """The error that bytes are not a frame."""
 
 
 def frame(header: "dict[str, Any]", data: bytes = b"") -> bytes:
-    """The bytes of a frame."""
+    """Return the bytes of a frame."""
     text = json.dumps({**header, "bytes": len(data)} if data else header).encode()
     return _LENGTH.pack(len(text)) + text + data
 
 
 class Frames:
-    """Puts frames together from what is read, in whatever pieces it comes."""
+    """An incremental parser of frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -45,14 +46,14 @@ class Frames:
 
     @property
     def is_torn(self) -> bool:
-        """True if a part of a frame has come and not the rest."""
+        """Whether a part of a frame has arrived."""
         return bool(self._buffer) or self._header is not None
 
     def feed(self, data: bytes) -> "Iterator[tuple[dict[str, Any], bytes]]":
-        """The frames that `data` completes.
+        """Yield the frames that `data` completes.
 
         Raises:
-            WireError: it is something else.
+            WireError: The bytes are not a frame.
         """
         self._buffer += data
         found = self._next()
@@ -89,5 +90,5 @@ class Frames:
 
 
 def ping_s(silence_s: float) -> float:
-    """How often an end that has nothing else to say says that it is there, in seconds: one word that is late is no silence."""
+    """Return the interval of pings in seconds: a single late one must not count as silence."""
     return silence_s / 5

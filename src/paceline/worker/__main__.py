@@ -1,20 +1,20 @@
-"""Run the user's script as `python script.py` would, and say how it ended.
+"""Run the user's script as `python script.py` does, and report its end.
 
     python .../paceline/worker/__main__.py [--mpi | --srun] [--set NAME=VALUE ...] [--kind KIND] -- script.py [argument ...]
 
---mpi: mpirun started this process: it takes its rank from Open MPI's variables, sends its output to its own log and
-    waits, in a process of its own, for the script's end. --srun: so did srun, which has one command line for all workers:
-    what follows `--for FIRST-LAST --on NODE` is for these ranks, which are on that node (`paceline.worker.ranks`).
---set: a variable for the script. --kind: "module" for `python -m script`, "program" for what is not Python's to run.
-Every word may have a `=` in front, by which mpirun does not take it for one of its own.
+--mpi: mpirun has started this process: take the rank from Open MPI's variables, write to the rank's log, and wait for the
+    script in a parent process. --srun: the same for srun, which has one command line for all workers: options after
+    `--for FIRST-LAST --on NODE` are for these ranks, on that node (`paceline.worker.ranks`).
+--set: a variable for the script. --kind: "module" for `python -m script`, "program" for other programs. Any word may have a
+leading `=`, so that mpirun does not interpret it.
 
-Kept to the modules that Python has loaded anyway: every import here is time before the user's first line.
+Uses only modules that Python has loaded anyway: every import delays the user's first line.
 """
 
 import os
 import sys
 
-# Python puts the script's folder there with its links resolved.
+# Python adds the script's folder with links resolved.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -44,8 +44,8 @@ def main(argv: "list[str]") -> None:
     if launcher is not None:
         from paceline.worker import monitor, ranks
 
-        # In this order: the rank names the log, the log takes what the rest may say, and the fork comes before anything is loaded
-        # that has threads.
+        # In this order: the rank determines the log, the log takes all output, and the fork has to precede modules that start
+        # threads.
         ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
         monitor.redirect_output()
         monitor.wait_for_child(under_srun=launcher == "--srun")
@@ -65,11 +65,11 @@ def main(argv: "list[str]") -> None:
     scheduling.begin()
     watched.begin(kind)
     report.started()
-    # A shell puts variables in place by itself, where its quotes allow it, and has some of its own.
+    # Shells expand variables themselves, according to quotes, and have variables of their own.
     is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS
     arguments = command[1:] if is_shell else [_with_variables(word) for word in command[1:]]
     if kind == "program":
-        # `bash -c "python train.py"` means the interpreter that the job has, not the first one of the shell that submits.
+        # In `bash -c "python train.py"`, `python` should be the job's interpreter, not that of the submitting shell.
         own = os.path.dirname(sys.executable)
         if own and own not in os.environ.get("PATH", "").split(os.pathsep)[:1]:
             os.environ["PATH"] = os.pathsep.join((own, os.environ.get("PATH", os.defpath)))
@@ -78,24 +78,24 @@ def main(argv: "list[str]") -> None:
 
 
 def _offer_mpi_to_torch() -> None:
-    """Let `torch.distributed.init_process_group("mpi")` find a backend, which no torch wheel has; torch is not loaded yet."""
+    """Provide a backend for `init_process_group("mpi")`, which torch's wheels lack, once torch is loaded."""
     from paceline.torch_mpi import backend
 
     backend.install_when_loaded()
 
 
 def _keep_store_to_its_network() -> None:
-    """Let the store that `init_process_group` makes on the first rank listen at MASTER_ADDR alone; torch is not loaded yet."""
+    """Let the first rank's store listen at MASTER_ADDR only, once torch is loaded."""
     from paceline.collectives import store_address
 
     store_address.keep_to_master_address()
 
 
 def _import_from_copy() -> None:
-    """Let what is installed by `pip install -e` from the copied project be imported from the copy, here and in what the script
-    starts: its path leads to the user's own folder, which may have been edited since.
+    """Redirect imports of editable installs from the copied project to the copy, here and in child processes.
 
-    A path in a run's `work` is the user's own path behind it (`paceline.runs.work_dir`), unless a link is on the way.
+    The install points to the user's folder, which may have been edited since. A path in a run's `work` is the user's path
+    appended to it (`paceline.runs.work_dir`), unless a link is on the way.
     """
     top = os.path.join(os.path.realpath(os.environ.get("PACELINE_RUN_DIR") or "/nowhere"), "work")
     if not os.getcwd().startswith(f"{top}/"):
@@ -110,7 +110,7 @@ def _import_from_copy() -> None:
         if not path.startswith(top) and (copy := copied(path)) is not None:
             sys.path[index] = copy
             found.append(copy)
-    # Setuptools' own finders: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
+    # Setuptools' finders: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
     for name, module in list(sys.modules.items()):
         mapping: dict[str, str] = getattr(module, "MAPPING", {}) if name.startswith("__editable__") else {}
         for package, path in mapping.items():
@@ -125,13 +125,14 @@ def _import_from_copy() -> None:
 
 
 def _offer_names() -> None:
-    """Let `import horovod` find ours where the real package is not installed: the last place on the path. `import azureml`
-    finds ours first, here and in what the script starts: the real one would log to nowhere, and say nothing of it.
+    """Provide `horovod` if the real package is missing, and always `azureml`, also in child processes.
+
+    Ours is last on the path for Horovod, first for `azureml`: the real one would silently log to nowhere.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.join(package, "compat", "shim", "first"))
     azureml = os.path.join(package, "compat", "shim", "azureml_names")
-    # Behind the folder that holds `paceline`, so before all that is installed, and behind the script's own folder.
+    # After the folder with `paceline` and the script's folder, before all installed packages.
     library = os.path.dirname(package)
     sys.path.insert(sys.path.index(library) + 1 if library in sys.path else 0, azureml)
     first, *others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -139,16 +140,14 @@ def _offer_names() -> None:
 
 
 def _listen_to_trackers() -> None:
-    """Let values that the script logs with other libraries land in the run's metrics; none of them is loaded yet."""
+    """Record values that the script logs with other libraries, once they are loaded."""
     from paceline.trackers import hooks
 
     hooks.install()
 
 
 def _set_old_variables() -> None:
-    """Set what scripts for Azure read beside all else: the folder of an input under its bare name, unless that is taken, and
-    the rank under Batch AI's.
-    """
+    """Set variables of older Azure scripts: an input's folder under its bare name, and Batch AI's rank."""
     for word in os.environ.get("AZUREML_DATASET_ENVIRONMENT_VARS", "").split(","):
         name = word.partition(":")[0]
         if (folder := os.environ.get(f"PACELINE_INPUT_{name}")) is not None:
@@ -158,9 +157,7 @@ def _set_old_variables() -> None:
 
 
 def _with_variables(word: str) -> str:
-    """An argument with this worker's own values where `$NAME` or `${NAME}` stands: its folder of the data
-    (`$AZUREML_DATAREFERENCE_train`), its rank (`$RANK`). What is no variable here stays as it is.
-    """
+    """Expand `$NAME` and `${NAME}` in an argument, such as `$RANK`. Unknown variables stay."""
     return os.path.expandvars(word) if "$" in word else word
 
 

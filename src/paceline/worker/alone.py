@@ -1,8 +1,7 @@
-"""Notes that a worker has trained a model by itself, though there are others, when its script ends well.
+"""Detect a worker that has trained a model alone although there are others, when its script ends well.
 
-By then the libraries that the script has loaded tell, and nothing had to be put in their way before. Nothing is said of a
-worker of which it is not certain: which has another way to reach its peers, or made no optimizer (it evaluates its part of
-the data, say), or left by `os._exit`.
+The loaded libraries reveal it at the end, without hooks before. Nothing is reported in doubtful cases: the worker has another
+way to reach its peers, made no optimizer (it may evaluate its part of the data), or left by `os._exit`.
 """
 
 from __future__ import annotations
@@ -14,34 +13,35 @@ from typing import Any
 
 from paceline.worker import report
 
-#: Set to anything, it says that each worker is to train a model of its own.
+#: Set by users whose workers each train a model of their own.
 SEPARATE = "PACELINE_SEPARATE_WORKERS"
 
-#: Other ways to reach peers. Whether they were used is theirs to know.
+#: Other ways to reach peers; whether they were used is unknown.
 _OTHER_WAYS = (
     *("mpi4py.MPI", "horovod", "torch_xla", "byteps", "bagua", "smdistributed", "oneflow"),
-    # The launcher of torchrun: its agent alone is loaded by torch's checkpoints too.
+    # torchrun's launcher: torch's checkpoints load only its agent.
     *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.launcher", "mindspore", "paddle"),
 )
-#: What trains a JAX model.
+#: Libraries that train JAX models.
 _JAX_TRAINERS = ("optax", "flax", "equinox", "haiku")
 
 
 def note() -> None:
-    """Write `alone_<rank>.json`, which names the library, where this worker has trained alone."""
+    """Write `alone_<rank>.json` with the library's name if this worker has trained alone."""
     if int(os.environ.get("PACELINE_WORLD_SIZE", "1")) < 2 or os.environ.get(SEPARATE):
         return
     try:
         library = trained_alone(sys.modules)
-    except Exception:  # a library as nobody here knows it
+    except Exception:  # an unknown version of a library
         return
     if library is not None:
         report.note_alone(library)
 
 
 def trained_alone(modules: dict[str, ModuleType]) -> str | None:
-    """The library with which a model was trained in this process, which no other takes part in: "lightning", "torch",
-    "tensorflow" or "jax". None where another takes part, nothing was trained, or that can't be told.
+    """Return the library that has trained a model in this process alone, or None.
+
+    It is "lightning", "torch", "tensorflow" or "jax". None also means that it is uncertain.
     """
     if any(name in modules for name in _OTHER_WAYS) or _joined_ours(modules) or _joined_torch(modules):
         return None
@@ -57,7 +57,7 @@ def trained_alone(modules: dict[str, ModuleType]) -> str | None:
 
 
 def _joined_ours(modules: dict[str, ModuleType]) -> bool:
-    """True if Horovod's calls, or anything else on the collectives here, have made a world of several."""
+    """Return whether Horovod's calls or the collectives here have created a world of several ranks."""
     return bool(getattr(modules.get("paceline.collectives.world"), "_generations", None))
 
 
@@ -69,7 +69,7 @@ def _joined_torch(modules: dict[str, ModuleType]) -> bool:
         return False
     if c10d.is_initialized():
         return bool(c10d.get_world_size() > 1)
-    # Of a group that was destroyed, these two stay: how it was made, and the hook that puts the rank before a traceback.
+    # Traces of a destroyed group: how it was created, and the hook that puts the rank before a traceback.
     hook = getattr(sys.excepthook, "__module__", None)
     return c10d._default_pg_init_method is not None or hook == c10d.__name__
 
@@ -80,7 +80,7 @@ def _joined_tensorflow(modules: dict[str, ModuleType]) -> bool:
         context._server_def or context._collective_ops_server_def or context._collective_leader
     ):
         return True
-    # A server that the script has started itself.
+    # A server started by the script.
     server = getattr(modules.get("tensorflow.python.training.server_lib"), "Server", None)
     return server is not None and _is_there(server)
 
@@ -91,7 +91,7 @@ def _joined_jax(modules: dict[str, ModuleType]) -> bool:
 
 
 def _has_torch_optimizer(module: ModuleType | None) -> bool:
-    """True if one was ever made: a class of optimizers marks its `step` when the first of it is."""
+    """Return whether an optimizer was ever created: the first of a class marks its `step`."""
     optimizer = getattr(module, "Optimizer", None)
     return optimizer is not None and any(
         getattr(vars(kind).get("step"), "hooked", False) for kind in (optimizer, *_below(optimizer))
@@ -99,7 +99,7 @@ def _has_torch_optimizer(module: ModuleType | None) -> bool:
 
 
 def _has_keras_optimizer(modules: dict[str, ModuleType]) -> bool:
-    """True if there is one that has variables, which it gets with its first step."""
+    """Return whether an optimizer has variables, which its first step creates."""
     found = [
         getattr(modules.get(name), kind, None)
         for name, kind in (
@@ -113,7 +113,7 @@ def _has_keras_optimizer(modules: dict[str, ModuleType]) -> bool:
 
 
 def _is_there(kind: type, has: str = "__class__") -> bool:
-    """True if an object of this kind is there whose attribute `has` is not empty."""
+    """Return whether an object of this kind exists whose attribute `has` is not empty."""
     import gc
 
     kinds = {kind, *_below(kind)}

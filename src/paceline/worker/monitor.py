@@ -1,8 +1,7 @@
-"""Under mpirun or srun: a worker's own log, and a process that sees the script's end exactly, whatever ends it.
+"""Under mpirun or srun: a worker's own log, and a parent process that reports the script's end.
 
-mpirun is the parent of this process and tells nobody the exit codes of its children; so this process stays the
-parent of the script, writes down how it ended, and reports success to mpirun, which would otherwise kill the other
-workers before they could report.
+mpirun, the parent of this process, does not report exit codes of its children. So this process stays the script's parent,
+writes down its end, and reports success to mpirun, which would otherwise kill the other workers before their reports.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from types import FrameType
 
 from paceline.worker import report
 
-#: What a launcher or a scheduler may send: mpirun signals the process that it has started, which is not the script's.
+#: Signals of launchers and schedulers: mpirun signals this process, not the script.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 def redirect_output() -> None:
-    """Send this process's standard output and error to its rank's log."""
+    """Redirect this process's standard output and error to its rank's log."""
     folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
     log = os.open(
         os.path.join(folder, f"rank_{os.environ['PACELINE_RANK']}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666
@@ -30,19 +29,19 @@ def redirect_output() -> None:
 
 
 def wait_for_child(*, under_srun: bool = False) -> None:
-    """Fork: the child returns and goes on as the worker; the parent waits for it, reports its end and exits.
+    """Fork. The child returns as the worker; the parent waits, reports its end and exits.
 
-    under_srun: the parent holds the worker's connection to PMIx, and passes no signals on: Slurm's reach every process.
+    under_srun: The parent holds the worker's connection to PMIx, and forwards no signals: Slurm's reach every process.
     """
     relay = None
     if under_srun:
         from paceline.worker.pmix import PmixRelay
 
         relay = PmixRelay(os.environ)
-    # Taken now, while the disk has room: the end is to be told on a full disk, too.
+    # Reserve space now, to report the end even on a full disk.
     report.hold_space(f"end_{os.environ['PACELINE_RANK']}.json")
-    # Forked while this process has one thread, and nothing of the script is loaded: a lock that another thread held at that
-    # moment would stay held in the child for ever.
+    # Fork while there is one thread and nothing of the script is loaded: a lock held by another thread would stay locked in
+    # the child.
     child = os.fork()
     if child == 0:
         if relay is not None:
@@ -57,7 +56,7 @@ def wait_for_child(*, under_srun: bool = False) -> None:
         except ProcessLookupError:
             pass
 
-    # After the fork: the worker keeps the handlers that it was started with.
+    # After the fork: the worker keeps its original handlers.
     for number in _FORWARDED:
         signal.signal(number, forward)
     if relay is not None:
@@ -67,6 +66,6 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     report.ended(128 - code if code < 0 else code, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
-    # 0 whatever the script's code was: at any other, mpirun would kill all other workers within half a second. And without exit
-    # handlers: those that ran until here are the worker's, which has run them.
+    # Always 0: after any other code mpirun would kill all workers within half a second. Skip exit handlers: those registered
+    # so far belong to the worker.
     os._exit(0)

@@ -1,8 +1,8 @@
-"""Ranks that a program inside a run starts by itself: Paceline recognises them, and gives each a log of its own.
+"""Detect ranks that a program inside a run starts, and give each a log of its own.
 
-A launcher's variables tell the rank when the interpreter starts; a process that has none tells it when it joins a process
-group of torch (`mp.spawn`, `ddp_spawn`). Such a rank logs its metrics as that rank of the run. From then on it writes into
-`rank_<n>.log` what it would write into the worker's log; output that a launcher redirects stays where it is.
+A launcher's variables reveal the rank when the interpreter starts; without them, joining a process group of torch does
+(`mp.spawn`, `ddp_spawn`). Metrics of such a rank are logged as that rank of the run. From then on its output goes to
+`rank_<n>.log` instead of the worker's log, unless a launcher redirects it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
-#: Of the worker itself, whose log stays its own whatever it joins.
+#: Of the worker itself, which keeps its log in any group.
 _worker_pid = 0
 
 
 def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Prepare a worker of the run for ranks below it."""
+    """Prepare a worker for ranks below it."""
     global _worker_pid
     _worker_pid = os.getpid()
     environ[OUTPUT_VARIABLE] = _file(1)
     _be_live()
-    # Workers of several have joined each other, and are followed by `paceline.collectives.recorder`.
+    # With several workers, these have joined each other and are followed by `paceline.collectives.recorder`.
     if environ.get("PACELINE_WORLD_SIZE") == "1":
         _follow_torch()
 
 
 def begin_below() -> None:
-    """Prepare a Python process below a worker: its trackers are heard, and its rank is recognised. Called by `sitecustomize`."""
+    """Prepare a Python process below a worker: hook trackers and detect its rank. `sitecustomize` calls it."""
     from paceline.trackers import hooks
 
     hooks.install()
@@ -47,9 +47,9 @@ def begin_below() -> None:
 
 
 def _be_live() -> None:
-    """Show each line once it is whole, as on a terminal, and where native code has crashed.
+    """Write lines at once, as to a terminal, and print stacks of native crashes.
 
-    The variables for both would be seen by the script, and be handed on by it.
+    Environment variables for both would be visible to the script and its children.
     """
     if "PYTHONUNBUFFERED" not in os.environ and (reconfigure := getattr(sys.stdout, "reconfigure", None)):
         reconfigure(line_buffering=True)
@@ -75,7 +75,7 @@ def _listen(module: ModuleType) -> None:
         result = made(*given, **options)
         try:
             _joined(module.get_rank(), module.get_world_size())
-        except Exception:  # a backend that tells no rank: the script goes on as without Paceline
+        except Exception:  # a backend without ranks: continue
             pass
         return result
 
@@ -90,7 +90,7 @@ def _joined(rank: int, size: int) -> None:
 
 
 def _is_worker(rank: int, size: int) -> bool:
-    """True if the process that has joined is the worker, or does its work, as `python train.py` in a shell script does."""
+    """Return whether the joined process is the worker, or does its work as `python train.py` in a shell script."""
     from multiprocessing import process
 
     own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")
@@ -98,7 +98,7 @@ def _is_worker(rank: int, size: int) -> bool:
 
 
 def _take_log() -> None:
-    """Write what goes into the worker's log into this rank's own from now on: the output of native code and of children too."""
+    """Redirect output for the worker's log to this rank's own log, including native code and children."""
     found = nested_rank()
     if found is None or str(found[0]) == os.environ["PACELINE_RANK"]:
         return
@@ -109,7 +109,7 @@ def _take_log() -> None:
     folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
     try:
         log = os.open(os.path.join(folder, f"rank_{found[0]}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    except OSError:  # a full disk: it stays in the worker's
+    except OSError:  # full disk: keep the worker's log
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -117,7 +117,7 @@ def _take_log() -> None:
     for number in numbers:
         os.dup2(log, number)
     os.close(log)
-    # A child that joins others under a rank of its own leaves this log in its turn.
+    # A child that joins a group with another rank leaves this log in turn.
     os.environ[OUTPUT_VARIABLE] = _file(numbers[0])
 
 

@@ -1,8 +1,8 @@
-"""Under srun: a worker's connection to Slurm's PMIx server, held open when the worker is gone.
+"""Under srun: relay a worker's connection to Slurm's PMIx server, to keep it open after the worker's end.
 
-Slurm takes a connection that ends without MPI_Finalize for a crash, and kills every worker of the step at once: in its
-grace period, in the middle of a checkpoint, before it could say what went wrong. So the process that waits for a worker
-stands between the two, and lets go when all workers have ended:
+Slurm treats a connection that ends without MPI_Finalize as a crash and kills all workers of the step at once, even in their
+grace period, during a checkpoint or before their error reports. So the process that waits for a worker relays the connection,
+and closes it when all workers have ended:
 
     worker ──tcp── the process that waits for it ──tcp── PMIx server in slurmstepd
 """
@@ -16,21 +16,22 @@ import threading
 import time
 from collections.abc import MutableMapping
 
-#: PMIX_SERVER_URI4 and its like: "pmix-server.35;tcp4://127.0.0.1:60663".
+#: PMIX_SERVER_URI4 and similar: "pmix-server.35;tcp4://127.0.0.1:60663".
 _URI = re.compile(r"(.*;tcp4://)([0-9.]+):(\d+)")
-#: Among the flags in /proc/<pid>/stat (proc(5)): set when a process begins to end, before its files are closed.
+#: Flag in /proc/<pid>/stat (proc(5)): set when a process starts to exit, before its files are closed.
 _PF_EXITING = 0x4
 _LOOK_S = 0.1
 
 
 class PmixRelay:
-    """Stands between one worker and its server, where the environment names one that can be relayed; changes it so that
-    the worker finds this. To be made before the worker is forked.
+    """A relay between a worker and its server, if the environment names one that can be relayed.
+
+    Create it before forking the worker: it changes the environment to point to the relay.
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        # Threads, all in the process that waits: one for each listener and two for each connection, one each way. What they share
-        # is `_servers`, to which they only add and from which they only discard; both are atomic.
+        # Threads of the waiting process: one per listener and two per connection. They share `_servers`, and only add to it
+        # or discard from it, which is atomic.
         self._listeners: dict[tuple[str, int], socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._worker = 0
@@ -46,8 +47,8 @@ class PmixRelay:
         return int(self._listeners[server].getsockname()[1])
 
     def leave(self) -> None:
-        """Close the worker's copies of what belongs to its parent. Called in the worker."""
-        # Kept open here, the listeners would still take connections when the parent, who answers them, is gone.
+        """Close the worker's copies of the parent's sockets. Called in the worker."""
+        # Open copies would accept connections after the end of the parent.
         for listener in self._listeners.values():
             listener.close()
 
@@ -58,7 +59,7 @@ class PmixRelay:
             _in_thread(self._accept, listener, server)
 
     def hold(self, folder: str, world_size: int) -> None:
-        """Keep what the worker has left open, until the report of each worker's end is in this folder."""
+        """Keep the worker's connections open until each worker's end is reported in this folder."""
         while self._servers and _ends(folder) < world_size:
             time.sleep(_LOOK_S)
 
@@ -70,7 +71,7 @@ class PmixRelay:
             except OSError:
                 worker.close()
                 continue
-            # PMIx sends a small message and waits for the answer; Nagle's algorithm would hold each back for some 40 ms.
+            # PMIx exchanges small messages; Nagle's algorithm would delay each by some 40 ms.
             for end in (worker, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._servers.add(server)
@@ -80,7 +81,7 @@ class PmixRelay:
     def _to_server(self, worker: socket.socket, server: socket.socket) -> None:
         _copy(worker, server)
         if _is_ending(self._worker):
-            return  # without a word: what is open stays so
+            return  # silently: connections stay open
         self._servers.discard(server)
         _shut(server)
 
@@ -106,7 +107,7 @@ def _shut(end: socket.socket) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """True if a child has ended or is just ending. The kernel says so before it closes what the child has open."""
+    """Return whether a child has ended or is exiting: the kernel shows that before closing its files."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

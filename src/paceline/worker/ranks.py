@@ -1,4 +1,8 @@
-"""A worker's ranks from the variables that mpirun gives it. Nothing is computed that mpirun says."""
+"""Take a worker's rank and place from the variables of mpirun, or of srun and its PMIx plugin. Nothing is recomputed.
+
+Slurm's variables of the step are then removed: workers have the same environment on every target, and frameworks that see
+SLURM_ variables would take their place from them. Open MPI 5 only needs PMIx's; an older one names the variables to keep.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _RANK_FROM = {
     "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK",
     "HOROVOD_RANK": "OMPI_COMM_WORLD_RANK",
 }
-#: Only where the command line has not said it: where stand-in nodes share a machine, Open MPI knows of one host alone.
+#: Unless the command line sets it: if nodes share a machine, Open MPI sees a single host.
 _PLACE_FROM = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -27,7 +31,7 @@ _HINT = (
 _SETTINGS = {"mpirun": "Open MPI's (OMPI_MCA_*, PRTE_MCA_*)", "srun": "Slurm's (SLURM_*, SRUN_*)"}
 
 _SLURM = ("SLURM_", "SLURMD_", "SRUN_")
-#: What Open MPI's mpirun would have set: scripts and libraries look for it.
+#: Variables of Open MPI's mpirun, which scripts and libraries read.
 _AS_MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
     "OMPI_COMM_WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
@@ -41,16 +45,16 @@ _SRUN_HINT = (
 
 
 def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun") -> None:
-    """Set RANK and its family from Open MPI's variables, and check them against the job's world size.
+    """Set RANK and related variables from Open MPI's, after a check against the job's world size.
 
-    starter: the program that started the workers, for messages.
+    starter: The program that started the workers, for messages.
 
     Raises:
-        RunContextError: a variable of Open MPI's is missing, or mpirun started another number of workers.
+        RunContextError: A variable is missing, or the number of workers differs.
     """
     rank = needed(environment, "OMPI_COMM_WORLD_RANK", _HINT)
     size = needed(environment, "OMPI_COMM_WORLD_SIZE", _HINT)
-    # Before anything is set: a worker of a world of another size must not report as one of the run's.
+    # Before setting anything: a worker of another world must not report as one of the run.
     if size != environment.get("WORLD_SIZE"):
         raise RunContextError(
             f"{starter} started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "
@@ -65,10 +69,12 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
 
 
 def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
-    """A variable whose value is a number.
+    """Return a variable whose value is a number.
+
+    hint: Who sets it, and why it may be missing.
 
     Raises:
-        RunContextError: it has no such value; what it has, and the hint: who sets it, and why that may not have been.
+        RunContextError: It is not a number; with its value and the hint.
     """
     value = environment.get(name)
     if value is None or not value.isdigit():
@@ -77,13 +83,13 @@ def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
 
 
 def take_place(environment: MutableMapping[str, str], options: Sequence[str]) -> list[str]:
-    """Set what mpirun would have set, and drop what is Slurm's; the `--set` options that are for this worker.
+    """Set mpirun's variables, and remove Slurm's. Return this worker's `--set` options.
 
-    options: `--set NAME=VALUE` behind `--for FIRST-LAST --on NODE` counts for those ranks alone, which are on that node.
-        `--keep NAME`: a variable of Slurm's that is not dropped.
+    options: `--set NAME=VALUE` after `--for FIRST-LAST --on NODE` is for those ranks, on that node. `--keep NAME` keeps a
+    variable of Slurm's.
 
     Raises:
-        RunContextError: a variable of srun's is missing, or it has put this worker on another node than planned.
+        RunContextError: A variable of srun's is missing, or the worker is on another node than planned.
     """
     if environment.get("PMIX_RANK") != environment.get("SLURM_PROCID"):
         raise RunContextError(
@@ -94,7 +100,7 @@ def take_place(environment: MutableMapping[str, str], options: Sequence[str]) ->
     said = {name: needed(environment, source, _SRUN_HINT) for name, source in _AS_MPIRUN.items()}
     # The ranks of all workers on this node.
     said["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(len(environment.get("SLURM_GTIDS", "").split(",")))
-    # Read before it is dropped with the others.
+    # Read it before it is removed.
     node = environment.get("SLURMD_NODENAME")
     kept = [value for option, value in zip(options[::2], options[1::2], strict=True) if option == "--keep"]
     for name in [name for name in environment if name.startswith(_SLURM) and name not in kept]:
@@ -122,17 +128,22 @@ def _own(options: Sequence[str], rank: int, node: str | None) -> list[str]:
 
 
 def check_when_loaded(world_size: int) -> None:
-    """Let the import of mpi4py's MPI fail where its world is not that of all workers."""
+    """Let the import of mpi4py's MPI fail unless its world has all workers.
+
+    An MPI that does not find Slurm's PMIx silently makes each worker a world of its own.
+    """
     when_loaded("mpi4py.MPI", lambda mpi: check(mpi, world_size))
 
 
 def check(mpi: Any, world_size: int) -> None:
-    """Refuse a world of another size than the run's; `mpi` is the module. One that is not initialised yet passes.
+    """Refuse a world of another size than the run's. An uninitialised MPI passes.
+
+    mpi: The module.
 
     Raises:
-        RunContextError: both sizes, and the library.
+        RunContextError: With both sizes and the library.
     """
-    # mpi4py initialises MPI when it is imported, unless the script has told it not to (mpi4py.rc.initialize).
+    # mpi4py initialises MPI on import, unless the script has disabled that (mpi4py.rc.initialize).
     if not mpi.Is_initialized() or (size := mpi.COMM_WORLD.Get_size()) == world_size:
         return
     library = mpi.Get_library_version().splitlines()[0].partition(", package")[0].strip(" \0")

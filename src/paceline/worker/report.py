@@ -1,4 +1,4 @@
-"""The reports that a worker writes about itself: that it has started, and the exception that ended it."""
+"""Write a worker's reports: its start, its end, and the exception that ended it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import os
 import sys
 import time
 
-#: Ends the name of a file that holds the space for another.
+#: Suffix of a file that reserves space for another.
 HELD = ".held"
-#: A block of most file systems, which a smaller report would take as well.
+#: A block of most file systems, which a smaller report takes too.
 _HELD_BYTES = 4096
 
 
-#: Of the worker that has said that it started: a script may change the environment.
+#: Of the worker that has reported its start: a script may change the environment.
 _rank: str | None = None
 
 
 def started() -> None:
-    """Say that this rank's process is there, and which one it is."""
+    """Report that this rank's process exists, and its pid."""
     global _rank
     _rank = os.environ["PACELINE_RANK"]
     hold_space(f"error_{_rank}.json")
     host = os.uname().nodename
     value: dict[str, object] = {"pid": os.getpid(), "host": host, "time": time.time()}
-    # Numbers and words look in Python as in JSON, and to load json would take longer than all else that is done here.
+    # Numbers and words look the same in JSON, and importing json would take longer than everything else here.
     is_plain = host.isascii() and host.replace("-", "").replace(".", "").isalnum()
     _write(f"start_{os.environ['PACELINE_RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
 
 
 def ended(exit_code: int, peak_bytes: int = 0) -> None:
-    """Say how the script's process ended; written by the process that waited for it. peak_bytes: its memory at most."""
+    """Report the end of the script's process. Called by the process that waited for it.
+
+    peak_bytes: Its peak memory.
+    """
     _write(
         f"end_{os.environ['PACELINE_RANK']}.json",
         {"exit_code": exit_code, "time": time.time(), "peak_bytes": peak_bytes},
@@ -37,14 +40,14 @@ def ended(exit_code: int, peak_bytes: int = 0) -> None:
 
 
 def note_alone(library: str) -> None:
-    """Say that this worker has trained a model with `library`, and no other has taken part in it."""
+    """Report that this worker has trained a model with `library`, without any other."""
     _write(f"alone_{os.environ['PACELINE_RANK']}.json", {"library": library})
 
 
 def failed(error: BaseException) -> None:
-    """Write down the exception, at the moment it leaves the script: long before the process has ended, perhaps.
+    """Write the exception as it leaves the script, possibly long before the process ends.
 
-    In the shape of torchelastic's error files, where its `record` decorator would put it too.
+    The format is that of torchelastic's error files, at the place where its `record` decorator writes them.
     """
     line, last, text = _texts(error)
     now = time.time()
@@ -63,17 +66,17 @@ def failed(error: BaseException) -> None:
 
 
 def _texts(error: BaseException) -> tuple[str, str, str]:
-    """The exception's own line ("ValueError: bad batch"), all that Python says of it, and that with the traceback."""
+    """Return the exception's line ("ValueError: bad batch"), its whole text, and the text with traceback."""
     try:
         import traceback
 
         shown = traceback.format_exception_only(type(error), error)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:
-        # A module of the user's stands in the way of one that traceback needs; what is left is better than nothing.
+        # A user's module shadows one that traceback imports; the remaining text is better than nothing.
         shown = [f"{type(error).__name__}: {error}"]
         text = shown[0]
-    # A syntax error's place stands before its line, indented; notes and further lines of the message stand after it.
+    # The place of a syntax error precedes its line, indented; notes and further lines follow it.
     line = next((part for part in shown if not part.startswith(" ")), type(error).__name__)
     return _printable(line.splitlines()[0]), _printable("".join(shown).strip()), _printable(text)
 
@@ -83,14 +86,14 @@ def _printable(text: str) -> str:
 
 
 def _exit_code(error: BaseException) -> int:
-    """The code that Python ends the process with."""
+    """Return the exit code with which Python ends after this exception."""
     if isinstance(error, SystemExit):
         return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def hold_space(name: str) -> None:
-    """Take the space of a report now, so that it can be written when the disk is full. The run's end gives it back."""
+    """Reserve the space of a report, to write it on a full disk. The run's end frees it."""
     try:
         with open(_path(name) + HELD, "wb") as file:
             file.write(b" " * _HELD_BYTES)
@@ -99,7 +102,10 @@ def hold_space(name: str) -> None:
 
 
 def _write(name: str, value: dict[str, object], text: str | None = None) -> None:
-    """Write a report into the attempt's folder, whole or not at all. text: the value as JSON, where that is known."""
+    """Write a report into the attempt's folder atomically.
+
+    text: The value as JSON, if known.
+    """
     path = _path(name)
     beside = f"{path}.{os.getpid()}"
     data = (text or _json(value)).encode()
@@ -108,7 +114,7 @@ def _write(name: str, value: dict[str, object], text: str | None = None) -> None
             file.write(data)
         os.replace(beside, path)
     except OSError as error:
-        # A full disk must not keep the script from its own end.
+        # A full disk must not prevent the script's end.
         try:
             print(f"paceline: {path} could not be written: {error}", file=sys.stderr)
         except OSError:
@@ -117,9 +123,9 @@ def _write(name: str, value: dict[str, object], text: str | None = None) -> None
 
 
 def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
-    """Write into the space that is held: no new block is asked for. A traceback that is too long for it is left out.
+    """Write into reserved space, without a new block, omitting a traceback that is too long.
 
-    A file system that copies on write (btrfs, ZFS) asks for one all the same, and may refuse it.
+    A copy-on-write file system (btrfs, ZFS) needs a new block anyway, and may refuse.
     """
     if len(data) > _HELD_BYTES:
         data = _json({**value, "message": None, "exception": str(value.get("exception"))[:500]}).encode()
@@ -132,8 +138,8 @@ def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
 
 
 def _json(value: dict[str, object]) -> str:
-    """The value as JSON, by the standard library's module, whatever the script has under its name."""
-    # It is loaded no earlier than this, so the script's folder may be first on the path, and a json.py of its own loaded.
+    """Return the value as JSON by the standard library's module, even if the script has a json.py."""
+    # It is loaded only now, when the script's folder, with a json.py, may be first on the path.
     path, theirs = sys.path[:], {name: sys.modules.pop(name) for name in _json_modules()}
     sys.path[:] = [os.path.dirname(os.__file__)]
     try:

@@ -1,8 +1,8 @@
-"""Lets Linux take this worker for what it is: a program that computes, which no thread that wakes up is to interrupt.
+"""Give a worker the scheduling policy for computation, so that waking threads don't interrupt it.
 
-Under the kernel's usual policy a thread that sends gradients takes the processor from the one that computes each time that it
-wakes up, and that one goes on elsewhere, with cold caches. Under SCHED_BATCH (sched(7)) it waits for a pause, or for the end of
-a time slice, a few milliseconds. A worker's share of the processors stays the same. What it starts inherits the policy.
+Under the default policy a thread that sends gradients preempts the computing one at each wakeup, which then moves to another
+core with cold caches. Under SCHED_BATCH (sched(7)) it waits for a pause or the end of a time slice, a few milliseconds. The
+worker's share of CPU time stays the same. Child processes inherit the policy.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from __future__ import annotations
 import os
 import sys
 
-# Not typing's: a worker loads this before its script.
+# typing is slow to load, and a worker loads this before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: "batch", the default, or "normal": the policy stays as it is.
+#: "batch" (default), or "normal" to keep the policy.
 VARIABLE = "PACELINE_SCHEDULING"
 _VALUES = ("batch", "normal")
-#: Of the drivers of NVIDIA and AMD.
+#: Devices of the drivers of NVIDIA and AMD.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def begin(environ: Mapping[str, str] = os.environ) -> None:
-    """Take the policy from now on; threads that are there already keep theirs. environ: the worker's variables.
+    """Set the policy for this and later threads; existing threads keep theirs.
 
-    Nothing changes off Linux, under any policy but the usual one (`chrt --idle 0 paceline run ...`), and where this worker
-    may use a GPU: to keep that busy, its thread has to go on as soon as it wakes up.
+    environ: The worker's variables.
+
+    Do nothing off Linux, under another policy than the default (`chrt --idle 0 paceline run ...`), and for a worker that may
+    use a GPU, whose thread has to run as soon as it wakes up.
     """
     wanted = environ.get(VARIABLE) or "batch"
     if wanted not in _VALUES:
@@ -37,7 +39,7 @@ def begin(environ: Mapping[str, str] = os.environ) -> None:
     try:
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a container that forbids it: a run goes on without
+    except OSError:  # forbidden in this container
         pass
 
 

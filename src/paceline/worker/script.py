@@ -1,4 +1,4 @@
-"""Run a file or a module as the main module, as the interpreter itself would, or become another program."""
+"""Run a file or a module as the main module, as the interpreter does, or become another program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from paceline.worker import report
 
-# Not typing's, which takes longer to load than all else that stands before the script's first line.
+# typing takes longer to load than everything else before the script's first line.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _GLOO_S = 0.05
-#: PYTHONSAFEPATH, from Python 3.11 on.
+#: PYTHONSAFEPATH, since Python 3.11.
 _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 
 
 def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
-    """Run `path` as `__main__`: a file, or with is_module the module of this name, as `python -m` does. An exception is
-    written down, shown without Paceline's frames, and ends the process with the code that Python would end it with.
+    """Run a file, or with is_module a module as `python -m` does, as `__main__`.
+
+    An exception is reported, printed without Paceline's frames, and ends the process with Python's exit code.
     """
     worker = os.getpid()
-    # The module of our own entry point must outlive the script: its globals are ours.
+    # Our entry point's module must outlive the script, which has its globals.
     sys.modules["__paceline_main__"] = sys.modules["__main__"]
     try:
         main, code = _module(path, arguments) if is_module else _file(path, arguments)
         exec(code, main.__dict__)
         _end_well(worker)
     except SystemExit as error:
-        # As Python has it: sys.exit("some text") is a failure as well, and only None and 0 are none.
+        # As in Python, sys.exit("some text") is a failure too; only None and 0 are successes.
         if error.code in (None, 0):
             _end_well(worker)
         else:
@@ -47,7 +48,7 @@ def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
 
 
 def _end_well(worker: int) -> None:
-    # A script that knows of no others has nothing loaded that could join them; and one alone has none to join.
+    # Only a script that knows of other workers can have joined them.
     if os.environ.get("PACELINE_WORLD_SIZE", "1") != "1" and os.getpid() == worker:
         from paceline.worker import alone
 
@@ -56,10 +57,10 @@ def _end_well(worker: int) -> None:
 
 
 def become(path: str, arguments: list[str]) -> NoReturn:
-    """Turn this process into the program `path`, or one of that name on PATH: its exit code and its signals are the worker's."""
+    """Replace this process by the program `path`, searched on PATH, which is then the worker."""
     if "/" not in path and not os.path.isfile(path):
         _become_one_on_path(path, arguments)
-    # The pid stays the same over exec, so whoever waits for the worker hears of the program's own end.
+    # exec keeps the pid, so the waiting process sees the program's own end.
     program = os.path.abspath(path)
     try:
         os.execv(program, [program, *arguments])
@@ -68,7 +69,7 @@ def become(path: str, arguments: list[str]) -> NoReturn:
             first = file.readline(200)
         by = f" by {first[2:].strip().decode(errors='replace')}" if first.startswith(b"#!") else ""
         print(f"{path} can't be run{by}: {error.strerror}.", file=sys.stderr, flush=True)
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # a shell's codes for the same
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # the codes of a shell
 
 
 def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:
@@ -84,24 +85,24 @@ def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:
 
 
 def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
-    """The main module for a file, in its place, and the file's code."""
-    # As Python has it: `..` stays in the path.
+    """Return the main module of a file, installed in sys.modules, and its code."""
+    # As in Python, `..` stays in the path.
     absolute = os.path.join(os.getcwd(), path)
     sys.argv = [path, *arguments]
     if not _IS_SAFE_PATH:
-        # With links resolved, as Python does it for `python script.py`.
+        # With links resolved, as in `python script.py`.
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     sys.modules["__main__"] = main = _main_module(absolute)
-    # As importlib opens code, so that audit hooks see this file as well.
+    # As importlib does, so that audit hooks see this file too.
     with io.open_code(absolute) as file:
         return main, compile(file.read(), absolute, "exec", dont_inherit=True)
 
 
 def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
-    """The main module for `python -m name`, in its place, and the module's code; of a package, its `__main__`.
+    """Return the main module of `python -m name`, installed in sys.modules, and its code.
 
-    https://docs.python.org/3/using/cmdline.html#cmdoption-m: the working directory is first on the path, and sys.argv[0] is
-    the module's file.
+    Of a package it is `__main__`. The working directory is first on the path, and sys.argv[0] is the module's file:
+    https://docs.python.org/3/using/cmdline.html#cmdoption-m
     """
     sys.argv = ["-m", *arguments]
     if not _IS_SAFE_PATH:
@@ -124,7 +125,7 @@ def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """The module's spec; None where it is missing, or a package above it is. What these packages raise is theirs."""
+    """Return the module's spec, or None if it or a parent package is missing. Errors of the packages propagate."""
     from importlib.util import find_spec
 
     try:
@@ -136,9 +137,9 @@ def _found(name: str) -> ModuleSpec | None:
 
 
 def _let_gloo_finish() -> None:
-    """Give torch's Gloo threads a moment before the interpreter closes.
+    """Give torch's Gloo threads a moment before the interpreter exits.
 
-    One that still holds a tensor of the last collective then aborts the process: "terminate called without an active
+    A thread that still holds a tensor of the last collective aborts the process: "terminate called without an active
     exception", in 3 of 20 runs of a plain script on torch 2.13, under any launcher
     (https://github.com/pytorch/pytorch/pull/179291).
     """
@@ -162,14 +163,14 @@ def _main_module(path: str) -> ModuleType:
 
 
 def _abandon_mpi() -> None:
-    """Let a failing worker end without waiting for the others, which MPI's own end at exit would do."""
+    """Let a failing worker end without waiting for the others in MPI's exit handler."""
     mpi = sys.modules.get("paceline.collectives.mpi")
     if mpi is not None:
         mpi.abandon()
 
 
 def _report(error: BaseException, worker: int) -> None:
-    # A child that the script has forked leaves the script here as well, and is not the worker.
+    # A forked child of the script also leaves here, but is not the worker.
     if os.getpid() == worker:
         report.failed(error)
 

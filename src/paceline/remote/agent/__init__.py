@@ -1,9 +1,9 @@
-"""The agent, which runs on each node of a run: starts command lines, reports their ends, sends files; standard library only.
+"""The agent on each node of a run: starts commands, reports their ends, sends files. Standard library only.
 
     supervisor  ── link (ssh, srun, a socket) ──  guardian ── agent ── commands
                      frames, pings both ways        │           └ mirror: files of the run, back to the supervisor
-                                                    └ kills all below it when the agent is gone
+                                                    └ kills everything below it when the agent is gone
 
-Nothing has to be installed on a node: `boot` is sent through the link, finds the library or takes it from there.
-Whatever happens to the link, the agent ends all that it has started, removes what it made in passing, and goes.
+Nodes need no installation: `boot` is sent through the link, and finds the library or receives it. When the link ends in any
+way, the agent ends all its commands, removes temporary files, and exits.
 """

@@ -1,4 +1,4 @@
-"""The agent: hears requests, starts and ends commands, and goes when the link does."""
+"""The agent: handles requests, starts and ends commands, and exits with the link."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from paceline.remote.agent.send_queue import LIVE, SendQueue
 from paceline.remote.wire import Frames, WireError, ping_s
 from paceline.system import processes
 
-#: How long what was killed may take to be gone.
+#: How long killed processes may take to disappear.
 _GONE_S = 5.0
 
 
 class Agent:
-    """One node's agent. settings: `silence_s` (without a sign of life for so long, the supervisor is gone)."""
+    """One node's agent.
+
+    settings: `silence_s`: after so long without a message the supervisor counts as gone.
+    """
 
     def __init__(self, read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[str, Any]) -> None:
         self._read, self._guardian, self._settings = read_fd, guardian, settings
@@ -44,14 +47,14 @@ class Agent:
         self._relay = Relay(self._out)
         self._meter: LoadMeter | None = None
         self._scratch: list[str] = []
-        #: The run whose processes are this agent's, whoever has started them.
+        #: The run whose processes belong to this agent, whoever started them.
         self._run_id: str | None = None
         self._leaving = False
 
     def run(self) -> int:
-        """Serve until the link ends; then nothing is left of what was started. The exit code."""
-        # poll() is to return when a child ends: Python writes a byte into this pipe for each signal that has a handler. Neither
-        # end may block: of many signals at once some bytes find no room, and one is as good as a hundred.
+        """Serve until the link ends, then end everything. Return the exit code."""
+        # Wakes poll() when a child ends: Python writes a byte into this pipe for each handled signal. Both ends are
+        # non-blocking: bytes that don't fit are redundant.
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(wake, False)
@@ -66,13 +69,13 @@ class Agent:
                 if wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
-                # Before requests are read: the end of a command may be what the next request asks about.
+                # Before reading requests, which may ask about the end of a command.
                 self._reap()
                 self._relay.look(ready)
                 if self._mirror is not None and self._mirror.has_failed:
                     return 1
                 if self._guardian.fileno() in ready:
-                    return 1  # it is gone: nobody else would clean up
+                    return 1  # it is gone, and nothing else would clean up
                 if self._read in ready:
                     data = os.read(self._read, 1 << 18)
                     if not data:
@@ -95,7 +98,7 @@ class Agent:
         return {fd for fd, _ in poll.poll(ping_s(self._settings["silence_s"]) * 1000 / 2)}
 
     def _leave(self) -> None:
-        # The mirror first: it reads what the commands write, and is not to wait for a link that is gone.
+        # The mirror first: it reads output of the commands, and must not wait for a link that is gone.
         if self._mirror is not None:
             self._mirror.close()
         processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
@@ -109,7 +112,7 @@ class Agent:
     def _reap(self) -> None:
         ends, replies = self._commands.reap()
         for header in ends:
-            # What it wrote goes first: the mirror looks once more, and tells the end behind that.
+            # First send its output: the mirror looks once more, and reports the end after that.
             if self._mirror is not None:
                 self._mirror.tell(header)
             else:
@@ -157,14 +160,14 @@ class Agent:
         self._commands.run(header["id"], header["argv"], data)
 
     def _op_call(self, header: dict[str, Any], data: bytes) -> None:
-        # In a thread: it may wait for a lock, and the link is heard all the same.
+        # In a thread: it may wait for a lock, while the link needs service.
         threading.Thread(target=self._call, args=(header,), name="paceline-call", daemon=True).start()
 
     def _call(self, header: dict[str, Any]) -> None:
         module, _, name = header["function"].partition(":")
         try:
             found = getattr(importlib.import_module(module), name)(header["given"])
-        except Exception as error:  # whatever it is, somebody waits for an answer
+        except Exception as error:  # every request needs an answer
             self._fail(header["id"], error)
         else:
             self._out.put({"re": header["id"], "found": found})
@@ -173,7 +176,7 @@ class Agent:
         self._commands.stop(header["request"])
 
     def _op_signal(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        # Only what is below, or what a container engine's daemon has started for the run: a number may long be somebody else's.
+        # Only processes below, or those that a container engine's daemon has started for the run: a pid may be reused.
         pid = header["pid"]
         is_ours = pid in self._ours() or pid in processes.belonging("PACELINE_RUN_ID", header["run_id"])
         return {"ok": is_ours and processes.send(pid, header["number"])}
@@ -185,12 +188,12 @@ class Agent:
         return {"left": self._kill(self._ours)}
 
     def _op_adopt(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        """Take for its own what an engine starts of a run on this node, and end what an agent before it has left."""
+        """Own processes that an engine starts for a run on this node, and kill those of an earlier agent."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 
     def _op_end_run(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        """Kill what is left of a run that has ended, whoever started it."""
+        """Kill leftovers of an ended run, whoever started them."""
         return {"left": self._kill(lambda: processes.belonging("PACELINE_RUN_ID", header["run_id"]))}
 
     def _ours(self) -> list[int]:
@@ -200,7 +203,7 @@ class Agent:
         return [] if self._run_id is None else processes.belonging("PACELINE_RUN_ID", self._run_id)
 
     def _kill(self, which: Callable[[], list[int]]) -> int:
-        """Kill them, and those that they start meanwhile, until none is left; how many are, after `_GONE_S`."""
+        """Kill processes and those that they start meanwhile. Return how many survive `_GONE_S`."""
         deadline = time.monotonic() + _GONE_S
         while (left := which()) and time.monotonic() < deadline:
             for pid in left:
@@ -237,24 +240,24 @@ class Agent:
         return {"found": machine.free_ports(header["count"])}
 
     def _op_scratch(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        """A folder that goes with the agent, and in it the socket of the remote shell."""
+        """Create a folder that the agent removes, with the socket of the remote shell."""
         path = header["path"]
-        with contextlib.suppress(FileExistsError):  # another agent's on the same machine
-            # First the note, then the folder: whoever cleans up must know of it.
+        with contextlib.suppress(FileExistsError):  # that of another agent on the same machine
+            # Record it before creating it, for the cleanup.
             self._guardian.sendall(os.fsencode(path) + b"\0")
             self._scratch.append(path)
             os.mkdir(path, 0o700)
         found = os.lstat(path)
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
             raise PermissionError(errno.EACCES, "belongs to another user, or others can write to it", path)
-        # Not by its pid: hosts that share a folder may give two agents the same.
+        # Not by its pid: hosts that share a folder may have agents with the same pid.
         self._relay.listen(os.path.join(path, f"agent-{os.urandom(4).hex()}"))
         return {"socket": self._relay.path}
 
     def _op_rsh_done(self, header: dict[str, Any], data: bytes) -> None:
         self._relay.answer(header["number"], header["code"], header["text"])
 
-    # --- the run's files, back to the supervisor
+    # --- the run's files, to the supervisor
 
     def _op_mirror(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         if self._mirror is not None and self._mirror.top == header["path"]:

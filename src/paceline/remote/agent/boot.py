@@ -1,15 +1,15 @@
-"""The program that is sent to a node before anything of Paceline is there; it needs nothing but Python.
+"""The first program on a node, which needs nothing but Python.
 
-The supervisor (paceline.remote.link.bootstrap) sends this file's text and has `boot` called with these settings:
+The supervisor (paceline.remote.link.bootstrap) sends this file's text and calls `boot` with these settings:
 
-    nonce       marks the lines that are meant for the supervisor among what the node's shell says
+    nonce       marks lines for the supervisor in the output of the node's shell
     digest      of the library
-    shared      a folder that holds the library if the node sees the supervisor's files, or None
-    folder      where the library lies otherwise: <folder>/lib/<digest>/paceline
+    shared      a folder with the library if the node sees the supervisor's files, or None
+    folder      otherwise the library is in <folder>/lib/<digest>/paceline
     agent       settings of the agent
 
-It answers with one line if it needs the library, and with one when it has it, or why it has not. Written in the words
-of Python 3.6, so that one that is too old can say so.
+It writes a line if it needs the library, and a line once it has the library or an error. Python 3.6 syntax, so an interpreter
+that is too old can report that.
 """
 
 import io
@@ -20,23 +20,23 @@ import struct
 import sys
 import time
 
-TYPE_CHECKING = False  # typing's own takes its time to load
+TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, Optional, Tuple  # noqa: UP035
 
 OLDEST = (3, 10)
 
-#: Beside the package: what `state_of` told of it when its hash was last made, and the hash.
+#: A file beside the package with the last hash and the `state_of` that it belongs to.
 _KNOWN = ".paceline-digest"
-#: A file written so shortly ago may be written again without a trace: file systems count time in steps, of 2 s at most.
+#: A file written so recently may change without a trace: timestamps have a resolution of up to 2 s.
 _STEADY_S = 3.0
 
 
 def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
-    """Find or take the library, then be the agent."""
-    # Frames go over a copy of standard output.
+    """Find or receive the library, then become the agent."""
+    # Frames use a copy of standard output.
     link = os.dup(1)
-    # What anything here prints must not get between the frames.
+    # Other output must not mix with frames.
     os.dup2(2, 1)
 
     def say(**told: "Any") -> None:
@@ -51,7 +51,7 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     found = None
     try:
         os.makedirs(top, 0o700, exist_ok=True)
-        # Made first: once the folder is there, and ours, no other user can put anything at its place.
+        # Create it first: other users can't replace a folder of ours.
         check_owner(top)
         for folder in (settings["shared"], mine):
             if folder and found is None and digest_in(folder, is_ours=folder == mine) == settings["digest"]:
@@ -73,20 +73,23 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
 
 
 def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: UP045
-    """The `digest` of the package in a folder. It is kept (`known_digest`) in a folder of our own, and in a workspace's, which
-    has a link to the package. Beside an installation nothing is written.
+    """Return the `digest` of the package in a folder.
+
+    It is cached (`known_digest`) in our own folders and in workspaces, which link to the package, but never beside an
+    installation.
     """
     package = os.path.join(folder, "paceline")
     return known_digest(folder) if is_ours or os.path.islink(package) else digest(package)
 
 
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
-    """The `digest` of the package in a folder of our own. A file beside it keeps it, and it is made again only when the package's
-    files are no longer as they were: to read a thousand files takes ten times as long as to look at them.
+    """Return the `digest` of a package in our own folder, from the cache if its files are unchanged.
+
+    Reading a thousand files takes ten times as long as checking their status.
     """
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
-        # Looked at before they are read: what is written between the two is then seen as a change.
+        # Check before reading: later writes then show as changes.
         now, (files, changed) = time.time(), state_of(package)
     except OSError:
         return digest(package)
@@ -104,7 +107,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
             with open(beside, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                 file.write(f"{found}\n{files}")
             os.rename(beside, path)
-        except OSError:  # a full disk, or one that is not to be written to: it goes without
+        except OSError:  # full or read-only disk: do without
             try:
                 os.unlink(beside)
             except OSError:
@@ -113,20 +116,20 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
 
 
 def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
-    """A line for each file of a package, which is another one when the file has been changed; and when the last of them was."""
+    """Return a text that changes with any file of a package, and the time of the last change."""
     lines, last = [], 0.0
     for path in files_of(package):
         about = os.stat(path)
-        # Nobody can set the time of a change, as whoever copies files may set that of their contents.
+        # ctime: unlike mtime, it can't be set by users.
         lines.append(f"{path[len(package) :]!r} {about.st_size} {about.st_ino} {about.st_ctime_ns}")
         last = max(last, about.st_ctime)
     return "\n".join(lines), last
 
 
 def files_of(package: str) -> "Iterator[str]":
-    """The path of each file of a package, without what Python makes of them."""
+    """Yield the path of each file of a package, except bytecode."""
     for directory, folders, files in os.walk(package):
-        # Sorted, for os.walk gives the names in the order of the disk, and the same library has to have the same hash.
+        # Sorted: os.walk uses the order of the disk, but the hash must not depend on it.
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             if not name.endswith((".pyc", ".pyo")):
@@ -134,7 +137,7 @@ def files_of(package: str) -> "Iterator[str]":
 
 
 def digest(package: str) -> "Optional[str]":  # noqa: UP045
-    """A hash of the names and contents of a package's files; None where there is no such package."""
+    """Return a hash of the names and contents of a package's files, or None without a package."""
     if not os.path.isdir(package):
         return None
     import hashlib  # loads OpenSSL, which few agents need
@@ -151,7 +154,7 @@ def digest(package: str) -> "Optional[str]":  # noqa: UP045
 
 
 def check_owner(folder: str) -> None:
-    """Refuse a folder that somebody else has made where everybody can, such as /tmp: it holds programs that are run."""
+    """Refuse another user's folder in a place like /tmp, since programs are run from it."""
     found = os.lstat(folder)
     parent = os.stat(os.path.dirname(os.path.abspath(folder)))
     if not parent.st_mode & stat.S_IWOTH:
@@ -165,7 +168,7 @@ def check_owner(folder: str) -> None:
 
 
 def unpack(data: bytes, folder: str, wanted: str) -> None:
-    """Put the library into `folder`, whole or not at all."""
+    """Store the library in `folder` atomically."""
     import shutil
     import zipfile
 
@@ -176,13 +179,13 @@ def unpack(data: bytes, folder: str, wanted: str) -> None:
             archive.extractall(beside)
         package = os.path.join(folder, "paceline")
         if os.path.isdir(folder) and digest(package) != wanted:
-            # Somebody has cleaned up in it: /tmp on many machines loses its older files.
+            # It is incomplete: many machines delete old files in /tmp.
             os.rename(folder, beside + "-old")
             shutil.rmtree(beside + "-old", ignore_errors=True)
         try:
             os.rename(beside, folder)
         except OSError:
-            # Another run may have put the same library there at the same moment.
+            # Another run may have stored the same library at this moment.
             if digest(package) != wanted:
                 raise
     finally:

@@ -1,4 +1,4 @@
-"""The command lines that an agent has started, or the supervisor of a run on this machine."""
+"""Commands that an agent has started, or the supervisor of a run on this machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paceline.system import processes
 
 
 class Waited(NamedTuple):
-    """A short command whose end somebody waits for: its request, and where its output goes."""
+    """A synchronous command: its request, and the files of its output."""
 
-    # No dataclass: loading that module would be a fifth of an agent's start, which each run waits for.
+    # Not a dataclass: importing that module takes a fifth of an agent's start, which each run waits for.
 
     request: int
     stdout: IO[bytes]
@@ -24,18 +24,18 @@ class Waited(NamedTuple):
 
 
 class Commands:
-    """Starts command lines, each in a session of its own, and notes their ends."""
+    """Starts commands, each in a session of its own, and records their ends."""
 
     def __init__(self) -> None:
-        #: pid -> the tag that it was started with
+        #: pid -> its tag
         self._running: dict[int, str] = {}
         self._waited: dict[int, Waited] = {}
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """The pid. What it writes goes to the file `log` by the kernel's hand, at the end of what is there.
+        """Start a command whose output the kernel appends to the file `log`. Return its pid.
 
         Raises:
-            OSError: it can't be started.
+            OSError: It can't be started.
         """
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -46,8 +46,11 @@ class Commands:
         return pid
 
     def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
-        """Start a command whose output is asked for; it is among the ended ones once it is there. data: what it reads."""
-        # Files, not pipes: nothing here has to read or write while it runs.
+        """Start a command whose output is returned with its end. Return its pid.
+
+        data: Its input.
+        """
+        # Files, not pipes, so nothing has to be read or written while it runs.
         stdout, stderr = _unnamed(), _unnamed()
         try:
             with _unnamed() as stdin:
@@ -62,7 +65,7 @@ class Commands:
         return pid
 
     def stop(self, request: int) -> None:
-        """Kill a command that somebody has waited for long enough."""
+        """Kill a synchronous command that has timed out."""
         for pid, waited in self._waited.items():
             if waited.request == request:
                 try:
@@ -71,7 +74,7 @@ class Commands:
                     pass
 
     def reap(self) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], bytes]]]:
-        """Ends of commands, and replies to those who waited for one, each once."""
+        """Return the ends of commands, and replies for synchronous ones, each once."""
         ends, replies = [], []
         for pid, status, peak in processes.reaped():
             code = processes.shell_exit_code(status)
@@ -88,13 +91,13 @@ class Commands:
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: int, stdout: int, stderr: int) -> int:
     try:
-        # In a session of its own: a signal to its group reaches what it has started, and not this process.
+        # A session of its own: signals to its group reach its children, and not this process.
         process = subprocess.Popen(
             list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
     except ValueError as error:  # a NUL
         raise OSError(errno.EINVAL, str(error), argv[0] if argv else "") from None
-    # All children are reaped together (`reap`), orphans of theirs too.
+    # All children are reaped together (`reap`), adopted orphans too.
     process.returncode = 0
     return process.pid
 
@@ -102,7 +105,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: 
 def _unnamed() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("paceline"), "w+b", buffering=0)
-    import tempfile  # with what it loads, it takes longer than it is worth where there are memory files
+    import tempfile  # importing it costs more than it saves where memory files exist
 
     return tempfile.TemporaryFile(buffering=0)
 

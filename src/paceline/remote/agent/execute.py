@@ -1,14 +1,14 @@
-"""A command beside a worker: started on the worker's node, talked to through files.
+"""Run a command beside a worker, on the worker's node, controlled through files.
 
     python -I -S .../paceline/remote/agent/execute.py CHANNEL OUTPUT
 
     CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}
-    CHANNEL/in_<n>.json    what comes to it, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
+    CHANNEL/in_<n>.json    input, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
                            {"read": bytes of OUTPUT} or {"gone": true}
-    OUTPUT                 what it says, a line each: {"out": ...}, {"err": ...}, at last {"exit": code}
+    OUTPUT                 output, one line each: {"out": ...}, {"err": ...}, finally {"exit": code}
 
-Bytes are base64. It ends with the command, and the command with it: when {"gone"} comes, the folder is gone, or it gets a
-signal, the command is hung up, and what is left of it killed. Its environment and working directory are the command's.
+Bytes are base64. On {"gone"}, on removal of the folder, or on a signal, the command gets a hang-up, and its leftovers are
+killed. Its environment and working directory are those of this program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 if __name__ == "__main__":
-    # Started by its path, and apart from all that the environment has for the script: the library alone.
+    # Started by its path, isolated from the script's environment: only the library is added.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.system import processes
@@ -37,20 +37,20 @@ from paceline.system.files import OwnFolder
 
 _LOOK_S = 0.02
 _HANG_UP_S = 1.0
-#: After its end, how long what it has started may go on writing to its output.
+#: How long children may still write after the command's end.
 _DRAIN_S = 0.5
-#: On a busy machine a reader may come to what the command itself has written later than that. A pipe holds 64 KiB.
+#: On a busy machine the reader may be late for the command's own output, at most 64 KiB in a pipe.
 _LATE_S, _PIPE_BYTES = 30.0, 1 << 16
 _CHUNK = 1 << 14
-#: The command waits when so much of its output is unread.
+#: The command has to wait when so much output is unread.
 _AHEAD_BYTES = 8 << 20
 
 
 class Channel:
-    """The files that one command is talked to through."""
+    """The files of one command."""
 
     def __init__(self, folder: str, output: str) -> None:
-        # In a folder that a group shares, a member could have put another one here since the supervisor looked.
+        # In a shared folder, a member could have replaced it since the supervisor's check.
         self._folder = OwnFolder(Path(folder), shut=False)
         fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._output: IO[bytes] = os.fdopen(fd, "ab", buffering=0)
@@ -62,25 +62,25 @@ class Channel:
 
     def say(self, **told: object) -> None:
         line = json.dumps(told).encode() + b"\n"
-        # A command that prints for ever must not fill the disk.
+        # Endless output must not fill the disk.
         while self._written - self._read > _AHEAD_BYTES and not self._is_over:
             time.sleep(_LOOK_S)
-        # Two threads say something, one for each output: a line must not be cut by another.
+        # Two threads write, one per output: keep lines intact.
         with self._lock, contextlib.suppress(OSError):
             self._written += self._output.write(line)
 
     def let_go(self) -> None:
-        """Stop waiting for the output to be read."""
+        """Stop waiting for the reader."""
         self._is_over = True
 
     def heard(self) -> list[dict[str, Any]]:
-        """The messages that have come since the last call."""
+        """Return the messages that arrived since the last call."""
         found: list[dict[str, Any]] = []
         while True:
             try:
                 found.append(json.loads(self._folder.read(f"in_{self._next}.json")))
             except OSError:
-                # Without the folder whoever talked to the command is gone; with it the next message is not written yet.
+                # If the folder is gone, so is the client; otherwise the next message is not written yet.
                 return found if self._folder.is_there() else [{"gone": True}]
             self._next += 1
             self._read = max(self._read, int(found[-1].get("read", 0)))
@@ -88,7 +88,7 @@ class Channel:
 
 def main(argv: list[str]) -> int:
     channel = Channel(argv[0], argv[1])
-    # Processes whose parents have ended become children of this one, so that none of the command's is missed at the end.
+    # Adopt orphans, to find all processes of the command at the end.
     processes.become_subreaper()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
                 ended.set()
             run.take(told)
     code = run.code()
-    # From here on nothing waits for a reader: the command is over, or whoever asked for it is gone.
+    # From here on don't wait for the reader: the command or the client is gone.
     channel.let_go()
     if code is None:
         run.hang_up()
@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
 
 
 class _Run:
-    """One command that runs."""
+    """A running command."""
 
     process: subprocess.Popen[bytes]
 
@@ -129,21 +129,21 @@ class _Run:
         self._readers: list[_Reader] = []
 
     def code(self) -> int | None:
-        """The command's exit code as a shell gives it; None while it runs."""
+        """Return the exit code as a shell reports it, or None while it runs."""
         code = self.process.poll()
         return None if code is None else processes.shell_code(code)
 
     def take(self, told: dict[str, Any]) -> None:
-        """Pass on what has come."""
+        """Handle a message."""
         raise NotImplementedError
 
     def hang_up(self) -> None:
-        # It leads a session of its own, so its group is all that it has started and that has not left.
+        # It leads a session, so its group has all its children that have not left.
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGHUP)
 
     def drain(self) -> None:
-        """Wait for the rest of its output; not for ever, where a process that it has left holds that open."""
+        """Wait for the rest of its output, within limits: a leftover process may hold it open."""
         for reader in self._readers:
             reader.drain()
 
@@ -154,17 +154,17 @@ class _Run:
 
 
 class _Reader(threading.Thread):
-    """Says what comes from one output of the command."""
+    """A thread that forwards one output of the command."""
 
     def __init__(self, channel: Channel, fd: int, name: str) -> None:
         super().__init__(daemon=True)
         self._channel, self._fd, self._name = channel, fd, name
-        # Held from taking something out of the pipe until it is said.
+        # Held between reading from the pipe and writing the message.
         self._at_it = threading.Lock()
         self._count = 0
 
     def run(self) -> None:
-        with contextlib.suppress(OSError):  # a terminal whose last process has gone
+        with contextlib.suppress(OSError):  # the last process of the terminal has ended
             while True:
                 select.select([self._fd], [], [])
                 with self._at_it:
@@ -175,8 +175,9 @@ class _Reader(threading.Thread):
                     self._count += len(data)
 
     def drain(self) -> None:
-        """Wait until all is said that lies in the pipe, and for what still comes a moment longer; not for ever, where a process
-        holds the pipe open or writes without end.
+        """Wait until the content of the pipe is forwarded, and a moment longer, within limits.
+
+        A process may hold the pipe open or write without end.
         """
         begun, deadline = self._count, time.monotonic() + _LATE_S
         self.join(_DRAIN_S)
@@ -196,7 +197,7 @@ class _Pipes(_Run):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            # A session of its own, so that one signal to its group reaches all that the command has started.
+            # A session of its own, so that one signal reaches all its children.
             start_new_session=True,
         )
         assert self.process.stdout is not None
@@ -207,7 +208,7 @@ class _Pipes(_Run):
     def take(self, told: dict[str, Any]) -> None:
         stdin = self.process.stdin
         assert stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it does not read any more
+        with contextlib.suppress(OSError, ValueError):  # it has closed its input
             if "data" in told:
                 view = memoryview(base64.b64decode(told["data"]))
                 while view:
@@ -223,7 +224,7 @@ class _Terminal(_Run):
         self._resize(channel.request["terminal"])
         try:
             self.process = subprocess.Popen(
-                # The terminal becomes the session's own when its first process opens it.
+                # The session's first process to open the terminal makes it the controlling one.
                 [sys.executable, "-I", "-S", __file__, "--on-terminal", os.ttyname(theirs), *channel.request["argv"]],
                 stdin=theirs,
                 stdout=theirs,
@@ -232,7 +233,7 @@ class _Terminal(_Run):
                 start_new_session=True,
             )
         finally:
-            # As long as this side holds the terminal's other end open, reading never comes to an end.
+            # While this side holds the other end of the terminal open, reading never ends.
             os.close(theirs)
         self._read(self._fd, "out")
 
@@ -243,7 +244,7 @@ class _Terminal(_Run):
                 while view:
                     view = view[os.write(self._fd, view) :]
             elif told.get("end"):
-                # Ctrl-D, by which a terminal says that no more input comes.
+                # Ctrl-D: end of input on a terminal.
                 os.write(self._fd, b"\x04")
             elif "size" in told:
                 self._resize(told["size"])
@@ -256,10 +257,10 @@ class _Terminal(_Run):
 
 
 def _on_terminal(path: str, argv: list[str]) -> None:
-    """Become the command, with this terminal for the session's own."""
-    # Opening a terminal makes it that of a session which has none yet; the copy itself is not needed.
+    """Become the command, with this terminal as controlling terminal."""
+    # Opening a terminal makes it the controlling one; the copy is not needed.
     os.close(os.open(path, os.O_RDWR))
-    # Python ignores SIGPIPE, and an exec hands on what is ignored.
+    # Python ignores SIGPIPE, which exec passes on.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     try:

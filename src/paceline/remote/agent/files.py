@@ -1,4 +1,4 @@
-"""An agent's requests that are about files on its node."""
+"""The agent's requests about files on its node, and atomic writes of files and trees."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from paceline.remote.replica.changes import stamp_of
 
 
 class FileRequests:
-    """Takes files and trees, and answers questions. fail: answers a request with an error."""
+    """Handler of file requests.
+
+    fail: Answers a request with an error.
+    """
 
     def __init__(self, out: SendQueue, fail: Callable[[int, Exception], None]) -> None:
         self._out, self._fail = out, fail
         self._arrivals: dict[int, AtomicWrite] = {}
 
     def drop(self) -> None:
-        """Leave nothing of what has come in part."""
+        """Remove incomplete files."""
         for arrival in self._arrivals.values():
             arrival.drop()
 
     def op_file(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         whole = AtomicWrite(header["path"], "replace")
         try:
-            # A single file is a tree of one entry, which is its own top.
+            # A single file is a tree of one entry.
             entry = {"name": ".", "kind": "file", "mode": header["mode"], "mtime": time.time_ns(), "end": True}
             whole.take(entry, data)
             whole.finish()
@@ -44,7 +47,7 @@ class FileRequests:
         request = header["of"]
         arrival = self._arrivals.get(request)
         if arrival is None:
-            return  # it has failed, and that was said
+            return  # it has failed, which was reported
         try:
             if header["kind"] == "finish":
                 arrival.finish()
@@ -63,7 +66,7 @@ class FileRequests:
         return {}
 
     def op_link(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        # symlink refuses a name that is taken, so the link is made beside it and renamed.
+        # symlink refuses an existing name: create it beside, then rename.
         beside = f"{header['path']}.{os.getpid()}"
         os.symlink(header["target"], beside)
         os.replace(beside, header["path"])
@@ -77,7 +80,7 @@ class FileRequests:
 
     def op_sees(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         try:
-            # Only so much: another file may lie at this path, of any size.
+            # Limited: another file of any size may be at this path.
             with open(header["path"], encoding="utf-8") as file:
                 return {"ok": file.read(1 << 12) == header["token"]}
         except (OSError, ValueError):
@@ -96,10 +99,9 @@ class FileRequests:
 
 
 class AtomicWrite:
-    """One tree or file on its way in.
+    """A tree or file that is being received.
 
-    how: "keep" leaves what is at `path` already (a name that tells the content), "replace" takes its place, "merge"
-        puts each file into the folder that is there.
+    how: "keep" an existing path (whose name is its content), "replace" it, or "merge" each file into the folder.
     """
 
     def __init__(self, path: str, how: str) -> None:
@@ -113,7 +115,7 @@ class AtomicWrite:
         self._folders: list[tuple[str, dict[str, Any]]] = []
 
     def take(self, entry: dict[str, Any], data: bytes) -> None:
-        """One entry of the tree, parents before children; `name` is "." for the top. Its last piece has `end`."""
+        """Receive an entry, parents before children; `name` is "." for the top. Its last piece has `end`."""
         path = os.path.normpath(os.path.join(self._top, entry["name"]))
         if entry["kind"] == "more":
             assert self._file is not None, "a piece of no file"
@@ -122,7 +124,7 @@ class AtomicWrite:
             os.makedirs(path, exist_ok=True)
             self._folders.append((path, entry))
         elif entry["kind"] == "link":
-            # A link can't be written over: made beside, then renamed, it takes the place of what is there.
+            # A link can't be overwritten: create it beside, then rename.
             beside = self._beside(path)
             os.symlink(entry["target"], beside)
             os.replace(beside, path)
@@ -135,7 +137,7 @@ class AtomicWrite:
 
     def finish(self) -> None:
         """Give the tree its name."""
-        # Only now, for files that come change a folder's time; and from the inside out, for a closed folder lets nobody in.
+        # At the end, since new files change a folder's time; from the inside out, since closed folders block access.
         for path, entry in reversed(self._folders):
             if self._how != "merge" or path != self._top:
                 os.chmod(path, entry["mode"])
@@ -143,20 +145,20 @@ class AtomicWrite:
         if self._how == "merge":
             return
         if self._how == "replace" and os.path.isdir(self._path) and not os.path.islink(self._path):
-            # A rename replaces only an empty folder, so the old one is moved out of the way first.
+            # A rename only replaces an empty folder: move the old one away first.
             old = f"{self._top}-old"
             os.rename(self._path, old)
             remove(old)
         try:
             os.rename(self._top, self._path)
         except OSError:
-            # Another run has brought the same at the same time.
+            # Another run has written the same tree.
             if not os.path.isdir(self._path):
                 raise
             remove(self._top)
 
     def drop(self) -> None:
-        """Leave nothing of what has not got its name."""
+        """Remove everything that has not got its final name."""
         if self._file is not None:
             self._file.close()
             with contextlib.suppress(OSError):
@@ -165,7 +167,7 @@ class AtomicWrite:
             remove(self._top)
 
     def _beside(self, path: str) -> str:
-        # The whole tree lies beside; a name there may be as long as names can be.
+        # The tree is in a folder beside, since its names may have the maximum length.
         return os.path.join(os.path.dirname(path), f".new-{self._token}-file") if self._how == "merge" else path
 
     def _write(self, file: IO[bytes], data: bytes) -> None:
@@ -177,23 +179,23 @@ class AtomicWrite:
         entry, self._file = self._entry, None
         beside = self._beside(entry["path"])
         try:
-            # Before the file has its name, so that nobody meets it there with another mode.
+            # Before the rename: readers never see another mode.
             os.fchmod(file.fileno(), entry["mode"])
         finally:
             file.close()
-        # After the last write, which would set the time of change anew.
+        # After the last write, which changes the time.
         os.utime(beside, ns=(entry["mtime"], entry["mtime"]))
         os.replace(beside, entry["path"])
 
 
 def remove(path: str) -> None:
-    """Remove a tree, read-only folders in it too, or a file; harmless where there is none."""
+    """Remove a tree, read-only folders too, or a file. Ignore a missing path."""
     if os.path.islink(path) or os.path.isfile(path):
         with contextlib.suppress(OSError):
             os.unlink(path)
         return
     shutil.rmtree(path, ignore_errors=True)
-    # The first try is enough but for folders without the right to write, in which nothing can be removed.
+    # The first try fails only for read-only folders.
     if os.path.isdir(path):
         for directory, _, _ in os.walk(path):
             with contextlib.suppress(OSError):
@@ -202,12 +204,12 @@ def remove(path: str) -> None:
 
 
 def census(path: str) -> tuple[int, int]:
-    """The number of files and links below `path`, and of bytes in the files; (-1, -1) where it is no folder."""
+    """Return the number of files and links below `path`, and the bytes of files; (-1, -1) if not a folder."""
     if not os.path.isdir(path):
         return -1, -1
     count = size = 0
     for directory, folders, files in os.walk(path):
-        # os.walk lists a link to a folder among the folders, and doesn't go into it.
+        # os.walk lists links to folders among the folders, without entering them.
         for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
             found = os.lstat(os.path.join(directory, name))
             count += 1

@@ -1,6 +1,6 @@
-"""The agent's parent: when the agent is gone, however it went, nothing of what it has started or made in passing stays.
+"""The agent's parent, which cleans up processes and temporary files when the agent ends in any way.
 
-The two watch each other through a pair of sockets, which the kernel closes with their processes.
+The two watch each other through a socket pair, which the kernel closes with their processes.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from paceline.system import processes
 
 
 def be_agent(read_fd: int, write_fd: int, settings: dict[str, Any]) -> None:
-    """Part into a guardian and an agent on this link; never returns.
+    """Fork into a guardian and an agent on this link. Never return.
 
     settings: `silence_s`, `library`, `folder`.
     """
-    # Of whoever started this: not the run's own, by which what a killed supervisor has left is found and spared.
+    # Inherited from the starting process: this process must not count as one of the run.
     for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
-    # What ends the agent is the link's end alone. An engine signals all that it has started (srun before a time limit),
-    # and workers then have their grace period. Handlers, for what is ignored stays ignored in commands.
+    # Only the end of the link ends the agent. An engine signals all processes (srun before a time limit), but workers need
+    # their grace period. Handlers, since commands would inherit ignored signals.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()
-    # After the handlers, which the fork hands on; before any thread is there, for a fork copies only the one that forks.
+    # After the handlers, which fork copies; before any thread, which fork would lose.
     guardians, agents = socket.socketpair()
     agent = os.fork()
     if agent == 0:
@@ -41,7 +41,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, Any]) -> None:
             processes.become_subreaper()
             code = Agent(read_fd, write_fd, agents, settings).run()
         except BaseException:
-            # To standard error, which the link's other end keeps the last of. `_exit` skips what the parent has registered.
+            # To standard error, whose end the supervisor keeps. `_exit` skips the parent's exit handlers.
             import traceback
 
             traceback.print_exc()
@@ -53,14 +53,14 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, Any]) -> None:
 
 
 def _guard(agent: int, agents: socket.socket) -> int:
-    """Hear from the agent which files to remove, until it is gone; then clean up. The exit code of the process."""
+    """Collect from the agent which files to remove; after its end clean up. Return the exit code."""
     heard = b""
     while True:
         data = agents.recv(1 << 16)
         if not data:
             break
         heard += data
-    # Closed, but perhaps not yet ended.
+    # The socket is closed, but the agent may still run.
     processes.send(agent, signal.SIGKILL)
     processes.kill_descendants(os.getpid())
     for path in heard.split(b"\0")[:-1]:

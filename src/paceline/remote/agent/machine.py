@@ -1,4 +1,4 @@
-"""Facts about the machine that an agent runs on."""
+"""Facts about the agent's machine: network, ports, disks, processes killed for memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paceline.observe.node.gpus import devices
 from paceline.system import processes
 from paceline.system.lock_holder import user_name
 
-#: Below the range from which Linux takes ports for outgoing connections (32768 and up), above most services.
+#: Below Linux's range for outgoing connections (32768 and up), above most services.
 _PORTS = range(20000, 32000)
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
-#: More than a worker's report of its exception takes.
+#: More than a worker's error report takes.
 REPORT_BYTES = 1 << 14
 
 
 def about(settings: dict[str, Any]) -> dict[str, Any]:
-    """The first frame of an agent, which describes itself (`paceline.remote.link.messages.Hello`)."""
+    """Return the agent's first frame, which describes its node (`paceline.remote.link.messages.Hello`)."""
     return {
         "op": "hello",
         "host": socket.gethostname(),
@@ -46,28 +46,28 @@ def about(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def interfaces() -> dict[str, tuple[str, int]]:
-    """Name -> (IPv4 address, length of the network's prefix) of each interface that has one; Linux only."""
+    """Return {name: (IPv4 address, prefix length)} of interfaces with an address; Linux only."""
     found: dict[str, tuple[str, int]] = {}
     if not sys.platform.startswith("linux"):
         return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            # IFNAMSIZ is 16 with the zero byte at the end.
+            # IFNAMSIZ is 16 including the final zero.
             request = struct.pack("256s", os.fsencode(name)[:15])
             try:
-                # Behind the name, of 16 bytes, and the family and port, of 4, lie the address's 4 bytes.
+                # The address's 4 bytes follow the name (16 bytes), family and port (4).
                 address = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24]
                 mask = fcntl.ioctl(asked.fileno(), _SIOCGIFNETMASK, request)[20:24]
             except OSError:
-                continue  # it has none
+                continue  # it has no address
             found[name] = (socket.inet_ntoa(address), int.from_bytes(mask, "big").bit_count())
     return found
 
 
 def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
-    """`count` ports on which no process listens now, not among `taken`; fewer where there are not so many."""
+    """Return up to `count` ports on which no process listens now, none of them in `taken`."""
     found: list[int] = []
-    # From a place of its own, so that two who ask at once, or who ask again, get others.
+    # From a random start, so that simultaneous or repeated calls get different ports.
     start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)
     for step in range(len(_PORTS)):
         if len(found) == count:
@@ -80,7 +80,7 @@ def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
-        # Without it a port whose last connection ended a minute ago would seem taken.
+        # Without it a port would look taken for a minute after its last connection.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(("", port))
@@ -90,18 +90,18 @@ def _is_free(port: int) -> bool:
 
 
 def disk_of(path: str) -> tuple[int, int, int]:
-    """(bytes that the user may still write, bytes in all, number of the file system) of the disk of `path`.
+    """Return (free bytes for the user, all bytes, number of the file system) of the disk of `path`.
 
     Raises:
-        OSError: there is no such folder.
+        OSError: The folder does not exist.
     """
     found = os.statvfs(path)
-    # f_bavail leaves out what is kept for root.
+    # f_bavail excludes blocks reserved for root.
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, os.stat(path).st_dev
 
 
 def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Path -> (bytes free for the user, bytes in all, number of the file system); paths that are not there are left out."""
+    """Return {path: `disk_of`} without missing paths."""
     found = {}
     for path in paths:
         with contextlib.suppress(OSError):
@@ -110,15 +110,20 @@ def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
 
 
 def is_low(free: int, total: int) -> bool:
-    """True if a disk is about to be full: less than a twentieth of it is free, or 2 GB; of a large one 20 GB, of a small
-    one a tenth.
+    """Return whether a disk is almost full: less than 5 % free, within bounds.
+
+    At least 2 GB or, on a small disk, a tenth; at most 20 GB.
     """
     gb = 10**9
     return free < min(max(total / 20, 2 * gb), 20 * gb, total / 10)
 
 
 def oom_kills() -> int:
-    """The number of processes that the kernel has killed for memory so far, as far as can be seen; 0 where nothing tells."""
+    """Return how many processes the kernel has killed for memory so far, as far as known.
+
+    The sum of oom_kill in /proc/vmstat (the machine), and in memory.events (cgroup v2) or memory.oom_control (v1) of this
+    process's group. The latter shows a container's or batch system's limit on kernels without the former.
+    """
     return sum(_count(path) for path in ["/proc/vmstat", *_group_files()])
 
 

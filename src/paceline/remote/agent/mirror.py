@@ -1,7 +1,7 @@
-"""Keeps the supervisor's copy of a run's folder up to date while the run goes on, in a thread of its own.
+"""Update the supervisor's copy of a run's folder during the run, in a thread.
 
-Live, several times a second and before any command's end is told: logs, metrics, reports of workers, notes. Behind
-them, whenever the link has nothing else to carry: checkpoints and outputs that have not changed for two seconds.
+Live, several times a second and before the end of a command is reported: logs, metrics, reports of workers, notes. With lower
+priority: checkpoints and outputs that are unchanged for two seconds.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ from paceline.remote.replica.changes import (
 )
 from paceline.system.gaps import Keeper
 
-#: How often to look for new lines, and for files to send.
+#: How often to look for new lines and files.
 LOOK_S, SURVEY_S = 0.2, 2.0
-#: How long to wait at most before a file is sent again for which there was no room.
+#: Longest pause before sending a file again that did not fit on the supervisor's disk.
 _LONGEST_S = 60.0
-#: Others append to these as well, on other nodes and at the supervisor's.
+#: Files to which other nodes and the supervisor append too.
 _SHARED = (NOTES, DRIVER_LOG)
 
 
 class Mirror(threading.Thread):
-    """Mirrors one run's folder.
+    """The mirror of a run's folder.
 
-    have: what the supervisor has already, name -> stamp (`paceline.remote.replica.changes`).
-    takes_files: whether this node sends checkpoints and outputs; of nodes that see one folder, one does.
-    log_limit: bytes that are kept of each worker's log; 0 for no limit.
+    have: The supervisor's state, name -> stamp (`paceline.remote.replica.changes`). takes_files: Send checkpoints and
+    outputs; one node of those that share a folder does. log_limit: Bytes of each worker's log to keep; 0 for no limit.
     """
 
     def __init__(
@@ -59,13 +58,13 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[dict[str, Any]] = collections.deque()
-        # Guards the jobs and `_closed`, which the agent's thread changes as well. `_again` it fills without it: a dict takes a
-        # key whole, and a name that is seen one look later does no harm. All else is this thread's alone.
+        # Guards the jobs and `_closed`, which the agent's thread also changes. It adds to `_again` without the lock: dict
+        # insertion is atomic, and a delay of one look does no harm. Everything else belongs to this thread.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)
         self._changes.skip(_SHARED)
-        #: The pass over the user's files that is under way.
+        #: The current pass over the user's files.
         self._files: Iterator[Frame | None] = iter(())
         #: name -> when to send it again
         self._again: dict[str, float] = {}
@@ -75,15 +74,17 @@ class Mirror(threading.Thread):
         self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: dict[str, Any]) -> None:
-        """Send this once all that was written so far has been sent. header: with `all`, checkpoints and outputs too; with `last`,
-        what the script has left in its working directory as well, which is cleaned up for that.
+        """Send this header after everything written so far.
+
+        With `all`, checkpoints and outputs are included; with `last` also files in the script's working directory, which is
+        cleaned up for that.
         """
         with self._changed:
             self._jobs.append(header)
             self._changed.notify_all()
 
     def send_again(self, name: str) -> None:
-        """Take a file for one that the supervisor does not have: it had no room for it."""
+        """Send a file again later: the supervisor had no space for it."""
         tries = self._tries[name] = self._tries.get(name, 0) + 1
         self._again[name] = time.monotonic() + min(QUIET_S * 2 ** (tries - 1), _LONGEST_S)
 
@@ -96,9 +97,9 @@ class Mirror(threading.Thread):
         try:
             self._run()
         except BrokenPipeError:
-            pass  # the agent sees it too
+            pass  # the agent detects it too
         except BaseException:
-            # No end would be told any more: the agent must not stay.
+            # Ends would not be reported any more: the agent must exit.
             self.has_failed = True
             raise
 
@@ -107,7 +108,7 @@ class Mirror(threading.Thread):
         while not self._closed:
             with self._changed:
                 if not self._jobs and not (busy and self._out.has_room(BULK)):
-                    # With files on their way, until there is room for the next piece.
+                    # While sending files, until the next piece fits.
                     self._changed.wait(0.01 if busy else LOOK_S)
                 jobs = list(self._jobs)
                 self._jobs.clear()
@@ -127,30 +128,30 @@ class Mirror(threading.Thread):
                 self._files, busy = self._changes.large(), True
             if busy and self._out.has_room(BULK):
                 try:
-                    # One piece, then to new lines of logs again.
+                    # One piece, then check for new lines of logs again.
                     self._put([next(self._files)], BULK)
                 except StopIteration:
                     busy, survey_at = False, time.monotonic() + SURVEY_S
 
     def _put(self, frames: Iterable[Frame | None], kind: int) -> None:
-        """Send what is new, each frame once there is room for it.
+        """Send frames, each once there is room for it.
 
         Raises:
-            BrokenPipeError: there is nobody to send it to.
+            BrokenPipeError: The receiver is gone.
         """
         for found in frames:
             if found is not None:
                 self._out.put({"op": "file", **found[0]}, found[1], kind=kind, wait=True)
 
     def _send_left(self) -> None:
-        """Send the user's files, and what the script has left in its working directory, which is cleaned up."""
-        from paceline.runs import work_dir  # not while the agent starts
+        """Send the user's files and the script's working directory, which is cleaned up."""
+        from paceline.runs import work_dir  # imported late, for a fast start
         from paceline.runs.folder import RunFolder
 
         folder = RunFolder(Path(self.top))
-        with contextlib.suppress(OSError):  # no room; what is there is sent
+        with contextlib.suppress(OSError):  # full disk: send the existing files
             work_dir.rescue_outputs(folder)
-        # Before the working directory is cleaned up: links in the outputs may lead to files that then go.
+        # Before cleaning up the working directory, to whose files outputs may link.
         self._put(self._changes.large(final=True), BULK)
         work_dir.clean(folder)
         self._put(self._changes.large(True, (WORK,)), BULK)
@@ -161,7 +162,7 @@ class Mirror(threading.Thread):
         self._put(self._changes.small(self._live_names(f"attempts/{self.attempt}")), LIVE)
 
     def _take_back(self, now: float) -> None:
-        """Forget that files were sent for which there was no room, once it is time to try again."""
+        """Mark files as unsent that did not fit, once it is time to retry."""
         for name, due in list(self._again.items()):
             if now >= due:
                 del self._again[name]
@@ -189,23 +190,23 @@ class Mirror(threading.Thread):
                 )
 
     def _say(self, text: str) -> None:
-        """Add a line to the driver's log, whose lines come from all nodes."""
+        """Append a line to the driver's log, which has lines of all nodes."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         try:
             with open(os.path.join(self.top, "logs", "driver.log"), "a", encoding="utf-8") as file:
                 file.write(f"{stamp}Z {text}\n")
         except OSError:
-            pass  # a full disk, of which others tell
+            pass  # a full disk, which others report
 
     def _live_names(self, attempts: str) -> Iterator[str]:
-        # What a command beside a worker says goes as well: who has asked for it looks at the supervisor's copy.
+        # Include output of `paceline exec`, whose client reads the supervisor's copy.
         for name in small_names(self.top, (attempts, "metrics", "prepared", "logs"), NODE_FILES, hidden=()):
             if not name.startswith(LIVE_LOGS):
                 yield name
 
     def _send_all(self, is_last: bool) -> None:
-        """All that is not sent yet, at once: nothing changes any more."""
-        self._put(self._files, BULK)  # a file may be on its way
+        """Send everything that is unsent: nothing changes any more."""
+        self._put(self._files, BULK)  # a file may be half sent
         self._take_back(math.inf)
         if self.takes_files and is_last:
             self._send_left()

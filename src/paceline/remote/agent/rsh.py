@@ -1,8 +1,8 @@
-"""A remote shell between the nodes of a run, by way of its supervisor, so that no ssh between them is needed.
+"""A remote shell between the nodes of a run through its supervisor, which replaces ssh between nodes.
 
     mpirun, node 0 ── rsh.py HOST COMMAND... ── socket ── agent 0 ── link ── supervisor ── link ── agent of HOST: sh -c
 
-As a program it stands in for ssh: it takes a host and a command, and ends with the command's exit code.
+As a program it replaces ssh: it takes a host and a command, and exits with the command's exit code.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
 
 
 class Relay:
-    """The agent's side: takes requests of `rsh.py` on a socket and passes them on."""
+    """The agent's side: receives requests of `rsh.py` on a socket and forwards them."""
 
     def __init__(self, out: SendQueue) -> None:
         self._out = out
         self.path = ""
         self._listener: socket.socket | None = None
-        #: file descriptor -> number of the request, its socket, what was heard of it
+        #: file descriptor -> number of the request, its socket, the bytes received
         self._asking: dict[int, tuple[int, socket.socket, bytes]] = {}
         self._count = 0
 
@@ -39,11 +39,11 @@ class Relay:
             self._listener, self.path = listener, path
 
     def fds(self) -> list[int]:
-        """The file descriptors to poll."""
+        """Return the file descriptors to poll."""
         return [*([self._listener.fileno()] if self._listener else []), *self._asking]
 
     def look(self, ready: set[int]) -> None:
-        """Accept a program that asks, or read what one has said."""
+        """Accept a program, or read its request."""
         if self._listener is not None and self._listener.fileno() in ready:
             asking, _ = self._listener.accept()
             self._count += 1
@@ -53,12 +53,12 @@ class Relay:
             self._hear(fd)
 
     def answer(self, number: int, code: int, text: str) -> None:
-        """End a request: the command's exit code, and what to say on standard error."""
+        """End a request with the command's exit code and a text for standard error."""
         for fd, (mine, asking, _) in list(self._asking.items()):
             if mine == number:
                 del self._asking[fd]
-                # The request may be answered after its program was killed; then there is nobody to tell.
-                with contextlib.suppress(OSError), asking:  # it was killed
+                # Ignore the error: the program may have been killed before the answer.
+                with contextlib.suppress(OSError), asking:  # killed
                     asking.sendall(json.dumps({"code": code, "text": text}).encode() + b"\n")
 
     def _hear(self, fd: int) -> None:
@@ -67,7 +67,7 @@ class Relay:
             data = asking.recv(1 << 16)
         except OSError:
             data = b""
-        # The program was killed before it had its answer; it never closes its side itself.
+        # The program was killed before its answer: it never closes its side itself.
         if not data:
             del self._asking[fd]
             asking.close()
@@ -86,7 +86,7 @@ class Relay:
 
 
 def main(argv: list[str]) -> int:
-    """`rsh.py HOST COMMAND...`; words after the host are joined by spaces and read by a shell there, as ssh does."""
+    """Run `rsh.py HOST COMMAND...`. As for ssh, a shell there parses the joined words after the host."""
     if len(argv) < 2:
         print("usage: rsh.py HOST COMMAND...", file=sys.stderr)
         return 255
@@ -117,5 +117,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Started by its path: this folder is first on the path then, and must not stand in the way of anything.
+    # Started by its path, so this folder is first on sys.path, where it could shadow modules.
     sys.exit(main(sys.argv[1:]))

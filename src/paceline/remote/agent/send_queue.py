@@ -1,6 +1,6 @@
-"""The writing side of a link, for the supervisor and the agent alike: what is urgent goes first, and never waits long.
+"""The writing side of a link, for supervisor and agent: urgent frames first, with little delay.
 
-Also says every few seconds that it is there: any byte counts as a sign of life, so a ping goes only when all is quiet.
+When nothing else is sent, it sends a ping every few seconds as a sign of life.
 """
 
 from __future__ import annotations
@@ -12,36 +12,35 @@ from typing import Any
 
 from paceline.remote.wire import frame
 
-#: Classes of frames, the first goes first. LIVE: lines of logs and metrics, ends of commands, in their order. BULK:
-#: files, in theirs.
+#: Priorities of frames. LIVE: lines of logs and metrics, ends of commands, in order. BULK: files, in order.
 URGENT, LIVE, BULK = range(3)
-#: What may lie ready of files: little, for it is what others wait behind.
+#: Limit for queued bytes of a priority; small, since urgent frames wait behind written ones.
 _ROOM_BYTES = 1 << 20
 
 
 class SendQueue(threading.Thread):
-    """Writes frames to a file descriptor, in a thread of its own; what comes after the other side has gone is dropped."""
+    """A thread that writes frames to a file descriptor. Frames after the other side's end are dropped."""
 
     def __init__(self, fd: int, ping_s: float) -> None:
         super().__init__(name="paceline-link-out", daemon=True)
         self._fd, self._ping_s = fd, ping_s
         self._queues: tuple[collections.deque[bytes], ...] = tuple(collections.deque() for _ in range(3))
         self._sizes = [0, 0, 0]
-        # Guards all of these; told whenever something was put, has gone out, or it is over. Who waits for room waits for
-        # this thread alone, which holds it while it takes the next frame, never while it writes.
+        # Guards all of these; notified when a frame is queued or written, or at the end. Writers waiting for room wait for
+        # this thread, which holds it while taking the next frame, never while writing.
         self._changed = threading.Condition()
         self._closing = self._closed = False
 
     def put(self, header: dict[str, Any], data: bytes = b"", *, kind: int = URGENT, wait: bool = False) -> None:
-        """Have a frame written. wait: first until there is room for more of its kind.
+        """Queue a frame. With `wait`, first wait for room among those of its priority.
 
         Raises:
-            BrokenPipeError: with `wait`, when the other side is gone.
+            BrokenPipeError: With `wait`: the other side is gone.
         """
         text = frame(header, data)
         with self._changed:
-            # Only senders of files wait for room: they read as fast as the link takes it, and hold little in memory. Whoever
-            # asks, answers or reports an end must never stand still here.
+            # Only senders of files wait for room: they read as fast as the link writes, and hold little in memory. Requests,
+            # answers and ends of commands must never block.
             while wait and self._sizes[kind] >= _ROOM_BYTES and not self._closed:
                 self._changed.wait()
             if self._closed or self._closing:
@@ -53,32 +52,32 @@ class SendQueue(threading.Thread):
             self._changed.notify_all()
 
     def has_room(self, kind: int) -> bool:
-        """True if a frame of this kind would be taken at once."""
-        # Not under the lock: by the time the answer is used it is old either way, and `put` waits.
+        """Return whether a frame of this priority would be queued at once."""
+        # Without the lock: the answer may be outdated anyway, and `put` waits.
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:
-        """Write what is queued, then end; returns at once."""
+        """Write the queued frames, then end. Return at once."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def drop(self) -> None:
-        """End without writing what is queued."""
+        """End without writing the queued frames."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def run(self) -> None:
         while (text := self._next()) is not None:
-            # Without the lock: the other side may take nothing for seconds, and others go on queueing meanwhile. A frame is
-            # written whole, so what is urgent waits for one frame at most.
+            # Without the lock: the other side may block for seconds while threads go on queueing. Frames are written
+            # completely, so an urgent frame waits for at most one.
             try:
                 view = memoryview(text)
                 while view:
                     view = view[os.write(self._fd, view) :]
             except OSError:
-                self.drop()  # by which those who wait for room get to know
+                self.drop()  # wakes threads that wait for room
 
     def _next(self) -> bytes | None:
         with self._changed:

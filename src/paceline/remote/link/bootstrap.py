@@ -1,4 +1,4 @@
-"""Turns a program that has just been started on a node into an agent there (its side: `paceline.remote.agent.boot`)."""
+"""Turn a program just started on a node into an agent (the node's side: `paceline.remote.agent.boot`)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from paceline.remote.foreign_python import library_digest, packed_library, strea
 from paceline.remote.link.messages import LinkError
 from paceline.system import processes
 
-#: What is kept of what a node's shell and the program that reaches it say.
+#: How much output of the node's shell and of the connecting program to keep.
 _SAID_BYTES = 1 << 14
 
 
 @dataclass
 class Ends:
-    """This side of a link. process: the local program whose standard streams it is, if there is one."""
+    """This side of a link. `process` is the local program that provides it, if any."""
 
     read_fd: int
     write_fd: int
@@ -36,15 +36,15 @@ class Ends:
 
     @classmethod
     def of_program(cls, argv: Sequence[str], environment: Mapping[str, str], name: str) -> Ends:
-        """A program that is started, such as `ssh host ...`; its standard streams are the link.
+        """Start a program, such as `ssh host ...`, whose standard streams are the link.
 
         Raises:
-            LinkError: it can't be started.
+            LinkError: It can't be started.
         """
         try:
             process = subprocess.Popen(
                 list(argv),
-                # Not a supervisor's, nor the run's: it must not be spared, nor be killed for a leftover.
+                # Not marked as a supervisor or a process of the run: it must neither be spared nor be killed as an orphan.
                 env=processes.of_no_run(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ class Ends:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        # Copies of our own: the three file objects would close theirs when they are collected, under the threads that use them.
+        # Duplicates: the file objects would close theirs when collected, while threads use them.
         fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
         for file in (process.stdin, process.stdout, process.stderr):
             file.close()
@@ -65,44 +65,44 @@ class Ends:
 
     @classmethod
     def of_socket(cls, sock: socket.socket) -> Ends:
-        """A socket, at whose other end a program has it as standard input and output. Takes the socket."""
+        """Use a socket whose other end is a program's standard input and output. Takes over the socket."""
         sock.setblocking(True)
         fd = sock.detach()
         return cls(fd, fd)
 
     def wait(self, timeout_s: float, *, writes: bool = False) -> bool:
-        """True once there is something to read, or room to write, before the time is up. Hears standard error meanwhile."""
+        """Wait until bytes can be read, or written; return False on timeout. Collect standard error meanwhile."""
         poll, wanted = select.poll(), self.write_fd if writes else self.read_fd
         poll.register(wanted, select.POLLOUT if writes else select.POLLIN)
         if self.stderr_fd is not None:
             poll.register(self.stderr_fd, select.POLLIN)
-        # poll counts in milliseconds.
+        # poll takes milliseconds
         ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
         if self.stderr_fd in ready:
             self.hear_stderr()
         return wanted in ready
 
     def hear_rest(self, wait_s: float) -> None:
-        """Hear standard error until nothing comes for so long."""
+        """Collect standard error until it is silent for `wait_s`."""
         while self.stderr_fd is not None and select.select([self.stderr_fd], [], [], wait_s)[0]:
             self.hear_stderr()
 
     def hear_stderr(self) -> None:
-        """Keep the last of what came on standard error."""
+        """Collect the last part of standard error."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
-        # At its end: poll would call it ready for ever.
+        # At its end poll would always report it as ready.
         if not data:
             self.stderr_fd = None
         self.said += data
         del self.said[:-_SAID_BYTES]
 
     def stderr(self) -> str:
-        """The text that came on standard error."""
+        """Return the collected standard error."""
         return self.said.decode(errors="replace").strip()
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:
-        """The local program's exit code; None while it runs, or where there is none."""
+        """Return the local program's exit code, or None while it runs or without a program."""
         if self.process is None:
             return None
         try:
@@ -112,12 +112,12 @@ class Ends:
 
 
 def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any], timeout_s: float) -> bytes:
-    """Have the agent started; from here on frames come, whose first bytes these are.
+    """Start the agent. Return the first bytes of its frames.
 
     settings: `folder`, `shared` and `agent` of `paceline.remote.agent.boot`.
 
     Raises:
-        LinkError: no Python there, too old a one, no room, or no answer.
+        LinkError: Python is missing or too old, the disk is full, or there is no answer.
     """
     nonce = f"PACELINE-{secrets.token_hex(8)}"
     talk = _Talk(ends, name, nonce, time.monotonic() + timeout_s, timeout_s)
@@ -127,7 +127,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     answer = talk.answer()
     if answer.get("wanted"):
         data = packed_library(library_dir)
-        # The node reads so many bytes and no more: frames follow on the same stream.
+        # The node reads exactly this many bytes: frames follow in the same stream.
         talk.write(struct.pack(">Q", len(data)) + data)
         answer = talk.answer()
     if error := answer.get("error"):
@@ -146,7 +146,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
 
 
 class _Talk:
-    """Bytes both ways before there are frames, until a deadline."""
+    """A conversation before the first frame, with a deadline."""
 
     def __init__(self, ends: Ends, name: str, nonce: str, deadline: float, timeout_s: float) -> None:
         self._ends, self._name, self._nonce = ends, name, nonce.encode()
@@ -154,8 +154,8 @@ class _Talk:
         self.heard = b""
 
     def write(self, data: bytes) -> None:
-        # Not blocking, and with a look at standard error: a login's banner may fill that pipe, and the shell then reads nothing
-        # of what is written here.
+        # Non-blocking, while reading standard error: a login banner may fill that pipe, and the shell would then stop
+        # reading.
         view = memoryview(data)
         os.set_blocking(self._ends.write_fd, False)
         try:
@@ -163,15 +163,15 @@ class _Talk:
                 if self._wait(writes=True):
                     view = view[os.write(self._ends.write_fd, view) :]
         except LinkError:
-            raise  # an OSError as well: time is up
+            raise  # timeout (an OSError too)
         except OSError:
             self._fail("ended")
         finally:
-            # The thread that writes frames later on relies on writes that wait.
+            # The thread that writes frames later needs blocking writes.
             os.set_blocking(self._ends.write_fd, True)
 
     def answer(self) -> dict[str, Any]:
-        """The next line that is meant for us."""
+        """Return the next line of the node's program, without the shell's output."""
         while (line := self._line()) is None:
             if self._wait():
                 data = os.read(self._ends.read_fd, 1 << 16)
@@ -182,7 +182,7 @@ class _Talk:
         return told
 
     def _line(self) -> bytes | None:
-        # A login shell may print anything before; the nonce, which it can't know, marks our lines.
+        # A login shell may print anything before; the secret nonce marks our lines.
         _, found, rest = self.heard.partition(self._nonce + b" ")
         if not found or b"\n" not in rest:
             return None
@@ -196,9 +196,9 @@ class _Talk:
         return self._ends.wait(left, writes=writes)
 
     def _fail(self, how: str) -> None:
-        """Say why there is no agent."""
+        """Raise the reason why there is no agent."""
         ends = self._ends
-        # Its standard output closes a little before the program is over, and its exit code says more than that.
+        # Its standard output closes slightly before it exits, and the exit code tells more.
         code = ends.exit_code(2.0) if how == "ended" else None
         ends.hear_rest(0.2)
         shell = self.heard.decode(errors="replace").strip()
@@ -209,7 +209,7 @@ class _Talk:
         elif code == 127 or (code == 126 and lines):
             text = f"no Python was found there (exit code {code}). Name the path of one, 3.10 or later."
         elif "no attribute 'buffer'" in said:
-            # Python 2's sys.stdin has no buffer below it, and fails at the first read.
+            # In Python 2 sys.stdin has no buffer, and the first read fails.
             text = "its Python is Python 2, and Paceline needs 3.10 or later. Name another."
         else:
             text = (

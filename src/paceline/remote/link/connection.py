@@ -1,14 +1,13 @@
-"""The frames of one link, both ways: requests and their answers, news, and signs of life.
+"""The frames of one link, both ways: requests, answers, events and pings.
 
     any thread   ask          -> SendQueue, a thread of its own    -> the node
     reader       poll, take   <-                                   <- the node
-                   an answer that may come at once: settles its request
-                   news, and answers in order            -> _inward -> filer: puts files in place, calls `hear`
+                   an immediate answer: settles its request
+                   events, answers in order              -> _inward -> filer: stores files, calls `hear`
 
-The reader never waits for a disk but where `_inward` is full, so answers and signs of life overtake files. An answer "in
-order" counts only once all files that came before it are in their place, so it goes through the filer as well. The reader
-alone ends the connection: it notes why, ends the program, and tells the filer (None); requests are ended when the filer is
-done, for it may still settle some.
+The reader only waits for a disk if `_inward` is full, so answers and pings overtake files. An answer "in order" counts once
+all earlier files are stored, so the filer handles it. Only the reader ends the connection: it records the reason, ends the
+program and tells the filer (None). Requests are ended when the filer is done, since it may still settle some.
 """
 
 from __future__ import annotations
@@ -29,38 +28,37 @@ from paceline.remote.link.messages import LinkError, Pending, Requests
 from paceline.remote.wire import Frames, WireError, ping_s
 from paceline.system import processes
 
-#: Frames that may wait to be put into files: 16 MiB at most.
+#: Most frames waiting to be stored: 16 MiB.
 _WAITING = 64
 
 
 class AgentConnection:
-    """Reads and writes frames in threads of its own, once `start` was called.
+    """A connection that reads and writes frames in threads, after `start`.
 
-    hear: called, in order, with each frame that is no answer.
+    hear: Called in order with each frame that is not an answer.
 
-    Four threads meet here. The reader takes frames from the other side and never waits for a disk: what it reads is the sign
-    of life. The filer gives them to `hear`, which may write files for a while. A third one writes (`SendQueue`). All others
-    ask, and wait for their answer; the reader hands it over at once, or the filer in its turn, where it is to come after the
-    files that were sent before it.
+    Four kinds of threads meet here. The reader takes frames; their arrival is the sign of life. The filer passes them to
+    `hear`, which may write files for a while. A third thread writes (`SendQueue`). All others ask and wait; the reader
+    delivers the answer at once, or the filer after the files sent before it.
     """
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[dict[str, Any], bytes], None]) -> None:
         self.lost: str | None = None
-        # Written by the reader, and by whoever asks; two numbers that are only compared need no lock.
+        # Written by the reader and by askers; two numbers that are only compared need no lock.
         self._heard = self._waited_in_vain = time.monotonic()
         self.out = SendQueue(ends.write_fd, ping_s(silence_s))
         self.requests = Requests()
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
         self._frames = Frames()
         self._inward: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue(_WAITING)
-        #: The end is meant: what comes of it is no loss.
+        #: This side has closed the connection: its end is not a loss.
         self.is_closing = False
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"paceline-link-{name}", daemon=True)
         self._filer = threading.Thread(target=self._file, name=f"paceline-files-{name}", daemon=True)
 
     def start(self, first: bytes) -> None:
-        """first: what has been read already."""
+        """Start the threads. `first` are bytes that were read already."""
         self._first = first
         self.out.start()
         self._filer.start()
@@ -69,11 +67,11 @@ class AgentConnection:
     def ask(
         self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, **values: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """The answer to a request.
+        """Send a request and return the answer.
 
         Raises:
-            LinkError: the node is lost, or does not answer in time.
-            OSError: what the agent met with.
+            LinkError: The node is lost, or does not answer in time.
+            OSError: The agent's error.
         """
         pending = self.requests.new()
         self.out.put({"op": op, "id": pending.number, **values}, data)
@@ -85,7 +83,7 @@ class AgentConnection:
 
     @property
     def is_stuck(self) -> bool:
-        """True if an answer did not come in time, and nothing else has come since: waiting for another is no use."""
+        """Whether an answer timed out and nothing has arrived since: further requests are pointless."""
         return self._waited_in_vain > self._heard
 
     def wait_for(self, pending: Pending, what: str, timeout_s: float | None) -> tuple[dict[str, Any], bytes]:
@@ -100,7 +98,7 @@ class AgentConnection:
         return pending.answer
 
     def give_up(self) -> None:
-        """End what was never started."""
+        """Release a connection that was never started."""
         self.is_closing = True
         with contextlib.suppress(OSError):
             if self._ends.write_fd != self._ends.read_fd:
@@ -110,7 +108,7 @@ class AgentConnection:
         self._close_fds()
 
     def close(self, wait_s: float) -> None:
-        """End the connection from this side; the agent has been told, or notices."""
+        """End the connection from this side; the agent was told, or detects it."""
         self.is_closing = True
         self.out.finish()
         if not self._over.wait(wait_s):
@@ -128,17 +126,17 @@ class AgentConnection:
         except OSError as error:
             why = f"the link broke: {error.strerror or error}"
         try:
-            # First the reason: whoever is woken by what follows looks at it.
+            # Record the reason first: threads woken below read it.
             if not self.is_closing:
                 self.lost = f"{self._name}: {why}"
             self.out.drop()
             self._end_program(2.0 if self.is_closing else 0.2)
-            # Behind all that has come: the filer puts that into its place before it ends.
+            # After all frames that arrived: the filer stores them before it ends.
             self._inward.put(None)
-            # In a thread, for answers that wait for files still come; this one goes on meanwhile.
+            # In a thread: answers may wait for files, and this thread goes on meanwhile.
             threading.Thread(target=self._end_requests, daemon=True).start()
         finally:
-            # First the writer ends: the kernel gives the number of a closed descriptor to the next file that is opened.
+            # End the writer first: the kernel reuses the number of a closed descriptor.
             self.out.join(5.0)
             self._close_fds()
             self._over.set()
@@ -149,7 +147,7 @@ class AgentConnection:
         self.requests.end()
 
     def _read_all(self) -> str:
-        """Read until nothing more comes, and return why."""
+        """Read until the end of the connection, and return the reason."""
         self._take(self._first)
         self._heard = time.monotonic()
         while True:
@@ -158,13 +156,13 @@ class AgentConnection:
                 if not data:
                     return self._why_ended()
                 self._take(data)
-                # Here, not before: putting files in their place may take its time.
+                # Check here, since storing files may take a while.
                 self._heard = time.monotonic()
             elif time.monotonic() - self._heard > self._silence_s:
                 return f"nothing heard for {self._silence_s:g} s."
 
     def _take(self, data: bytes) -> None:
-        # Any byte counts as a sign of life, so a ping has nothing more to say.
+        # Any byte is a sign of life, so pings carry nothing.
         for header, content in self._frames.feed(data):
             if header.get("op") == "ping":
                 continue
@@ -175,7 +173,7 @@ class AgentConnection:
                 self.requests.settle(header["re"], (header, content))
 
     def _file(self) -> None:
-        # Nothing that `hear` raises may end this thread: the queue would fill up, and the reader wait for ever.
+        # No exception of `hear` may end this thread: the queue would fill up and block the reader.
         while (found := self._inward.get()) is not None:
             header, content = found
             if "re" in header:
@@ -195,7 +193,7 @@ class AgentConnection:
     # --- the end
 
     def _end_program(self, wait_s: float) -> None:
-        """End the local program, by its pid, unless it ends by itself; what it was to reach sees the end of the link."""
+        """End the local program, unless it ends by itself; its peer then sees the end of the link."""
         process = self._ends.process
         if process is None:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._ends.read_fd)) as mine:

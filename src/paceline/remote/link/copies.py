@@ -1,7 +1,7 @@
-"""The copies of a run's folder on nodes that do not see the supervisor's: made, followed, brought home, removed.
+"""Copies of a run's folder on nodes that do not see the supervisor's: create, follow, fetch, remove.
 
-A copy stays on its node where the agent or the supervisor was killed. `clear_node` brings home what only that node has, and
-removes the copy: of all such runs when somebody asks for it, and where little is missing when the next run comes to the node.
+A copy stays on its node if the agent or the supervisor was killed. `clear_node` fetches its unique files and removes it: on
+request for all such runs, and before the next run on the node if only little is missing.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from paceline.system.files import read_json
 from paceline.system.names import counted, some
 from paceline.system.units import size_text
 
-#: So far apart may the clocks of two nodes be, and the writing of two parts of one checkpoint.
+#: Tolerance for the clocks of two nodes, and between the files of one checkpoint.
 _CLOCKS_NS = 60 * 10**9
 
-#: The next run on a node brings home so much of an ended run; for more somebody has to ask.
+#: How many bytes of an ended run the next run fetches; more only on request.
 _IN_PASSING_BYTES = 64 << 20
 
-#: A run's folder -> names of checkpoints that its scripts have removed, as far as this process has heard of it.
+#: A run's folder -> names of checkpoints that its scripts have removed, as far as this process knows.
 _REMOVED: dict[str, set[str]] = {}
 
 
 class Copies:
-    """One folder a node, at the same path on all; some nodes may see the same one.
+    """One folder per node, at the same path on all; some nodes may share one.
 
-    top: absolute, on each node; what outlives the run lies there too. Nodes that see one folder are a group, named by its
-    lowest rank; one node of each sends checkpoints and outputs.
+    Nodes that share a folder are a group, named by its lowest rank; one node of each sends checkpoints and outputs.
+
+    top: Absolute path on each node, for files that outlive the run.
     """
 
     def __init__(self, links: Sequence[Link], folder: RunFolder, top: str) -> None:
@@ -54,44 +55,45 @@ class Copies:
         self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
         self._target = str(record.get("target") or "NAME")
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
-        self._replica.close()  # what a killed supervisor has left
+        self._replica.close()  # left by a killed supervisor
         self._groups: dict[int, int] = {}
-        #: groups in which something has run since their files were last brought home
+        #: groups with processes started since the last fetch
         self._unfetched: set[int] = set()
 
     def send(self) -> None:
-        """Give each node what it needs of the run.
+        """Send each node the files that it needs.
 
         Raises:
-            TargetError: no room, or a node is lost.
+            TargetError: A disk is full, or a node is lost.
         """
         links, ranks, token = self._links, self._ranks(), secrets.token_hex(4)
         on_each(links, self._clear)
         sent = on_each(links, lambda link: send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path))
         all_or_error(links, sent, f"the run could not be sent to {self.path}")
-        # Every mark is written before any node lists them: a list that misses one would part a folder's nodes into two groups.
+        # Write all marks before listing any: a list without one would split a shared folder into two groups.
         listed = on_each(links, lambda link: link.names_in(f"{self.path}/.nodes"))
         marks = all_or_error(links, listed, "the run's folder is gone")
-        # Only the marks of this sending: those of a killed supervisor may still lie there.
+        # Only the marks of this call: a killed supervisor may have left some.
         seen = [[int(name.partition("-")[2]) for name in names if name.startswith(token)] for names in marks]
-        # Each node sees its own mark at least, so no list is empty.
+        # Each node sees at least its own mark, so no list is empty.
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
         self._even_out()
         self._send_carried()
 
     def _clear(self, link: Link) -> None:
-        """Bring home and remove what killed agents and supervisors have left on a node, and name in the log what stays."""
+        """Fetch and remove leftovers of killed agents and supervisors on a node, and log those that stay."""
         runs_dir, own = self._folder.path.parent, self._folder.run_id
         for left in clear_node(link, self._top, runs_dir, but=own, most_bytes=_IN_PASSING_BYTES):
             if not left.is_foreign:
                 say(f"{link.name}: {left.text()}")
 
     def _even_out(self) -> None:
-        """Let all groups begin with the same checkpoints. One that was lost may be back with some that it had not sent, and its
-        ranks would go on from another step than all others.
+        """Let all groups start with the same checkpoints.
+
+        A group that was lost may return with unsent checkpoints, and its ranks would resume from another step.
 
         Raises:
-            TargetError: they could not be had, or not be sent.
+            TargetError: Checkpoints can't be fetched or sent.
         """
         leaders = [self._links[rank] for rank in self._leaders().values()]
         here, there = self._folder.checkpoints, f"{self.path}/checkpoints"
@@ -100,7 +102,8 @@ class Copies:
         has = [self._without_removed(link, names) for link, names in zip(leaders, has, strict=True)]
         if len(leaders) < 2:
             return
-        # Only what may be newer than all that is here: what is older the script may have removed, and nobody goes on from it.
+        # Only checkpoints that may be newer than all here: the script may have removed older ones, and no rank resumes from
+        # them.
         newest_ns = max((path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()), default=0)
         late = [
             link
@@ -116,7 +119,7 @@ class Copies:
             all_or_error(leaders, sent, f"the run could not be sent to {self.path}")
 
     def _without_removed(self, link: Link, names: Mapping[str, Stamp]) -> dict[str, Stamp]:
-        """The node's checkpoints once those are removed that the run has removed while the node was away."""
+        """Remove checkpoints that the run removed while the node was away. Return the node's others."""
         over = {name for name in names if f"checkpoints/{name}" in self._replica.removed}
         for name in over:
             if not os.path.lexists(self._folder.checkpoints / name):
@@ -124,10 +127,10 @@ class Copies:
         return {name: stamp for name, stamp in names.items() if name not in over}
 
     def _send_carried(self) -> None:
-        """Give each group the folders and packages of this machine that the job names, once.
+        """Send each group once the folders and packages of this machine that the job names.
 
         Raises:
-            DataError, EnvironmentSpecError, TransferError: they are not here, or can't be read.
+            DataError, EnvironmentSpecError, TransferError: They are missing or unreadable here.
         """
         packed = pack_run(self._folder)
         if packed is None:
@@ -137,9 +140,9 @@ class Copies:
         all_or_error(links, sent, "what the job names here could not be sent")
 
     def follow(self, attempt: int) -> None:
-        """Have the nodes send what is written there from now on; those of an attempt have its folder."""
+        """Mirror new files from now on; create the folder of an attempt."""
         living = [link for link in self._links if link.lost is None]
-        # 0 stands for no attempt, as while the nodes prepare; then there is no folder to be made.
+        # 0 means no attempt, while the nodes prepare; then there is no folder to create.
         if attempt:
             path = f"{self.path}/attempts/{attempt}"
             made = on_each(living, lambda link: link.make_folders([path]))
@@ -167,18 +170,18 @@ class Copies:
         all_or_error(links, on_each(links, mirror), "the run's folder can't be followed", may_be_lost=True)
 
     def note_start(self, rank: int) -> None:
-        """Something runs on a node: there may be more to bring home."""
+        """Record that a process starts on a node: there may be more to fetch."""
         self._unfetched.add(self._groups[rank])
 
     def fetch(self, attempt: int, *, is_last: bool = False) -> None:
-        """Bring home all that is not here yet; nothing where the run could not be sent. is_last: as of `LinkFiles.flush`.
+        """Fetch all missing files, unless the run was never sent. `is_last` is as for `LinkFiles.flush`.
 
         Raises:
-            TargetError: some could not be had; the message says what, and where it still is.
+            TargetError: Some can't be fetched; the message says which, and where they are.
         """
         if not self._groups:
             return
-        self.follow(attempt)  # where a node is lost, another of its group sends for both
+        self.follow(attempt)  # if a node is lost, another of its group sends for both
         leaders = self._leaders()
         senders = [self._links[rank] for rank in leaders.values()]
         missing = []
@@ -191,9 +194,9 @@ class Copies:
             else:
                 self._unfetched.discard(group)
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
-            self.fetch(attempt, is_last=is_last)  # another of the group is left
+            self.fetch(attempt, is_last=is_last)  # another node of the group is alive
             return
-        # Groups of which every node is lost: what has run there since the last fetch can't be had any more.
+        # Groups without a living node: files since the last fetch are out of reach.
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(
@@ -202,20 +205,20 @@ class Copies:
             )
 
     def remove(self) -> None:
-        """Remove the copies; what could not be brought home stays where it is."""
+        """Remove the copies, except those with unfetched files."""
         done = [self._links[rank] for group, rank in self._leaders().items() if group not in self._unfetched]
         on_each(done, lambda link: link.remove(self.path))
 
     def close(self) -> None:
-        """Let nothing half-arrived stay here. For when the links are closed."""
+        """Remove incomplete files here. Call this after the links are closed."""
         self._replica.close()
 
     def _leaders(self) -> dict[int, int]:
-        """Group -> the lowest rank of it that is not lost."""
+        """Return {group: its lowest rank that is not lost}."""
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:
-                # As long as the marks have not been compared each node counts as a group of its own.
+                # Until the marks are compared each node is a group of its own.
                 found.setdefault(self._groups.get(rank, rank), rank)
         return found
 
@@ -227,8 +230,10 @@ class Copies:
 class LeftBehind:
     """A copy of an ended run on a node whose agent or supervisor was killed.
 
-    missing: names of files that only the node has. stays: why the copy is still there; "" once it is removed. is_foreign: it is
-    not of this workspace.
+    Attributes:
+        missing: Names of files that only the node has.
+        stays: Why the copy still exists; "" once removed.
+        is_foreign: Whether it belongs to another workspace.
     """
 
     host: str
@@ -240,7 +245,7 @@ class LeftBehind:
     is_foreign: bool = False
 
     def text(self, *, will_be: bool = False) -> str:
-        """Say what was left, and what has become of it, or `will_be`."""
+        """Describe the leftovers and their treatment, or `will_be`."""
         files = f"{counted(len(self.missing), 'file')} ({size_text(self.missing_bytes)})" if self.missing else ""
         if self.stays:
             only = f", with {files} that only this node has" if files else ""
@@ -255,15 +260,16 @@ class LeftBehind:
 def clear_node(
     link: Link, top: str, runs_dir: Path, *, but: str = "", most_bytes: int | None = None, dry_run: bool = False
 ) -> Iterator[LeftBehind]:
-    """Bring home what ended runs have left in a node's folder, and remove it there; yield each such run.
+    """Fetch leftovers of ended runs from a node's folder and remove them there; yield each such run.
 
-    Runs that live, and those that somebody looks after, are passed over. Runs of other workspaces stay.
+    Runs that are alive or supervised are skipped. Runs of other workspaces stay.
 
     Args:
+        link: To the node.
         top: The folder on the node, absolute.
         runs_dir: The runs of this workspace.
-        but: The id of a run that is passed over.
-        most_bytes: Leave a run where it is if more is missing here; None for no limit.
+        but: The id of a run to skip.
+        most_bytes: Leave a run if more is missing here; None for no limit.
         dry_run: Change nothing.
 
     Raises:
@@ -308,7 +314,7 @@ def _cleared(
         if wanted:
             _fetch(link, found.path, folder, there, wanted)
             note = {f"fetched_later_{link.name}": f"{found.path} of {link.name} was brought home and removed there."}
-            with contextlib.suppress(OSError, PacelineError):  # noted before, or a full disk
+            with contextlib.suppress(OSError, PacelineError):  # recorded before, or a full disk
                 tags_and_properties.add_properties(folder.notes, note)
         link.remove(found.path)
     except OSError as error:
@@ -319,7 +325,7 @@ def _cleared(
 
 
 def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
-    """Return True if the copy says that its run was in this workspace."""
+    """Return whether the copy belongs to a run of this workspace."""
     try:
         marks = link.names_in(f"{path}/.nodes")
     except OSError:
@@ -328,10 +334,10 @@ def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
 
 
 def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: bool) -> dict[str, int]:
-    """Return name -> bytes of what the node's copy has and the run's folder here lacks.
+    """Return {name: bytes} of files that the node's copy has and the run's folder here lacks.
 
-    Of two files of one name the later one counts, as while the run lived. All attempts add to the same metrics, on whichever
-    nodes they were, so the copy's metrics count only where the run had one attempt (`is_single`).
+    As during the run, the later of two files counts. All attempts add to the same metrics, on any node, so the copy's metrics
+    count only if the run had one attempt (`is_single`).
     """
     found = {}
     for name, (size, changed, _) in there.items():
@@ -345,16 +351,16 @@ def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: boo
 
 
 def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp], wanted: Container[str]) -> None:
-    """Bring home these files of a node's copy.
+    """Fetch these files of a node's copy.
 
     Raises:
-        OSError: Some of them could not be had.
+        OSError: Some can't be fetched.
     """
-    # The node sends what it believes to be missing here. Nothing is named that it lacks: it would report that as removed.
+    # The node sends files that seem to be missing here. Don't name files that it lacks: it would report them as removed.
     known = {name: stamp for name, stamp in there.items() if name not in wanted}
     for name in there:
         if name in wanted and name.split("/", 1)[0] in SMALL and (here := stamp_of(str(folder.path / name))):
-            known[name] = [*here[:2], 0]  # a file that grows goes on from where it ends here
+            known[name] = [*here[:2], 0]  # a growing file continues at its end here
     replica = Replica(folder.path)
     try:
         link.mirror(path, folder, 0, replica=replica, have=known)

@@ -1,4 +1,4 @@
-"""One agent on one node, as its supervisor sees it."""
+"""An agent on a node, as its supervisor uses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.remote.wire import SILENCE_S
 
 @dataclass(frozen=True)
 class CommandEnd:
-    """A command that was waited for. returncode: as a shell gives it, 128+n for signal n."""
+    """The end of a synchronous command. `returncode` is that of a shell, 128+n for signal n."""
 
     returncode: int
     stdout: bytes
@@ -28,8 +28,12 @@ class CommandEnd:
 
 
 class StartedEnd(NamedTuple):
-    """A command that was started and has ended. code: as a shell gives it; time: in seconds since the epoch; peak_bytes: what it
-    had in memory at most.
+    """The end of a started command.
+
+    Attributes:
+        code: As a shell reports it.
+        time: In seconds since the epoch.
+        peak_bytes: Peak memory.
     """
 
     pid: int
@@ -39,7 +43,7 @@ class StartedEnd(NamedTuple):
 
 
 class Link(LinkFiles):
-    """One agent. Thread-safe. Every call raises `LinkError` where the node is lost, and OSError for what it met with."""
+    """A link to one agent. Thread-safe. Calls raise `LinkError` if the node is lost, and OSError for the agent's errors."""
 
     hello: Hello
 
@@ -51,10 +55,10 @@ class Link(LinkFiles):
         self._ends: list[StartedEnd] = []
         #: Guards `_ends`, which the connection's filer fills and the supervisor empties.
         self._lock = threading.Lock()
-        #: Called with frames of the remote shell, and with the ends of commands that were started with a tag.
+        #: Called with frames of the remote shell, and with ends of tagged commands.
         self.on_rsh: Callable[[dict[str, Any]], None] = lambda header: None
         self.on_tagged_end: Callable[[dict[str, Any]], None] = lambda header: None
-        #: Called when there is something new among `ends`.
+        #: Called when `ends` has something new.
         self.on_end: Callable[[], None] = lambda: None
 
     @classmethod
@@ -70,14 +74,14 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """A link over the standard streams of a program, such as `ssh host ...` of `bootstrap_words`.
+        """Open a link over the standard streams of a program, such as `ssh host ...` of `bootstrap_words`.
 
-        name: of the node, for messages. library_dir: holds `paceline`. folder: on the node, for the library; `~` is
-        expanded there. shared_library: the node may see `library_dir` itself. env: of the program; None for ours.
-        silence_s: seconds without a word after which each side takes the other for lost.
+        name: Of the node, for messages. library_dir: Contains `paceline`. folder: On the node, for the library; `~` is
+        expanded there. shared_library: Whether the node may see `library_dir`. env: Of the program; None for this process's.
+        silence_s: Seconds without a message after which each side counts the other as lost.
 
         Raises:
-            LinkError: there is no agent; with what the program has said.
+            LinkError: The agent does not start; with the program's output.
         """
         return cls.over(
             Ends.of_program(argv, os.environ if env is None else env, name),
@@ -101,7 +105,7 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """A link whose ends are there; the others as for `open`."""
+        """Open a link over existing ends, with arguments as for `open`."""
         link = cls(ends, name, silence_s)
         settings = {
             "shared": str(library_dir) if shared_library else None,
@@ -113,10 +117,10 @@ class Link(LinkFiles):
         except BaseException:
             link._connection.give_up()
             raise
-        # What `bootstrap` has read behind the last answer is the beginning of the frames.
+        # Bytes that `bootstrap` has read after the last answer begin the frames.
         link._connection.start(first)
         deadline = time.monotonic() + timeout_s
-        # In short waits: a link that is lost sets no event.
+        # In short waits, since the loss of a link sets no event.
         while not link._said_hello.wait(0.1) and not link.lost and time.monotonic() < deadline:
             pass
         if not link._said_hello.is_set():
@@ -127,37 +131,37 @@ class Link(LinkFiles):
 
     @property
     def lost(self) -> str | None:
-        """Why this node counts as lost, None while it does not."""
+        """Why this node counts as lost, or None."""
         return self._connection.lost
 
     @property
     def is_stuck(self) -> bool:
-        """True if an answer did not come in time and nothing has come since: asking for more only takes time."""
+        """Whether an answer timed out and nothing has arrived since: further requests only take time."""
         return self._connection.is_stuck
 
     # --- commands
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
-        """Run a short command in the agent's environment, wait for it, and return how it ended; after `timeout_s` it is killed.
+        """Run a short command in the agent's environment; kill it after `timeout_s`.
 
         Raises:
-            LinkError: also where time was up.
+            LinkError: The node is lost, or the time is up.
         """
         pending = self._connection.requests.new()
         self._connection.out.put({"op": "run", "id": pending.number, "argv": list(argv)}, input)
         try:
             answer, data = self._connection.wait_for(pending, shlex.join(argv), timeout_s)
         except LinkError:
-            # Nobody waits for it any more: the agent is to kill the command.
+            # The result is not needed any more: let the agent kill the command.
             self._connection.out.put({"op": "stop", "request": pending.number})
             raise
-        # One frame carries both outputs, standard output first.
+        # One frame has both outputs, standard output first.
         return CommandEnd(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
     def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
-        """Call a function of the library there, in the agent's process, and return its answer: `module:name` of one JSON value.
+        """Call a library function `module:name` of one JSON value in the agent's process.
 
-        It may block, and must start no process: the agent would take its end for that of a command.
+        It may block, but must not start processes: the agent would report their ends.
         """
         answer, _ = self._connection.ask("call", timeout_s=timeout_s, function=function, given=given)
         return answer["found"]
@@ -172,10 +176,10 @@ class Link(LinkFiles):
         exact: bool = False,
         tag: str = "",
     ) -> int:
-        """The pid of a command that was started; its output goes to the file `log` there.
+        """Start a command with output to the file `log` there. Return its pid.
 
-        Its environment: the agent's own (not if `exact`), over that `env`. tag: its end is not among `ends`, but told to
-        `on_tagged_end`.
+        Its environment is the agent's own (unless `exact`), updated with `env`. The end of a tagged command goes to
+        `on_tagged_end` instead of `ends`.
         """
         answer, _ = self._connection.ask(
             "start", timeout_s=20.0, argv=list(argv), env=dict(env), cwd=cwd, log=log, exact=exact, tag=tag
@@ -183,9 +187,9 @@ class Link(LinkFiles):
         return int(answer["pid"])
 
     def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
-        """Send a signal to a process that the agent, or what it has started, has started; False where there is none.
+        """Send a signal to a process below the agent. Return False if there is no such process.
 
-        run_id: of a run whose processes count too, whoever has started them. wait: for the answer; else True.
+        run_id: Of a run whose processes may also be signaled. wait: For the answer; otherwise return True.
         """
         if not wait:
             self._connection.out.put({"op": "signal", "pid": pid, "number": int(number), "run_id": run_id})
@@ -193,28 +197,25 @@ class Link(LinkFiles):
         return bool(self._connection.ask("signal", timeout_s=3.0, pid=pid, number=int(number), run_id=run_id)[0]["ok"])
 
     def is_alive(self, pid: int) -> bool:
-        """True if there is such a process on the node."""
+        """Return whether a process exists on the node."""
         return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
     def ends(self) -> list[StartedEnd]:
-        """The commands that have ended, each once.
-
-        What a command has written in a mirrored folder is here before its end is.
-        """
+        """Return the commands that have ended, each once, after storing the files that they wrote."""
         with self._lock:
             found, self._ends = self._ends, []
             return found
 
     def kill_all(self) -> None:
-        """Kill all that the agent has started."""
+        """Kill everything that the agent has started."""
         self._connection.ask("kill_all", timeout_s=5.0)
 
     def adopt(self, run_id: str) -> None:
-        """Let the agent take for its own what an engine starts of the run on its node; what is there already is killed."""
+        """Let the agent own processes of the run that an engine starts on its node, and kill existing ones."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:
-        """Kill what is left on the node of a run that has ended; return the number of processes that still live."""
+        """Kill leftovers of an ended run on the node. Return how many processes survive."""
         return int(self._connection.ask("end_run", timeout_s=10.0, run_id=run_id)[0]["left"])
 
     def answer_rsh(self, number: int, code: int, text: str = "") -> None:
@@ -222,21 +223,21 @@ class Link(LinkFiles):
         self._connection.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
 
     def close(self, wait_s: float = 6.0) -> None:
-        """End the agent and all that it has started; harmless the second time."""
-        # First: the agent goes as soon as it has answered, and must not count as lost.
+        """End the agent and everything that it has started. Idempotent."""
+        # First, since the agent ends right after its answer, and must not count as lost.
         self._connection.is_closing = True
         try:
-            # A node that is stuck gets no more time than it takes to send the request.
+            # A stuck node gets no more time than it takes to send the request.
             self._connection.ask("close", timeout_s=0.1 if self.is_stuck else wait_s)
         except (LinkError, OSError):
-            # It did not answer, so it is not waited for a second time when the connection closes.
+            # It did not answer, so don't wait again when the connection closes.
             wait_s = 0.1
         self._connection.close(wait_s)
-        # After the connection, whose filer has put into place what still came.
+        # After the connection, whose filer has stored the remaining frames.
         if self._replica is not None:
             self._replica.close(self._rank)
 
-    # --- what comes by itself, in order, in a thread of its own
+    # --- events, in order, in a thread of their own
 
     def _hear(self, header: dict[str, Any], data: bytes) -> None:
         op = header.get("op")
@@ -248,10 +249,10 @@ class Link(LinkFiles):
             else:
                 with self._lock:
                     self._ends.append(StartedEnd(header["pid"], header["code"], header["time"], header["peak"]))
-                # Not under the lock: what is called may ask for `ends`, which takes it.
+                # Without the lock: the callback may call `ends`, which takes it.
                 self.on_end()
         elif op == "hello":
-            # Set before the event: `open` returns as soon as that is set, and its caller reads this.
+            # Set before the event: `open` returns on the event, and its caller reads this.
             self.hello = Hello.from_frame(header)
             self._said_hello.set()
         elif op in ("rsh", "rsh_gone"):

@@ -1,4 +1,4 @@
-"""Files to and from a node, and questions about them: a link's part that has to do with its disk."""
+"""Files on a node: the part of a link that concerns the node's disk."""
 
 from __future__ import annotations
 
@@ -20,129 +20,131 @@ from paceline.system.names import some
 
 
 class LinkFiles:
-    """The part of `Link` that has to do with files.
+    """The file operations of `Link`.
 
-    Its calls raise `LinkError` where the node is lost, and OSError for what the agent met with.
+    Calls raise `LinkError` if the node is lost, and OSError for the agent's errors.
     """
 
     _connection: AgentConnection
 
     def __init__(self) -> None:
-        #: What comes of the run's files goes here, once there is a mirror there.
+        #: Receives the run's files once a mirror exists.
         self._replica: Replica | None = None
         self._rank = self._group = 0
         self._mirrored = ""
         self._trouble: dict[str, OSError | ValueError] = {}
 
     def put_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Write a file, whole or not at all; its folder is made."""
+        """Write a file atomically, and create its folder."""
         self._connection.ask("file", data, timeout_s=60.0, path=path, mode=mode)
 
     def put_tree(
         self, source: Path, path: str, *, how: str = "replace", skip: Callable[[str], bool] = lambda name: False
     ) -> None:
-        """Send a folder, whole or not at all; links, modes and times are kept.
+        """Send a folder atomically, with links, modes and times.
 
-        how: "keep" leaves what is there (a name that tells the content), "replace" takes its place, "merge" adds the
-            files to what is there. skip: names, relative to `source`, that are not sent.
+        how: "keep" an existing path (whose name is its content), "replace" it, or "merge" files into it. skip: Names,
+        relative to `source`, that are not sent.
         """
         self._put(entries(source, skip), path, how)
 
     def put_files(self, files: Mapping[str, Path], path: str) -> None:
-        """Send a folder of these files, by their names in it, whole or not at all; what is at `path` already is replaced.
+        """Send these files, by their names, as a folder that replaces `path` atomically.
 
         Raises:
-            OSError: also where one can't be read here.
+            OSError: Also if a file can't be read here.
         """
         self._put(entries_of(files), path, "replace")
 
     def _put(self, frames: Iterable[tuple[dict[str, Any], bytes]], path: str, how: str) -> None:
         pending = self._connection.requests.new()
-        # Of the same kind as its entries: frames keep their order within a kind, so that it comes before them.
+        # The same priority as its entries: frames keep their order within a priority, so this one arrives first.
         self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
-        # The link is lost; `wait_for` says why, which a broken pipe does not.
+        # The link is lost; `wait_for` gives the reason, unlike a broken pipe.
         with contextlib.suppress(BrokenPipeError):
             for header, data in frames:
                 if pending.is_done:
-                    break  # an error: no room, say
+                    break  # an error, such as a full disk
                 self._send_entry(pending, header, data)
             self._send_entry(pending, {"kind": "finish"}, b"")
-        # No time limit: a large folder takes as long as it takes, and a node that is lost ends the wait.
+        # No time limit: large folders take long, and the loss of the node ends the wait.
         self._connection.wait_for(pending, f"put {path}", None)
 
     def _send_entry(self, pending: Pending, header: dict[str, Any], data: bytes) -> None:
-        # Waits for room, so that a folder of any size takes little memory.
+        # Wait for room, so that large folders take little memory.
         self._connection.out.put({"op": "entry", "of": pending.number, **header}, data, kind=BULK, wait=True)
 
     def make_folders(self, paths: Sequence[str], mode: int = 0o777) -> None:
-        """Make folders, and those above them."""
+        """Create folders and their parents."""
         self._connection.ask("mkdirs", timeout_s=20.0, paths=list(paths), mode=mode)
 
     def make_link(self, path: str, target: str) -> None:
-        """Make a symbolic link, in the place of one that is there."""
+        """Create a symbolic link, replacing an existing one."""
         self._connection.ask("link", timeout_s=20.0, path=path, target=target)
 
     def make_scratch(self, path: str) -> str:
-        """Make a folder for sockets and shared memory, which goes when the agent does; the socket at which the agent hears
-        what asks for the remote shell.
+        """Create a folder for sockets and shared memory, which the agent removes at its end.
+
+        Return the agent's socket for the remote shell.
         """
         header, _ = self._connection.ask("scratch", timeout_s=20.0, path=path)
         return str(header["socket"])
 
     def remove(self, path: str) -> None:
-        """Remove a tree; what is mirrored from it is so no longer."""
+        """Remove a tree, and stop mirroring it."""
         self._connection.ask("remove", timeout_s=600.0, path=path)
         if path == self._mirrored:
             self.drop_mirror()
 
     def drop_mirror(self) -> None:
-        """Let nothing more come of the mirrored folder: the next one that is mirrored over this link is another run's."""
+        """Stop mirroring: the next mirrored folder of this link belongs to another run."""
         self._replica, self._mirrored = None, ""
 
     def names_in(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
         return list(self._connection.ask("list", path=path)[0]["names"])
 
     def exists(self, path: str) -> bool:
         return bool(self._connection.ask("exists", path=path)[0]["ok"])
 
     def sees(self, path: str, token: str) -> bool:
-        """True if there is a file at `path` on the node that says `token`."""
+        """Return whether the node sees a file at `path` with the content `token`."""
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
     def inode(self, path: str) -> int:
-        """Return the number of a file or folder there, the same on all machines that mount its file system; 0 for none."""
+        """Return the inode of a path, which all machines that mount the file system share; 0 if it is missing."""
         return int(self._connection.ask("inode", path=path)[0]["found"])
 
     def have(self, path: str) -> dict[str, list[int]]:
-        """What is below a folder there: name -> stamp (`paceline.remote.replica.changes`); {} where there is none."""
+        """Return {name: stamp} of everything below a folder (`paceline.remote.replica.changes`); {} if it is missing."""
         found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
         return found
 
     def census(self, path: str) -> tuple[int, int]:
-        """(number of files and links, bytes in them) below a folder; (-1, -1) where there is none."""
+        """Return (number of files and links, bytes) below a folder; (-1, -1) if it is missing."""
         count, size = self._connection.ask("census", timeout_s=120.0, path=path)[0]["found"]
         return count, size
 
     def disk(self, path: str) -> tuple[int, int, int]:
-        """The disk of a folder there: bytes that can still be written, bytes in all, number of the file system."""
+        """Return the free bytes, all bytes and the file system's number of a folder's disk."""
         free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]
         return free, total, number
 
     def load(self, gpus: Sequence[str], workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """How busy the node is (`paceline.observe.node.load`), since it was asked last. gpus: the devices that count; none for
-        all. workers: as `LoadMeter.look` is given.
+        """Return the node's load since the last call (`paceline.observe.node.load`).
+
+        gpus: The devices to include; None for all. workers: As for `LoadMeter.look`.
         """
         asked = None if workers is None else dict(workers)
         found: dict[str, Any] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus), workers=asked)[0]["found"]
         return found
 
     def oom_kills(self) -> int:
-        """The number of processes that the node's kernel has killed for memory so far, as far as can be seen."""
+        """Return how many processes the node's kernel has killed for memory, as far as known."""
         return int(self._connection.ask("oom_kills", timeout_s=3.0)[0]["found"])
 
     def free_ports(self, count: int) -> list[int]:
-        """Free ports there: no process listens on them now."""
+        """Return ports on which no process listens now."""
         return list(self._connection.ask("free_ports", count=count)[0]["found"])
 
     def mirror(
@@ -158,13 +160,13 @@ class LinkFiles:
         log_limit: int = 0,
         have: Mapping[str, list[int]] | None = None,
     ) -> None:
-        """Have what the run writes on the node here as well, from now on.
+        """Mirror the files that the run writes on the node, from now on.
 
-        replica: shared by links to one folder. rank, group: of the node, and of those that see one folder. takes_files:
-        checkpoints and outputs too. log_limit: bytes that the node keeps of each worker's log; 0 for no limit. have: name ->
-        stamp of what is not to be sent; default: what is here.
+        replica: Shared by the links to one folder. rank: Of the node. group: Of the nodes that share a folder. takes_files:
+        Include checkpoints and outputs. log_limit: Bytes of each worker's log that the node keeps; 0 for no limit. have: Name
+        -> stamp of files not to send; by default those here.
         """
-        # The links to one folder share a replica, so each says with its files who has sent them.
+        # Links to one folder share a replica, so each names the sender of its files.
         self._rank, self._group, self._mirrored = rank, group, remote_run_dir
         is_first = self._replica is None
         self._replica = self._replica or replica or Replica(folder.path)
@@ -181,14 +183,14 @@ class LinkFiles:
         )
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Wait until all that the run has written on the node is here, checkpoints and outputs too.
+        """Wait until all files of the run on the node are here, including checkpoints and outputs.
 
-        is_last: the run has ended there. What its script has left in the working directory comes too.
+        is_last: The run has ended there: also fetch the script's working directory.
 
         Raises:
-            OSError: some of it could not be written here.
+            OSError: Some can't be written here.
         """
-        # In order: the answer must not overtake the files that were sent before it, which may still wait to be written here.
+        # In order: the answer must not overtake files sent before it, which may still wait to be written here.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
         self._connection.out.put({"op": "flush", "id": pending.number, "last": is_last})
@@ -200,11 +202,11 @@ class LinkFiles:
             return
         try:
             self._replica.apply(header, data, rank=self._rank, group=self._group)
-            # Of a file in pieces only the last one says that all of it is here.
+            # Only the last piece completes a file.
             if header["how"] != "part" or header.get("end"):
                 self._trouble.pop(header["file"], None)
         except (OSError, ValueError) as error:
-            # No room, say. The node sends it again, later and later; what is still missing at the end `flush` tells.
+            # For example a full disk. The node retries with a backoff; `flush` reports files still missing at the end.
             self._trouble[str(header.get("file"))] = error
             self._connection.out.put({"op": "again", "file": header.get("file")})
 
@@ -216,45 +218,44 @@ class LinkFiles:
 
 
 def entries(source: Path, skip: Callable[[str], bool] = lambda name: False) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Frames of everything below `source` that `skip` does not name: folders before what is in them.
+    """Yield frames for everything below `source` except `skip`, folders before their content.
 
-    What vanishes meanwhile is left out; what shrinks comes as far as it goes.
+    Files that vanish meanwhile are omitted; files that shrink end early.
     """
     yield _about(".", "dir", os.stat(source)), b""
     yield from _below(str(source), "", skip)
 
 
 def entries_of(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Frames of a tree of these files, by their names in it: read-only, and what a link leads to in the link's place.
+    """Yield frames of a read-only tree of these files, by their names in it, following links.
 
     Raises:
-        OSError: one can't be read. A tree of which something is missing would pass for whole.
+        OSError: A file can't be read: an incomplete tree would look complete.
     """
     yield {"name": ".", "kind": "dir", "mode": 0o755, "mtime": 0}, b""
     made = set()
     for name, path in sorted(files.items()):
-        # `parents` begins with the innermost folder, and the node makes them from the outside in.
+        # `parents` starts with the innermost folder, but the node needs the outermost first.
         for folder in reversed(Path(name).parents):
             if str(folder) != "." and folder not in made:
                 made.add(folder)
                 yield {"name": str(folder), "kind": "dir", "mode": 0o755, "mtime": 0}, b""
         for header, data in _file(os.path.realpath(path), name):
-            # Runs share such a tree, so nobody may write to it; all that is kept of the modes is whether a file can be
-            # executed.
+            # Runs share such a tree, so it is read-only; of the modes only the executable bit is kept.
             mode = 0o555 if header.get("mode", 0) & 0o100 else 0o444
             yield header | ({"mode": mode} if "mode" in header else {}), data
 
 
 def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tuple[dict[str, Any], bytes]]:
     with os.scandir(folder) as found:
-        # Listed whole and closed before going down: a deep tree would hold a descriptor for each level otherwise.
+        # List it completely before descending: a deep tree would hold a descriptor per level.
         inside = sorted(found, key=lambda entry: entry.name)
     for entry in inside:
         mine = os.path.join(name, entry.name)
         if skip(mine):
             continue
         try:
-            # Asked first, for is_dir and is_file follow links: a link to a folder would be sent as a folder.
+            # First, since is_dir and is_file follow links: a link to a folder would be sent as a folder.
             if entry.is_symlink():
                 yield {"name": mine, "kind": "link", "target": os.readlink(entry.path)}, b""
             elif entry.is_dir():
@@ -263,14 +264,14 @@ def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tupl
             elif entry.is_file():
                 yield from _file(entry.path, mine)
         except FileNotFoundError:
-            # It went while the tree was read, such as a temporary file of a script that runs.
+            # It vanished meanwhile, such as a temporary file of a running script.
             continue
 
 
 def _file(path: str, name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
     with open(path, "rb", buffering=0) as file:
         about = _about(name, "file", os.fstat(file.fileno()))
-        # One piece is read ahead, so that the last one can say that it is; an empty file is one empty piece.
+        # Read one piece ahead, so the last one can be marked; an empty file is one empty piece.
         data = file.read(CHUNK_BYTES) or b""
         is_first = True
         while True:

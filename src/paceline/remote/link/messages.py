@@ -1,4 +1,4 @@
-"""The requests of one side of a link that have not been answered yet."""
+"""Pending requests of a link, its error, and the agent's description of its node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.errors import EngineError
 
 
 class Pending:
-    """One request."""
+    """A request without an answer yet."""
 
     def __init__(self, number: int, in_order: bool) -> None:
         self.number = number
-        #: The answer counts once all files that came before it are in their place.
+        #: Whether the answer counts only after all earlier files are stored.
         self.in_order = in_order
         self.answer: tuple[dict[str, Any], bytes] | None = None
         self._done = threading.Event()
@@ -34,7 +34,7 @@ class Pending:
 
 
 class Requests:
-    """All of a link. Thread-safe."""
+    """All pending requests of a link. Thread-safe."""
 
     def __init__(self) -> None:
         self._count = itertools.count(1)
@@ -45,7 +45,7 @@ class Requests:
     def new(self, *, in_order: bool = False) -> Pending:
         with self._lock:
             pending = Pending(next(self._count), in_order)
-            # Under the lock of `end`: a request is ended by it, or finds the end here.
+            # Under the lock of `end`: either `end` ends the request, or the end is visible here.
             if self._over:
                 pending.settle(None)
             else:
@@ -67,20 +67,20 @@ class Requests:
             self._pending.pop(pending.number, None)
 
     def end(self) -> None:
-        """No answer will come any more."""
+        """End all requests: no answer will arrive any more."""
         with self._lock:
             self._over = True
             left = list(self._pending.values())
             self._pending.clear()
-        # Without the lock: those who wait are woken, and may ask for something else at once.
+        # Without the lock: waiting threads wake up, and may send another request at once.
         for pending in left:
             pending.settle(None)
 
 
 class LinkError(EngineError):
-    """A node's agent could not be started, or does not answer any more.
+    """The error that a node's agent can't be started, or does not answer any more.
 
-    stderr: what the program that was to reach it has said. exit_code: how that program ended, None where it has not.
+    stderr: Output of the connecting program. exit_code: Of that program; None if it has not ended.
     """
 
     def __init__(self, message: str, stderr: str = "", exit_code: int | None = None) -> None:
@@ -91,11 +91,16 @@ class LinkError(EngineError):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """A node as its agent found it.
+    """An agent's description of its node.
 
-    python: the agent's interpreter and its version. gpus: device numbers. interfaces: name -> (IPv4 address, length of
-    the network's prefix). env: the environment that the node gives to a program. time: its clock, seconds since the
-    epoch, when it said hello. library: the folder there that holds `paceline`; folder: what `folder` was expanded to.
+    Attributes:
+        python: The agent's interpreter and its version.
+        gpus: Device numbers.
+        interfaces: Name -> (IPv4 address, prefix length).
+        env: The environment that the node gives to programs.
+        time: Its clock at this message, in seconds since the epoch.
+        library: The folder there that contains `paceline`.
+        folder: The expanded `folder`.
     """
 
     host: str

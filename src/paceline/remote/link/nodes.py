@@ -1,4 +1,4 @@
-"""The nodes of a run, an agent on each (`paceline.targets.base.Nodes`)."""
+"""The nodes of a run, with an agent on each (`paceline.targets.base.Nodes`)."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import Link
 
 
-#: For how long it need not be asked again whether a process lives.
+#: How long to reuse the answer whether a process is alive.
 _FRESH_S = 0.3
 
 
 class AgentNodes:
-    """Nodes over links, one each, in order of rank.
+    """Nodes with one link each, in order of rank.
 
-    ports: free on the first node, or how many are to be found there. folder: absolute, on each node; what it needs of
-    the run lies there where it does not see the run's own folder. python: the interpreter of nodes whose job names
-    none; None for the first agent's own. is_shared: whether nodes see the supervisor's folders; None to find out.
-    on_close: gives the nodes back. on_hang: notes for other runs since when this one hangs, None for not any more. starter: what
-    starts MPI's workers in mpirun's place; they are the agents' all the same.
+    ports: Free on the first node, or how many to find there. folder: Absolute path on each node, for the run's files if the
+    node does not see the run's own folder. python: The interpreter for jobs that name none; None for the first agent's.
+    is_shared: Whether nodes see the supervisor's folders; None to find out. on_close: Returns the nodes. on_hang: Records for
+    other runs since when this one hangs; None to clear. starter: Starts MPI workers instead of mpirun; the workers are the
+    agents' as always.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AgentNodes:
     ) -> None:
         assert len(links) == len(nodes), "one agent a node"
         self.nodes = tuple(_with_network(node, link) for node, link in zip(nodes, links, strict=True))
-        #: For the supervisor: after how long without a word a node is lost.
+        #: For the supervisor: seconds of silence after which a node is lost.
         self.silence_s = max(link.silence_s for link in links)
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
@@ -66,25 +66,25 @@ class AgentNodes:
         self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
         self._folder: RunFolder | None = None
         self._run_dir = ""
-        #: of the run's folder, where the nodes do not see it itself
+        #: of the run's folder, unless the nodes see it
         self._copies: Copies | None = None
         self._calls: RshCalls | None = None
         self._attempt = 0
         self._started: set[tuple[int, int]] = set()
         self._over: set[tuple[int, int]] = set()
-        #: (node rank, pid) -> when it was looked for, and whether it was there
+        #: (node rank, pid) -> time of the query, and whether it was alive
         self._looked: dict[tuple[int, int], tuple[float, bool]] = {}
-        #: name of a node -> how many there were when first and when last asked
+        #: name of a node -> its count at the first and the last query
         self._oom_kills: dict[str, tuple[int, int]] = {}
         self._closed = False
-        #: Called, in another thread, when a command has ended.
+        #: Called in another thread when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
-        # By way of `_tell`: `on_news` is set later, and a link keeps what it was given.
+        # Through `_tell`, since `on_news` is set later than this callback.
         for link in self._links:
             link.on_end = self._tell
 
     def renew_ports(self) -> None:
-        """Take other ports on the first node: somebody else has taken one of these."""
+        """Choose other ports on the first node: another program has taken one."""
         self.ports = tuple(self._links[0].free_ports(len(self.ports)))
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
@@ -123,7 +123,7 @@ class AgentNodes:
         )
 
     def _sees_source(self, folder: RunFolder) -> bool:
-        """Return whether the nodes see the user's folder that was copied; True where this machine does not see it itself."""
+        """Return whether the nodes see the user's source folder; True if this machine does not."""
         source = place(read_json(folder.record)).source
         if not self._is_shared or not os.path.isdir(source):
             return bool(self._is_shared)
@@ -155,7 +155,7 @@ class AgentNodes:
             )
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
-        # A number may come up again: an end that was told of the process before it is not this one's.
+        # Pids are reused: an earlier end belongs to another process.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
@@ -167,11 +167,11 @@ class AgentNodes:
         if (node_rank, pid) in self._over or link.lost:
             return False
         try:
-            # Of what was started from here the end will be told.
+            # Processes started by the agent report their end.
             wait = (node_rank, pid) not in self._started and not link.is_stuck
             return link.signal(pid, number, run_id=self._folder.run_id if self._folder else "", wait=wait)
         except (LinkError, OSError):
-            return link.lost is None  # it is slow; the signal may still come through
+            return link.lost is None  # it is slow, but the signal may still arrive
 
     def is_alive(self, pid: int, node_rank: int) -> bool:
         if (node_rank, pid) in self._over or self._links[node_rank].lost:
@@ -214,7 +214,7 @@ class AgentNodes:
             if isinstance(found, int):
                 first, _ = self._oom_kills.get(link.name, (found, found))
                 self._oom_kills[link.name] = (first, found)
-        # Since each was first asked: a node that has not answered, or is lost, must not make it more or less.
+        # Relative to each node's first answer: nodes that do not answer or are lost must not change the sum.
         return sum(last - first for first, last in self._oom_kills.values())
 
     def is_disk_full(self) -> bool:
@@ -232,7 +232,7 @@ class AgentNodes:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
     def loads(self, workers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Node -> how busy it is, and its workers; without those that do not answer."""
+        """Return the load of each node and its workers, except nodes that do not answer."""
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)
         ]
@@ -253,10 +253,10 @@ class AgentNodes:
             return
         self._closed = True
         try:
-            # First all writers end, then the last of what they wrote is fetched, and only then is it removed there.
+            # End all writers, fetch their last files, then remove them there.
             self.kill_all()
             if self._copies is not None:
-                with contextlib.suppress(TargetError, EngineError):  # what can't be fetched stays where it is
+                with contextlib.suppress(TargetError, EngineError):  # files that can't be fetched stay
                     self._copies.fetch(self._attempt, is_last=True)
                 self._copies.remove()
             on_each(self._links, lambda link: link.close())
@@ -273,8 +273,9 @@ class AgentNodes:
         return [link for link in self._links if link.lost is None]
 
     def _make_scratch(self) -> tuple[str, str]:
-        """A folder with a short path, the same on all nodes, in memory where each has such a file system; and where the
-        first node's agent hears what asks for the remote shell.
+        """Create a folder with the same short path on all nodes, in memory if possible.
+
+        Return it with the socket of the first node's agent for the remote shell.
         """
         name = f"paceline-{secrets.token_hex(4)}"
         path = f"/dev/shm/{name}"
@@ -298,7 +299,7 @@ def _disks_of(link: Link, paths: Sequence[str]) -> dict[str, tuple[int, int, int
 
 
 def _with_network(node: Node, link: Link) -> Node:
-    """The node with the interface and the network of its address, where its machine has that address."""
+    """Return the node with the interface and network of its address, if its machine has it."""
     for interface, (address, prefix) in link.hello.interfaces.items():
         if address == node.address:
             network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
@@ -307,8 +308,9 @@ def _with_network(node: Node, link: Link) -> Node:
 
 
 def script_python(given: str | None, submitter: str | None, links: Sequence[Link]) -> str | None:
-    """The interpreter of scripts that name none: the one that the target names; else the submitting program's, where all
-    nodes have it; None for the agents' own. submitter: None where it is not to be looked for.
+    """Return the interpreter for scripts that name none: the target's; else the submitting program's, if all nodes have it.
+
+    None means that of the agents. With `submitter` None, the submitting program's is not tried.
     """
     if given is not None or submitter is None:
         return given

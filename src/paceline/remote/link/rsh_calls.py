@@ -1,4 +1,4 @@
-"""The supervisor's part in the remote shell between nodes (`paceline.remote.agent.rsh`)."""
+"""The supervisor's part of the remote shell between nodes (`paceline.remote.agent.rsh`)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from paceline.job.plan import REMOTE_SHELL_PYTHON, Command, Node
 from paceline.remote.agent.rsh import SOCKET_VARIABLE
 from paceline.remote.link.link import Link
 
-#: How long Open MPI's part on a node may take to end after its mpirun.
+#: How long Open MPI's daemon on a node may take to end after mpirun.
 _ENDING_S = 2.0
 
 
 def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tuple[str, ...]:
-    """Put a program on a node that takes `HOST COMMAND...`, and give what starts it: PRRTE knows no quotes, so there is no
-    space in its path. socket: where the node's agent hears it. python: what runs it, unless `REMOTE_SHELL_PYTHON` names
-    another.
+    """Install a program on a node that takes `HOST COMMAND...`. Return its command line.
+
+    Its path has no space, since PRRTE does not support quotes.
+
+    socket: Of the node's agent. python: Runs the program, unless `REMOTE_SHELL_PYTHON` names another.
     """
     path = f"{scratch}/rsh"
     program = shlex.quote(f"{link.hello.library}/paceline/remote/agent/rsh.py")
@@ -35,27 +37,28 @@ def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tup
 
 
 class _Call:
-    """A command that a node has asked for. pid: on `link`'s node, 0 until the agent there has started it."""
+    """A command requested by a node. `pid` is on `link`'s node, 0 until it has started."""
 
     def __init__(self, asking: Link, number: int) -> None:
         self.asking, self.number = asking, number
         self.link: Link | None = None
         self.pid = 0
-        #: The program that asked is gone, and the command is to get a hang-up as soon as it has a pid.
+        #: The requesting program is gone: hang the command up as soon as it has a pid.
         self.is_hung_up = False
 
 
 class RshCalls:
-    """Starts what a node asks for on another, and tells it how that ended. log: where its output goes, on each node.
+    """Starts commands on behalf of other nodes, and reports their ends.
 
-    shells: node rank -> what takes the command line there, and its environment (`Command.shells`).
+    log: Receives their output, on each node. shells: Node rank -> the shell for the command line there, and its environment
+    (`Command.shells`).
 
-        asking node's link   rsh       -> noted at once, then a thread starts the command on the other node
-                             rsh_gone  -> a thread hangs it up
-        the other's link     its end   -> the asking node is answered
+        requesting node's link   rsh       -> recorded, then a thread starts the command on the other node
+                                 rsh_gone  -> a thread hangs it up
+        the other's link         its end   -> answer to the requesting node
 
-    The three come in any order, for each link has a thread of its own: a command may end before its start is answered, and
-    the program that asked may be killed meanwhile. Whoever takes a call out of `_calls`, under the lock, finishes it.
+    The three arrive in any order, since each link has a thread: a command may end before its start is answered, and the
+    requesting program may be killed meanwhile. The thread that removes a call from `_calls`, under the lock, finishes it.
     """
 
     def __init__(self, links: Sequence[Link], nodes: Sequence[Node], environment: Mapping[str, str], log: str) -> None:
@@ -63,7 +66,7 @@ class RshCalls:
         self._links, self._nodes = links, nodes
         self._environment, self._log = environment, log
         self._lock = threading.Lock()
-        #: tag -> the call; the tag names the node that asked and the number of its request.
+        #: Tag -> call; the tag has the requesting node and the request's number.
         self._calls: dict[str, _Call] = {}
         for link in links:
             link.on_rsh = self._hear_from(link)
@@ -73,11 +76,11 @@ class RshCalls:
         def hear(header: dict[str, Any]) -> None:
             tag = f"{asking.name} {header['number']}"
             if header["op"] == "rsh":
-                # Here, in the order of the frames: the thread of a hang-up may be quicker than that of the call.
+                # Here, in the order of frames: the thread of a hang-up may be faster than that of the call.
                 with self._lock:
                     self._calls[tag] = _Call(asking, header["number"])
             work, given = (self._hang_up, (tag,)) if header["op"] == "rsh_gone" else (self._start, (tag, header))
-            # In a thread: the other node's answer is read by the one that calls this, where a node asks for itself.
+            # In a thread: if a node calls itself, this thread has to read the answer.
             threading.Thread(target=work, args=given, name="paceline-rsh", daemon=True).start()
 
         return hear
@@ -104,16 +107,16 @@ class RshCalls:
             return
         with self._lock:
             call.link, call.pid = link, pid
-            # Gone from the table if it has ended already.
+            # Missing from the table if it has ended already.
             late = self._calls.pop(tag, None) if call.is_hung_up else None
         if late is not None:
             _hang_up(link, pid)
 
     def _hang_up(self, tag: str) -> None:
-        """Give the command what ssh's would get whose client was killed, a hang-up."""
+        """Send the command a hang-up, as after the death of an ssh client."""
         if self.shells:
-            # Or it has ended with mpirun's container, and what it has asked for is about to: a container that is being
-            # removed can't take a signal.
+            # Or mpirun's container has ended, and its remote commands are ending: a container being removed can't take a
+            # signal.
             deadline = time.monotonic() + _ENDING_S
             while tag in self._calls and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -123,7 +126,7 @@ class RshCalls:
                 return
             call.is_hung_up = True
             if call.link is None:
-                return  # `_start` hangs it up
+                return  # `_start` will hang it up
             del self._calls[tag]
         _hang_up(call.link, call.pid)
 
@@ -137,7 +140,7 @@ class RshCalls:
             call.asking.answer_rsh(call.number, code, text)
 
     def _find(self, host: str) -> int | None:
-        """The node's rank."""
+        """Return the rank of a host."""
         for rank, node in enumerate(self._nodes):
             if host in (node.name, node.address):
                 return rank
@@ -151,4 +154,4 @@ def _hang_up(link: Link, pid: int) -> None:
     try:
         link.signal(pid, signal.SIGHUP)
     except (OSError, TargetError):
-        pass  # it is gone with its node
+        pass  # it is lost with its node

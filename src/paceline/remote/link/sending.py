@@ -1,4 +1,4 @@
-"""Sends a run's files to nodes that do not see the supervisor's."""
+"""Send a run's files to nodes that do not see the supervisor's."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: What later attempts go on from; on a new node it is not there.
+#: Folders that later attempts resume from, which a new node lacks.
 _CARRIED = ("checkpoints", "metrics", "outputs")
 _EMPTY = ("logs", "outputs", "metrics", "checkpoints", "attempts", "prepared")
 
 
 def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Exception]:
-    """Call `work` for each link, all at once; the results in their order, an error in the place of what raised it.
+    """Call `work` for each link in parallel. Return results in their order, exceptions included.
 
-    A slow node does not hold up the others.
+    A slow node does not delay the others.
     """
     if not links:
         return []
@@ -50,13 +50,13 @@ def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Except
 def all_or_error(
     links: Sequence[Link], found: Sequence[T | Exception], what: str, *, may_be_lost: bool = False
 ) -> list[T]:
-    """The results of `on_each`, without errors; those of lost nodes are left out if they may be.
+    """Return the results of `on_each`, without lost nodes if they may be lost.
 
     Raises:
-        TargetError: one failed; the first such node is named.
+        TargetError: A call failed; the message names the first such node.
     """
     for link, one in zip(links, found, strict=True):
-        # First, for a LinkError is an OSError, too.
+        # First, since a LinkError is an OSError too.
         if isinstance(one, LinkError):
             if may_be_lost and link.lost:
                 continue
@@ -70,7 +70,7 @@ def all_or_error(
 
 
 def see_same(links: Sequence[Link], folder: Path) -> bool:
-    """True if every node sees this very folder."""
+    """Return whether every node sees this very folder."""
     token = secrets.token_hex(16)
     mark = folder / f".seen-{token[:8]}"
     mark.write_text(token)
@@ -82,11 +82,11 @@ def see_same(links: Sequence[Link], folder: Path) -> bool:
 
 
 def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -> None:
-    """Give one node the run: its record, its snapshot, and what earlier attempts have left.
+    """Send a run to a node: its record, its snapshot, and the files of earlier attempts.
 
-    mark: name of a file in `.nodes`, by which nodes that see one folder are known. It says where the run's record is.
+    mark: Name of a file in `.nodes` with the place of the run's record, which identifies nodes that share a folder.
     """
-    # Closed to others: the folder may lie in /tmp, and holds the run's files.
+    # Private: the folder may be in /tmp, and has the run's files.
     link.make_folders([top], 0o700)
     link.make_folders([f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)])
     link.put_file(f"{run_dir}/.nodes/{mark}", home_of(folder).encode())
@@ -99,41 +99,41 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
         source = folder.snapshot.resolve()
         target = f"{top}/snapshots/{source.name}"
         if (there := link.census(target)) != census(os.fspath(source)):
-            # Not whole: somebody has cleaned up in it, as happens in /tmp.
+            # Incomplete: old files in /tmp get deleted.
             link.put_tree(source, target, how="keep" if there == (-1, -1) else "replace")
         link.make_link(f"{run_dir}/snapshot", target)
 
 
 def home_of(folder: RunFolder) -> str:
-    """Return the name of the workspace's runs, by which a node's copies are told from those of other workspaces."""
+    """Return the name that distinguishes this workspace's copies on a node from others."""
     return f"{socket.gethostname()}:{folder.path.parent}"
 
 
 def send_left(link: Link, source: Path, path: str) -> None:
-    """Give one node what earlier attempts have left in a folder, beside what it has there."""
+    """Send a node the files of earlier attempts in a folder, in addition to its own."""
     if source.is_dir() and any(source.iterdir()):
         link.put_tree(source, path, how="merge", skip=_lies_in(source, link.have(path)))
 
 
 def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
-    """Give one node what the job names on this machine; trees that it has are not sent again."""
+    """Send a node the files that the job names on this machine, without trees that it has."""
     for tree, files in packed.files.items():
         target = f"{top}/{FOLDER}/{tree}"
         count, size = packed.size(tree)
         there = link.census(target)
-        # More may be there: an install from a folder leaves files in it.
+        # It may have more files: an install from a folder leaves some.
         if there[0] < count or there[1] < size:
             link.put_files(files, target)
-    # Last: the manifest says where the trees lie, so they have to be there.
+    # Last, since the manifest points to the trees.
     link.put_file(f"{run_dir}/carried.json", json.dumps(packed.manifest.to_json()).encode())
 
 
 def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
-    """True if a file of `source` is on the node as it is here."""
+    """Return a predicate: whether the node has a file of `source` unchanged."""
 
     def is_there(name: str) -> bool:
         path = source / name
-        # Size and time of change, not the inode, which is another one on each machine.
+        # Size and mtime, not the inode, which differs between machines.
         return not path.is_dir() and (stamp_of(os.fspath(path)) or [])[:2] == have.get(name, [])[:2]
 
     return is_there

@@ -1,9 +1,8 @@
-"""What is new on another machine (`paceline.remote.replica.changes`), done to the copy of a run's folder here.
+"""Apply changes (`paceline.remote.replica.changes`) of another machine to the copy of a run's folder here.
 
-Whoever runs there says what they like: no name and no link of theirs leads out of the folder, or to what this machine alone
-writes, and nothing is written through a link. A file has its name once it is whole; until then its pieces lie in `.incoming`, in
-the folder itself: on the same file system, and found by whoever cleans up. To apply a frame twice does no harm, but for lines
-that are added to a file of both sides.
+The other side is not trusted: its names and links never lead out of the folder or to files that only this machine writes, and
+nothing is written through links. Incomplete files are in `.incoming` within the folder: on the same file system, and included
+in any cleanup. Frames are idempotent, except lines appended to a file that both sides write.
 """
 
 from __future__ import annotations
@@ -27,17 +26,16 @@ INCOMING = ".incoming"
 
 
 class ReplicaError(ValueError):
-    """What came is nothing that the other side of a run's folder may say."""
+    """The error that the other side sent something forbidden or invalid."""
 
 
 class Replica:
-    """A run's folder that is kept as it is elsewhere. Thread-safe.
+    """A copy of a run's folder. Thread-safe.
 
-    take_record: puts the run's record, which has come, in its place; None where the supervisor is here and the folders are
-    those of its nodes. Of these there are several: of two files of one name the later one stays, of two that are equally old
-    that of the lower rank, and what a node leaves out is noted.
-    known: what has come so far, by which the other side knows what is new; brought up to date.
-    removed: names of the user's files that were removed there and therefore here; brought up to date.
+    take_record: Stores an arrived record of the run; None if the supervisor is here and the folders are those of its nodes.
+    Of two nodes' files with one name the later counts, of equally old ones that of the lower rank; and exclusions of nodes
+    are recorded. known: The state that has arrived, from which the other side derives changes; updated. removed: Names of the
+    user's files that were removed there and thus here; updated.
     """
 
     def __init__(
@@ -51,18 +49,18 @@ class Replica:
         self.known = {} if known is None else known
         self.removed = set() if removed is None else removed
         self._take_record, self._of_nodes = take_record, take_record is None
-        # Links to several nodes hand in what they hear, each in a thread of its own.
+        # Each of several links calls it in a thread.
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
         self._origin: dict[str, int] = {}
-        #: (group, name, inode) -> bytes of it that were appended here
+        #: (group, name, inode) -> bytes appended here
         self._appended: dict[tuple[int, str, int], int] = {}
-        #: (group, name) -> inode of a file that grows
+        #: (group, name) -> inode of a growing file
         self._inodes: dict[tuple[int, str], int] = {}
         self._left: set[tuple[str, str]] = set()
 
     def have(self) -> dict[str, Stamp]:
-        """What is here already of what comes from elsewhere, but for logs: name -> stamp, with 0 for the inode there."""
+        """Return {name: stamp} of mirrored files already present, logs excluded. The remote inode is unknown, so it is 0."""
         found: dict[str, Stamp] = {}
         for folder in {*SMALL, *LARGE} - {"logs"}:
             for directory, names, files in os.walk(self.top / folder):
@@ -72,11 +70,13 @@ class Replica:
         return found
 
     def apply(self, header: Mapping[str, Any], data: bytes = b"", *, rank: int = 0, group: int = 0) -> None:
-        """Do what one frame says. rank: of the node that it came from; group: nodes that see one folder have the same.
+        """Apply a frame.
+
+        rank: Of the sending node. group: The same for nodes that share a folder.
 
         Raises:
-            ReplicaError: it says nothing that may be done.
-            OSError: no room.
+            ReplicaError: The frame is forbidden or invalid.
+            OSError: The disk is full.
         """
         do = {
             "grow": self._grow,
@@ -95,18 +95,18 @@ class Replica:
             raise ReplicaError(f"what came is no change of a file: {dict(header)}") from error
 
     def close(self, rank: int | None = None) -> None:
-        """Forget what has come in part, from this node or from all."""
+        """Discard incomplete files of this node, or of all."""
         with self._lock, contextlib.suppress(OSError):
             for name in os.listdir(self.top / INCOMING):
                 if rank is None or name.startswith(f"{rank}-"):
                     os.unlink(self.top / INCOMING / name)
             os.rmdir(self.top / INCOMING)
 
-    # --- one frame each
+    # --- one method per kind of frame
 
     def _grow(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
         name, inode = header["file"], header["ino"]
-        # Another node of the group may have brought this very file, and more of it.
+        # Another node of the group may have sent this file, or more of it.
         cut = header["cut"] == "shrunk" or (header["cut"] == "new" and self._inodes.get((group, name)) != inode)
         _write(self._path(name), data, header["at"], os.O_CREAT | (os.O_TRUNC if cut else 0))
         self._inodes[group, name] = inode
@@ -115,7 +115,7 @@ class Replica:
     def _append(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
         name, at = header["file"], header["at"]
         key = (group, name, header["ino"])
-        # Several nodes may see and report one file: what one of them has brought already is not added again.
+        # Several nodes may report one file: don't append data that another node has sent.
         done = self._appended.get(key, at)
         if new := data[max(0, done - at) :]:
             _write(self._path(name), new, None, os.O_CREAT | os.O_APPEND)
@@ -130,7 +130,7 @@ class Replica:
             self._failed.pop(key, None)
             _unlink(beside)
             return
-        if key in self._failed:  # the rest of what there was no room for
+        if key in self._failed:  # the rest of data that did not fit on the disk
             if is_last:
                 raise self._failed.pop(key)
             return
@@ -138,7 +138,7 @@ class Replica:
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _write(beside, data, at, 0 if at else os.O_CREAT | os.O_TRUNC)
         except FileNotFoundError as error:
-            # It is whole and has its name already, if this is a second time.
+            # On a repeated frame it is complete and has its name already.
             if (stamp_of(self._path(name)) or [])[:2] != header["stamp"][:2]:
                 raise ReplicaError(f"of {name!r} the beginning has not come") from error
             return
@@ -155,7 +155,7 @@ class Replica:
             self._take_record(whole)
         elif self._is_later(header, rank):
             path, mtime = self._path(name), header["stamp"][1]
-            # Neither setuid nor setgid comes from another machine.
+            # Drop setuid and setgid.
             os.chmod(beside, header["mode"] & 0o777)
             os.utime(beside, ns=(mtime, mtime))
             self._put(beside, path)
@@ -175,7 +175,7 @@ class Replica:
         elif target is None:
             raise ReplicaError(f"the link {name!r} to {header['target']!r} leads out of the run's folder")
         elif self._is_later(header, rank):
-            # Named after its rank, so that `close` of that node's link removes it.
+            # Named after its rank, for `close` of that node's link.
             beside = os.path.join(self.top, INCOMING, f"{rank}-link")
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _unlink(beside)
@@ -186,7 +186,7 @@ class Replica:
     def _dir(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
         name, path = header["file"], self._path(header["file"])
         if not stat.S_ISDIR(_mode(path)) and self._origin.get(name, rank) == rank:
-            _unlink(path)  # a file or link, there in the folder's place before
+            _unlink(path)  # a file or link that was in the folder's place
         os.makedirs(path, exist_ok=True)
         self._origin[name] = rank
         self.known[name] = header["stamp"]
@@ -199,21 +199,21 @@ class Replica:
         if is_behind_link or self._origin.get(name, rank) != rank:
             return
         if not os.path.islink(path) and (stamp_of(path) or [])[:2] != header["stamp"][:2]:
-            return  # another by now; a link is as old as it is here
-        with contextlib.suppress(OSError):  # a folder in which others have something
+            return  # a newer one; a link is compared by its age here
+        with contextlib.suppress(OSError):  # a folder with files of other nodes
             (os.rmdir if stat.S_ISDIR(_mode(path)) else os.unlink)(path)
             self.removed.add(name)
 
     def _note_left(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
-        """Of a run whose supervisor is there, that has noted it itself."""
+        """Record exclusions of a node; a run's own supervisor elsewhere has recorded them itself."""
         if self._of_nodes and (header["file"], header["why"]) not in self._left:
             self._left.add((header["file"], header["why"]))
             append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
 
-    # --- where it goes
+    # --- paths
 
     def _check(self, name: str, how: str) -> None:
-        """Refuse a name that is none of what the other side writes."""
+        """Refuse a name that the other side must not write."""
         parts = name.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ReplicaError(f"the name {name!r} is none of a file below a folder")
@@ -227,7 +227,7 @@ class Replica:
             raise ReplicaError(f"the name {name!r} is none that comes from the other side")
 
     def _path(self, name: str) -> str:
-        """Where a file of this name goes; the folders above it are made, in the place of links of the user's."""
+        """Return the path of a name. Create its folders, replacing links of the user's."""
         path, (*above, last) = str(self.top), name.split("/")
         for part in above:
             path = os.path.join(path, part)
@@ -239,9 +239,9 @@ class Replica:
         return os.path.join(path, last)
 
     def _put(self, beside: str, path: str) -> None:
-        """Give what is whole its name."""
+        """Give a complete file its name."""
         if stat.S_ISDIR(_mode(path)):
-            # What is in it another node may have brought; where there is one source only, it is gone there.
+            # Another node may have sent its content; with a single source, it was removed there.
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
         os.replace(beside, path)
 
@@ -257,7 +257,7 @@ class Replica:
 
 
 def _write(path: str, data: bytes, at: int | None, flags: int) -> None:
-    """Write at an offset, or at the end where the flags say so; never through a link."""
+    """Write at an offset, or append if the flags say so; never through a link."""
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
     try:
         view = memoryview(data)
@@ -270,7 +270,7 @@ def _write(path: str, data: bytes, at: int | None, flags: int) -> None:
 
 
 def _mode(path: str) -> int:
-    """The mode of what lies there, a link's own; 0 for nothing."""
+    """Return the mode of a path, of a link itself; 0 if it is missing."""
     try:
         return os.lstat(path).st_mode
     except OSError:

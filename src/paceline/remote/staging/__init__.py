@@ -1,12 +1,12 @@
-"""What a run takes along to machines that do not see the submitting one's files: folders and packages that its job names.
+"""Files that a run needs on machines without the submitting machine's files: folders and packages that its job names.
 
-    here (`packing`)       the files of each such place, as a tree with a name of its content; and a manifest
-    <run>/carried.json     the manifest, in the copy of the run's folder that those machines have, never in the run's own
+    here (`packing`)       each such place as a tree, named by its content; and a manifest
+    <run>/carried.json     the manifest, only in copies of the run's folder on other machines
     <workspace there>/carried/<tree>/      the files; or, beyond a datastore, <datastore>/paceline/carried/<tree>/
-    there (`arrived`)      the job with the places that its files have there
+    there (`stage_in`)     the job with the places of its files there
 
-The way back is that of outputs that go to a folder of the submitting machine (`leaving`, `home`).
+`stage_out` and `stage_out_local` return outputs for folders of the submitting machine.
 
-Who brings the trees is the targets' business. Datastores that are no folders travel by name: their records are in the
-manifest, and are opened there, with credentials that have to be found in the same places. No secret travels.
+Targets transport the trees. Datastores that are not folders travel by name: the manifest has their records, and they are
+opened there with credentials from the same places. Secrets never travel.
 """

@@ -1,4 +1,4 @@
-"""A job -> the trees of files of this machine that it needs elsewhere. Files are read to name them, and not copied."""
+"""Find the files of this machine that a job needs elsewhere, as named trees. Files are read for the names, not copied."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
 
 
-#: Below a workspace, or below `paceline/` of a datastore.
+#: Folder in a workspace, or in `paceline/` of a datastore.
 FOLDER = "carried"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """files: tree -> (relative name -> file), of trees that have to be brought."""
+    """Trees of a job. `files` is {tree: {relative name: file}} of trees to transport."""
 
     manifest: Manifest
     files: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
 
     def size(self, tree: str) -> tuple[int, int]:
-        """(number of files, bytes in them)."""
+        """Return (number of files, bytes)."""
         return len(self.files[tree]), sum(path.stat().st_size for path in self.files[tree].values())
 
 
 def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
-    """What the job of a run needs beside its snapshot; None where that is nothing. For the arguments and errors: `pack`."""
+    """Pack the job of a run, or return None if nothing is needed. Arguments and errors as for `pack`."""
     job = stored(folder).job
     if job is None or not (job.inputs or job.environment.needs_build or any(_sent(folder))):
         return None
@@ -55,20 +55,21 @@ def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
 
 
 def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
-    """What a job needs beside its snapshot.
+    """Find all files that a job needs beside its snapshot.
 
-    A run that has been brought itself, and now goes on to nodes of their own, hands on what came with it.
-    reached: a datastore that both sides have, though it is a folder.
+    A run that was itself transported here forwards its trees.
+
+    reached: A datastore that both sides see although it is a folder.
 
     Raises:
-        DataError, EnvironmentSpecError: what the job names is not on this machine.
-        TransferError: it can't be read.
+        DataError, EnvironmentSpecError: A file that the job names is missing here.
+        TransferError: A file can't be read.
     """
     workspace = folder.path.parent.parent
-    # On a machine to which the run was brought the job's own paths mean nothing: what came with it is handed on.
+    # The job's paths belong to the submitting machine: forward the trees that came with the run.
     if (told := read_json(folder.carried)) is not None:
         manifest = Manifest.from_json(told)
-        # Trees in a datastore are read from there by the next nodes, too, and need not be sent.
+        # The next nodes read trees in a datastore from there too.
         trees = manifest.trees if manifest.store is None else []
         return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
     packing = _Packing(workspace, reached)
@@ -95,12 +96,12 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
 
 
 def _sent(folder: RunFolder) -> Iterator[NotCopied]:
-    """Yield what was not copied, and is sent; nothing of a run that has been brought here, whose manifest has it."""
+    """Yield files that were not copied but are sent; nothing for a run transported here, whose manifest has them."""
     return (one for one in linked.read(folder.linked) if one.is_sent)
 
 
 def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
-    """Put a small JSON file into an archive."""
+    """Add a small JSON file to an archive."""
     data = (json.dumps(value) + "\n").encode()
     item = tarfile.TarInfo(name)
     item.size, item.mode = len(data), 0o644
@@ -108,10 +109,10 @@ def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
 
 
 def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
-    """The archives, folders and channels of this machine that an environment is made from.
+    """Yield local archives, folders and channels of an environment.
 
     Raises:
-        EnvironmentSpecError: one is not there.
+        EnvironmentSpecError: A place does not exist.
     """
     from paceline.environments.local_sources import paths_of
 
@@ -124,7 +125,7 @@ def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
 
 
 class _Packing:
-    # With all that reading data takes, which is loaded here alone: most runs take nothing along.
+    # Imported here, since most runs take no data along.
 
     def __init__(self, workspace: Path, reached: str | None) -> None:
         self._workspace, self._reached = workspace, reached
@@ -139,7 +140,7 @@ class _Packing:
     def add_output(self, reference: DataReference) -> None:
         (source,) = reference.sources
         record, _ = self._place(source)
-        # A datastore that both sides have is written to from there.
+        # The other side writes to a shared datastore itself.
         if record.kind == "local" and (source.datastore is None or source.datastore != self._reached):
             self.home.append(reference.name)
 
@@ -151,18 +152,18 @@ class _Packing:
         is_whole = True
         for source in reference.sources:
             record, path = self._place(source)
-            # A store that is no folder can be reached from there as from here; only its record travels.
+            # A remote store is reachable from both sides; only its record travels.
             if record.kind != "local":
                 is_whole = False
                 continue
             infos = list_files([source], self._workspace)
             found += infos
             top = Path(record.root or "/")
-            # A path that names one file: its place is the file's name in the tree, not the tree's top.
+            # A path of a single file is a name in the tree, not the tree's top.
             name = infos[0].relative if is_single_file(infos, [source], self._workspace) else ""
             self._add(place_in(record, path), {info.relative: top / path_in_store(info) for info in infos}, name)
         if is_whole:
-            # Of a dataset's files the content is what counts, as when it was registered.
+            # A dataset's files count by content, as at its registration.
             self.contents[reference.name] = (
                 content_fingerprint(with_content(found, self._workspace)) if reference.dataset else fingerprint(found)
             )
@@ -176,7 +177,7 @@ class _Packing:
             self._add(str(path), {path.name: path}, path.name)
 
     def add_linked(self, source: Path, one: NotCopied, *, named: bool) -> None:
-        """Add what a run's working folder links to on this machine. What is gone by now is left out, as a link would be."""
+        """Add files that a run's working folder links to on this machine, omitting vanished ones."""
         try:
             files = dict(linked.sent_files(source, one.path, named=named))
         except OSError as error:
@@ -206,7 +207,7 @@ class _Packing:
 
 
 def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
-    """Equal for equal files of equal names."""
+    """Return a name that is equal for equal files with equal names."""
     from paceline.data.datasets.content import with_content
     from paceline.data.transfer.listing import FileInfo
 
@@ -214,10 +215,10 @@ def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
         FileInfo(datastore=None, path=f"{path}", size=path.stat().st_size, version="", relative=name)
         for name, path in sorted(files.items())
     ]
-    # With a version, so that trees of another make-up would get other names.
+    # With a version, so that a change of the format changes the names.
     digest = hashlib.sha256(b"paceline carried 1\0")
     for info in with_content(infos, workspace):
-        # The executable bit is all that is kept of a file's mode, so it counts as content.
+        # The executable bit is the only part of the mode that is kept, so it counts.
         runs = os.access(info.path, os.X_OK)
         digest.update(f"{info.relative}\0{info.version}\0{runs:d}\0\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
@@ -225,13 +226,17 @@ def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """places: a path (or pattern) of the submitting machine -> (tree, name in it; "" for all of it).
-    stores: datastore -> its record, of all that the job names.
-    linked: a path relative to the source folder -> likewise, of what was not copied and is sent; "" for an empty folder's tree.
-    programs: tree -> the names in it of files that can be executed, which a datastore forgets.
-    contents: input -> fingerprint of its files, for those that are carried as a whole.
-    home: the outputs that go to folders of the submitting machine, in order.
-    store: the record of the datastore in which the trees lie; None where they lie in the workspace.
+    """The trees of a job as plain data, `carried.json` in a run's folder.
+
+    Attributes:
+        places: Path (or pattern) on the submitting machine -> (tree, name in it; "" for all).
+        stores: Datastore -> its record, for all that the job names.
+        linked: Path relative to the source folder -> the same, for files sent without being copied; "" for an empty folder's
+            tree.
+        programs: Tree -> names of executable files, since datastores lose modes.
+        contents: Input -> fingerprint of its files, if transported completely.
+        home: Outputs for folders of the submitting machine, in order.
+        store: Record of the datastore with the trees; None if they are in the workspace.
     """
 
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -244,11 +249,11 @@ class Manifest:
 
     @property
     def trees(self) -> list[str]:
-        """The names of all trees, sorted."""
+        """Return the names of all trees, sorted."""
         return sorted({tree for tree, _ in (*self.places.values(), *self.linked.values()) if tree})
 
     def record(self, datastore: str) -> StoreRecord:
-        """A datastore that the job names, as it is registered where the run was submitted."""
+        """Return a datastore of the job as registered on the submitting machine."""
         return StoreRecord.from_json(datastore, self.stores[datastore])
 
     def to_json(self) -> dict[str, Any]:
@@ -265,11 +270,11 @@ class Manifest:
 
 
 def place_in(record: StoreRecord, path: str) -> str:
-    """The name of a place of a local store among `Manifest.places`."""
+    """Return the key in `Manifest.places` of a path in a local store."""
     return f"{record.root.rstrip('/')}/{clean_path(path, record.title).strip('/')}"
 
 
 def tree_files(workspace: Path, tree: str) -> dict[str, Path]:
-    """Relative name -> file, of a tree that lies in a workspace."""
+    """Return {relative name: file} of a tree in a workspace."""
     top = workspace / FOLDER / tree
     return {str(path.relative_to(top)): path for path in sorted(top.rglob("*")) if path.is_file()}

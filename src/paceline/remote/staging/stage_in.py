@@ -1,4 +1,4 @@
-"""The job of a run as a machine reads it that does not see the submitting one's files."""
+"""Translate a run's job for a machine without the submitting machine's files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from paceline.remote.staging.packing import FOLDER, Manifest, place_in
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
-#: Name of the datastore, of this run alone, that a tree is read as.
+#: Name of a datastore, private to the run, for a tree.
 _PREFIX = "carried-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """What a run's files on this machine say of places on the submitting one.
+    """The files of a run that came to this machine.
 
-    stores_dir: what data is read with: the workspace; or, where that is another one here, the run's folder, with the
-        records of the job's datastores and one for each tree.
+    stores_dir: The folder with the records of the job's datastores and of one for each tree: the workspace, or the run's
+    folder if the workspace here is another one.
     """
 
     manifest: Manifest
@@ -35,41 +35,41 @@ class Arrived:
     stores_dir: Path
 
     def reference(self, reference: DataReference) -> DataReference:
-        """The same with its files as they can be had here; an output as it is."""
+        """Return a reference with its files' places here; outputs are unchanged."""
         if reference.is_output or not self.manifest.places:
             return reference
         sources = tuple(self._source(source) for source in reference.sources)
         mode = reference.mode
         if all(_is_tree(source) for source in sources):
-            # Files that are here already are read-only and nobody else's: no second copy of them is made.
+            # Local files are read-only and private: don't copy them again.
             mode = "mount" if self.manifest.store is None else "download"
         return replace(reference, sources=sources, mode=mode)
 
     def is_carried(self, reference: DataReference) -> bool:
-        """Whether some of the reference's files came with the run."""
+        """Return whether some of the reference's files came with the run."""
         return any(_is_tree(source) for source in self.reference(reference).sources)
 
     def goes_home(self, reference: DataReference) -> bool:
-        """Whether it is an output that is stored on the submitting machine, once it is there."""
+        """Return whether it is an output that will be stored on the submitting machine."""
         return reference.is_output and reference.name in self.manifest.home
 
     def environment(self, environment: EnvironmentSpec) -> EnvironmentSpec:
-        """The same, made from packages as they lie here; those in a datastore are fetched.
+        """Return the environment with local places of its packages; fetch those in a datastore.
 
         Raises:
-            TransferError: they could not be.
+            TransferError: They can't be fetched.
         """
         from paceline.environments.local_sources import moved
 
         return moved(environment, self._path) if self.manifest.places else environment
 
     def linked(self) -> dict[str, Path | None]:
-        """Return where what was not copied lies here, by its path relative to the source folder; None for an empty folder.
+        """Return {path relative to the source folder: place here} of uncopied files; None for an empty folder.
 
-        What lies in a datastore is fetched.
+        Fetch those in a datastore.
 
         Raises:
-            TransferError: It could not be.
+            TransferError: They can't be fetched.
         """
         found: dict[str, Path | None] = {}
         for path, (tree, name) in self.manifest.linked.items():
@@ -79,16 +79,16 @@ class Arrived:
         return found
 
     def as_submitted(self, value: Any) -> Any:
-        """JSON in which places of this machine are those of the submitting one again, for what is kept with the run."""
+        """Translate local places in JSON back to those of the submitting machine, for the run's records."""
         if isinstance(value, Mapping):
             return {name: self.as_submitted(one) for name, one in value.items()}
-        # A string is a sequence of strings, which would be taken apart for ever.
+        # A string is a sequence of strings: stop the recursion.
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self.as_submitted(one) for one in value]
         if isinstance(value, str):
             for path, (tree, name) in self.manifest.places.items():
                 here = str(self._folder(tree) / name)
-                # Places stand in URLs as well, where a space is %20.
+                # Places also occur in URLs, where a space is %20.
                 value = value.replace(here, path).replace(quote(here), quote(path))
         return value
 
@@ -114,10 +114,10 @@ class Arrived:
         return self.workspace / FOLDER / tree
 
     def _fetch(self, tree: str) -> None:
-        """Have a tree here, whole or not at all.
+        """Fetch a tree, completely or not at all.
 
         Raises:
-            TransferError: It could not be fetched, or is not what was sent.
+            TransferError: It can't be fetched, or differs from the sent one.
         """
         from paceline.data.stores.filesystem import Store
         from paceline.data.transfer.download import download_files
@@ -127,7 +127,7 @@ class Arrived:
         top = self._folder(tree)
         if top.is_dir():
             return
-        # With the process's number: two runs may fetch the same tree at once.
+        # With the pid: two runs may fetch the same tree.
         beside = top.with_name(f".{top.name}.{os.getpid()}")
         try:
             with Store(tree_record(self.manifest, tree, self.workspace)) as store:
@@ -137,7 +137,7 @@ class Arrived:
                     if (beside / name).is_file():
                         (beside / name).chmod(0o755)
                 files = {info.relative: beside / info.path for info in infos}
-                # Others may write to the datastore, and what is in the tree is imported, installed or unpickled.
+                # Others may write to the datastore, and files of the tree are imported, installed or unpickled.
                 if tree_name(files, self.workspace) != tree:
                     raise TransferError(
                         f"{store.title} has other files than were sent. Remove that folder, find out who has written to it, and "
@@ -146,19 +146,19 @@ class Arrived:
             try:
                 os.rename(beside, top)
             except OSError:
-                if not top.is_dir():  # else another run has brought it meanwhile
+                if not top.is_dir():  # otherwise another run has fetched it meanwhile
                     raise
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
 
 def as_here(folder: RunFolder) -> Arrived:
-    """What came with a run to this machine; where nothing did, what leaves its job as it is."""
+    """Return the files that came with a run to this machine; without any, an identity translation."""
     told, workspace = read_json(folder.carried), folder.path.parent.parent
     if told is None:
         return Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)
     manifest = Manifest.from_json(told)
-    # Below the run's own folder: a datastore of the same name may be another one in the workspace here.
+    # In the run's own folder: the workspace here may have another datastore of the same name.
     for name in manifest.stores:
         write_record(folder.path, manifest.record(name))
     for tree in manifest.trees:
@@ -167,7 +167,7 @@ def as_here(folder: RunFolder) -> Arrived:
 
 
 def tree_record(manifest: Manifest, tree: str, workspace: Path) -> StoreRecord:
-    """The place of a tree as a datastore."""
+    """Return a tree's place as a datastore."""
     name = f"{_PREFIX}{tree}"
     if manifest.store is None:
         return StoreRecord(name=name, url=str(workspace / FOLDER / tree))

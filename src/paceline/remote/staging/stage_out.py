@@ -1,4 +1,4 @@
-"""Output folders that go home: left, where the run's supervisor is, so that all that is in them can be brought away."""
+"""Prepare outputs for folders of the submitting machine, on the machine of the run's supervisor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from paceline.system.files import read_json, write_json
 
 
 def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
-    """Note the files of an output folder, by which it is seen at home whether all have come; links become files.
+    """Record the files of an output folder, by which the submitting machine checks its copy; resolve links.
 
-    As when they are stored: what is no file of the run's is left out, and named to `say`; these names, each with what it
-    is instead.
+    As for stored outputs, names outside of the run's files are excluded. Report them to `say`, and return each with the
+    reason.
 
     Raises:
-        DataError: a name that no store takes.
-        TransferError: a file can't be read.
+        DataError: A name is invalid in stores.
     """
     from paceline.data.transfer.upload import left_out_text, output_files
 
@@ -30,7 +29,7 @@ def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None
         files, left_out = output_files(reference, folder.path)
         for name, why in left_out:
             say(left_out_text(reference, name, why))
-        # Most outputs are plain files already and stay as they are.
+        # Most outputs are plain files and stay unchanged.
         if left_out or _has_links(path):
             _make_plain(path, files)
         found = {name: _size(path / name) for name, _ in files}
@@ -53,7 +52,7 @@ def _has_links(top: Path) -> bool:
 
 
 def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
-    """Have these files in the folder and nothing else: what a link leads to may be nowhere else."""
+    """Replace the folder's content by exactly these files: link targets may exist here only."""
     beside = top.with_name(f".{top.name}.plain")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -62,11 +61,11 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
             target = beside / name
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                # A hard link costs no room; it can't be made across file systems, nor of files of others on many systems.
+                # A hard link takes no space, but needs the same file system and often the same owner.
                 os.link(file, target, follow_symlinks=False)
             except OSError:
                 shutil.copyfile(file, target, follow_symlinks=False)
-        # rmtree refuses a link, and what it leads to is somebody else's.
+        # rmtree refuses a link, whose target belongs to someone else.
         top.unlink() if top.is_symlink() else shutil.rmtree(top)
         os.rename(beside, top)
     finally:
@@ -74,6 +73,6 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
 
 
 def _size(file: Path) -> int:
-    # Opened, and not only asked for its size: a file that can't be read is told here, before it is missed at home.
+    # Open it: report an unreadable file now, before it is missing at home.
     with open(file, "rb") as opened:
         return os.fstat(opened.fileno()).st_size

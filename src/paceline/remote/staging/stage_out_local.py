@@ -1,14 +1,13 @@
-"""Outputs that go to a folder of the submitting machine, of a run whose supervisor is on others: stored by whoever looks.
+"""Store outputs in folders of the submitting machine, for runs supervised elsewhere. Any reader of the run does it.
 
     there    uploads/<output>/      as the workers have left it, and
-             prepared/left.json     its files, once the run stores its outputs: {"model": {"a/1.pt": 99}} (`leaving`)
-    here     home.json              since submission {"host": ..., "folders": {"model": inode}}; once all has come also
-                                    "end", the record as it was there, and "stored": {"model": {"files": 1, "bytes": 99}}
+             prepared/left.json     its files, when the run stores outputs: {"model": {"a/1.pt": 99}} (`stage_out`)
+    here     home.json              from submission {"host": ..., "folders": {"model": inode}}; once all files are here, also
+                                    "end", the final record, and "stored": {"model": {"files": 1, "bytes": 99}}
 
-A run's record comes last of all that comes. Where outputs are to be stored, its end waits in `home.json`, and the run is
-Finalizing: nothing more is fetched, and whoever looks next stores what waits, under the run's lock, and then writes the
-end. Killed in the middle, that is done again by the next look: files that are in the store already are known by their
-content.
+A run's record arrives last. If outputs have to be stored, it waits in `home.json` and the run is Finalizing: nothing more is
+fetched, and the next reader stores the outputs under the run's lock, then writes the end. If it is killed, the next one
+repeats that: files already in the store are recognized by content.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
 
-#: What the supervisor elsewhere says of a run. All else stays as it was submitted: `job`, `owner`, `scratch_dir` (which is
-#: removed with the run) and the rest decide what is run, written and removed on this machine.
+#: Fields that a remote supervisor may set. All others stay as submitted: `job`, `owner`, `scratch_dir` (removed with the run)
+#: and others determine what this machine runs, writes and removes.
 _TAKEN = (
     *("status", "started_utc", "ended_utc", "waiting_for", "attempts", "size", "exit_code", "failure", "canceled_by"),
     *("warnings", "hang", "left_out", "left_out_count"),
@@ -43,10 +42,10 @@ _TAKEN = (
 
 
 def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
-    """Note, before a run is sent, that these outputs will be stored here; they are looked at as before any run.
+    """Record before sending a run that these outputs will be stored here, after the checks of any run.
 
     Raises:
-        DataError, TransferError: one can't be.
+        DataError, TransferError: An output can't be stored.
     """
     if not outputs:
         return
@@ -60,17 +59,17 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
 
 
 def take_record(folder: RunFolder, data: bytes) -> None:
-    """Put the record that has come from a run's supervisor in its place; its end only if nothing is to be stored here first.
+    """Store an arrived record, but a final one only if no outputs have to be stored first.
 
-    Only how the run went is taken (`_TAKEN`): whoever can write where it comes from must not say what the job is.
+    Only the course of the run is taken (`_TAKEN`): writers of its source must not change the job.
 
     Raises:
-        ReplicaError: it is no record, or has a value that no supervisor writes.
+        ReplicaError: It is not a record, or has a value that no supervisor writes.
     """
     record, told = _checked(folder, data).to_json(), read_json(folder.home)
     data = json.dumps(record).encode()
     waits = told is not None and bool(read_json(folder.left))
-    # A canceled run stores nothing.
+    # A canceled run stores no outputs.
     if not waits or record["status"] not in (states.COMPLETED, states.FAILED):
         if record["status"] == states.COMPLETED:
             record["warnings"] = [*record.get("warnings", ()), *_registered(folder, RunRecord.from_json(record))]
@@ -79,7 +78,7 @@ def take_record(folder: RunFolder, data: bytes) -> None:
         if record["status"] in states.TERMINAL:
             folder.home.unlink(missing_ok=True)
         return
-    # Of its changes of state, too, the last is still to come.
+    # The last of its state changes is still to come, too.
     events = [event for event in json_lines(folder.events) if event.get("status") not in states.TERMINAL]
     write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder.home, {**told, "end": record}, sync=True, mode=store.record_mode(record))
@@ -87,7 +86,7 @@ def take_record(folder: RunFolder, data: bytes) -> None:
 
 
 def _checked(folder: RunFolder, data: bytes) -> RunRecord:
-    """Return the record as it was submitted, with how the run went from the record that has come."""
+    """Return the submitted record with the course of the run from the arrived one."""
     stored = store.stored(folder)
     try:
         found = json.loads(data)
@@ -114,7 +113,7 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Return whether a value of JSON is one of this type; of a dataclass, as its `to_json` writes it."""
+    """Return whether a JSON value has this type; of a dataclass, in the form of its `to_json`."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -125,31 +124,30 @@ def _fits(value: object, hint: Any) -> bool:
     if origin is Mapping:
         return isinstance(value, dict) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
     if dataclasses.is_dataclass(hint):
-        # JSON has the tuples of `victims` as objects, which `from_json` reads.
+        # The tuples of `victims` are objects in JSON, which `from_json` reads.
         hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
 
 
 def is_over(folder: RunFolder) -> bool:
-    """Whether all has come, and outputs are still to be stored."""
+    """Return whether all files have arrived but outputs have to be stored."""
     return "end" in (read_json(folder.home) or {})
 
 
 def settle(folder: RunFolder) -> bool:
-    """Whether all has come (`is_over`). Then what waits is stored and the run's end written, unless another process is at it
-    or has to do it.
+    """Return `is_over`, after storing outputs and the run's end unless another process does.
 
     Raises:
-        OSError: the run's folder can't be written.
+        OSError: The run's folder can't be written.
     """
     if not is_over(folder):
         return False
-    # A user who may only read takes no lock, and leaves the storing to the owner.
+    # Users with read access take no lock, and leave it to the owner.
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is not None:
         try:
-            # Asked again under the lock: another process may have stored all of it in between.
+            # Check again under the lock: another process may have stored everything.
             if is_over(folder):
                 _settle(folder, read_json(folder.home))
         finally:
@@ -158,14 +156,14 @@ def settle(folder: RunFolder) -> bool:
 
 
 class _CanceledError(Exception):
-    """Somebody has asked for the run's end while its outputs were being stored."""
+    """The error that the run was canceled while its outputs were being stored."""
 
 
 def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
-    """For the holder of the run's lock."""
+    """Store outputs and the end. The caller holds the run's lock."""
     record = store.stored(folder)
     if record.is_terminal:
-        folder.home.unlink()  # what a killed process had no time for
+        folder.home.unlink()  # unfinished work of a killed process
         return
     left = _outputs(record, read_json(folder.left))
     by = _by_whom(folder, record, told, left)
@@ -197,10 +195,10 @@ def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
 
 
 def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) -> None:
-    """Store one output, unless that is done, and remove its files here.
+    """Store an output, unless it is stored, and remove its files here.
 
     Raises:
-        DataError, TransferError: it can't be.
+        DataError, TransferError: It can't be stored.
     """
     from paceline.data.transfer.upload import upload_output
 
@@ -218,7 +216,7 @@ def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) ->
             begun=begun,
         )
         stored[reference.name] = {"files": uploaded.files, "bytes": uploaded.bytes}
-        # After each output: a kill before the next one does not store this one again.
+        # After each output, so that a kill before the next one does not repeat it.
         write_json(folder.home, told, sync=True)
     shutil.rmtree(path, ignore_errors=True)
     begun.unlink(missing_ok=True)
@@ -229,10 +227,10 @@ def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     for path in (folder.uploads, top):
         if path.is_symlink():
             path.unlink()  # which nobody has left
-    top.mkdir(parents=True, exist_ok=True)  # an output without files is nothing that could have come
+    top.mkdir(parents=True, exist_ok=True)  # an output without files never arrives
     for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
-            path.unlink()  # half a file, of a look that was killed; a link, which nobody has left
+            path.unlink()  # an incomplete file of a killed reader, or a link, which runs never leave
     missing = [name for name, size in files.items() if not _is_of_size(top / name, size)]
     if missing:
         raise TransferError(
@@ -247,7 +245,7 @@ def _check_cancel(folder: RunFolder) -> None:
 
 
 def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureReport | None, *, canceled: bool) -> None:
-    """Write the end that the run had there; or what came of storing, where it had ended well."""
+    """Write the run's end, or the result of storing if the run succeeded."""
     changes: dict[str, Any] = {"failure": end.failure, "exit_code": end.exit_code, "ended_utc": end.ended_utc}
     status = end.status
     if status == states.COMPLETED and canceled:
@@ -262,7 +260,7 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
 
 
 def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
-    """Make datasets of the outputs that are to be, in the workspace of this machine; what could not be, in words."""
+    """Register datasets of outputs in this workspace. Return errors."""
     references = record.job.inputs if record.job else ()
     if not any(reference.registered for reference in references) or os.stat(folder.path).st_uid != os.geteuid():
         return []
@@ -276,9 +274,9 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
 def _by_whom(
     folder: RunFolder, record: RunRecord, told: Mapping[str, Any], left: Sequence[DataReference]
 ) -> str | None:
-    """What storing them waits for, in words; None where this process can do it.
+    """Return what storing waits for, or None if this process can do it.
 
-    Others may have the workspace too, but not the datastore's folder, or another one at its place.
+    Other users may share the workspace, but not the datastore's folder, or have another one at its place.
     """
     if os.stat(folder.path).st_uid != os.geteuid():
         return f"waits for a look at the run by {record.submitted_by or 'the submitting user'}"
@@ -292,12 +290,12 @@ def _by_whom(
 
 
 def _inode(reference: DataReference, folder: RunFolder) -> int | None:
-    """The number of the folder that the output goes to, which it has on other machines too; None where there is none."""
+    """Return the inode of an output's folder, which other machines share; None if it is missing."""
     from paceline.data.stores.filesystem import place_of
 
     try:
         record, path = place_of(reference.sources[0], folder.path.parent.parent)
-        # Machines that mount one file system see the same inode; another folder at the same path has another.
+        # Machines that mount a file system see the same inode; another folder at the same path differs.
         return os.stat(f"{record.root}/{path}").st_ino
     except (OSError, PacelineError):
         return None
@@ -308,7 +306,7 @@ def _outputs(record: RunRecord, names: Sequence[str] | Mapping[str, Any]) -> lis
 
 
 def _finalizing(record: Mapping[str, Any]) -> RunRecord:
-    """The record of a run's end as that of a run that has still to store what it has left."""
+    """Return the final record as that of a run that is still storing outputs."""
     return dataclasses.replace(
         RunRecord.from_json(record), status=states.FINALIZING, exit_code=None, failure=None, ended_utc=None
     )
@@ -320,7 +318,7 @@ def _text(outputs: Sequence[DataReference], waits: str | None) -> str:
 
 
 def _say(folder: RunFolder, text: str) -> None:
-    """In the supervisor's log, as it writes."""
+    """Write to the supervisor's log, in its format."""
     _append(folder.driver_log, f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}Z {text}\n")
 
 
