@@ -24,11 +24,13 @@ MAY_IMPORT = {
     "torch_mpi": "system torch_private collectives",
     # Beside the script, in a run or without one; who this rank is it finds as a sampler does.
     "checkpoint": "errors system torch_private data.sampling.world",
-    "worker": "errors system.run_variables system.lazy_import collectives torch_mpi trackers.hooks",
-    # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
-    "parallel": "errors system torch_private collectives torch_mpi checkpoint",
+    "worker": "errors system.run_variables system.lazy_import trackers.hooks collectives.answer_recorder_requests "
+    "collectives.count_steps collectives.keep_to_master_address torch_mpi.install_when_loaded",
+    # Knows nothing of jobs or runs. Of the collectives it takes the listener of torch's store and the backend "mpi".
+    "parallel": "errors system torch_private collectives.store_listener torch_mpi.install checkpoint",
+    "compat": "errors system worker.nested",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
-    "compat": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker checkpoint",
+    "compat.horovod": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker checkpoint",
     # The names of another library for what a program meets first.
     "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir controlling sweeps pipelines models services compat "
     "trackers.export",

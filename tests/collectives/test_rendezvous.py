@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from paceline.collectives import CollectivesError, rendezvous, request
-from paceline.collectives.rendezvous import SignedStore
+from paceline.collectives.rendezvous import SignedStore, run_secret
 from paceline.collectives.request import Agreement, Request
-from paceline.collectives.secret import VARIABLE, run_secret
+from paceline.system.handshake import RUN_SECRET_VARIABLE
 from tests.collectives.gloo_world import ROOT, Ranks, free_port
 from tests.engines.conftest import require_engine
 from tests.warm import TORCH, run_alone
@@ -165,7 +165,7 @@ def test_what_nobody_of_the_run_has_signed_is_named_and_refused(write, told):
 def test_a_rank_without_the_secret_says_so_instead_of_believing_anything():
     store = Store()
     part(store).set("a", 1)
-    with pytest.raises(CollectivesError, match=f"was given no {VARIABLE}"):
+    with pytest.raises(CollectivesError, match=f"was given no {RUN_SECRET_VARIABLE}"):
         part(store, None).get("a")
     store.set("a", b"\x80\x05no json")
     with pytest.raises(CollectivesError, match="is no JSON"):
@@ -174,8 +174,8 @@ def test_a_rank_without_the_secret_says_so_instead_of_believing_anything():
 
 @pytest.mark.parametrize("text", ["secret", "abcd", "zz" * 32])
 def test_a_secret_that_is_none_is_refused_without_being_shown(text):
-    with pytest.raises(CollectivesError, match=f"{VARIABLE} holds no secret") as caught:
-        run_secret({VARIABLE: text})
+    with pytest.raises(CollectivesError, match=f"{RUN_SECRET_VARIABLE} holds no secret") as caught:
+        run_secret({RUN_SECRET_VARIABLE: text})
     assert (
         text not in str(caught.value).replace("holds no secret", "").replace("make one with", "").split("secrets;")[0]
     )
@@ -246,7 +246,7 @@ def test_a_stranger_at_the_store_runs_nothing(secret, tmp_path):
     # It did: what lay in the store was unpickled by every rank but the first.
     for name, text in (("rank.py", RANK), ("stranger.py", STRANGER)):
         (tmp_path / name).write_text(text)
-    world = Ranks(2, "rank.py", cwd=tmp_path, **({VARIABLE: secret} if secret else {}))
+    world = Ranks(2, "rank.py", cwd=tmp_path, **({RUN_SECRET_VARIABLE: secret} if secret else {}))
     end_s = time.monotonic() + 120
     while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
         if time.monotonic() > end_s or any(process.has_ended for process in world.processes):

@@ -11,8 +11,8 @@ from tests.warm import TORCH, run_alone
 TRAINS = """
 from paceline.collectives import recorder, step_hooks
 import os, sys, time
-step_hooks.install()
-recorder.answer_when_loaded(os.environ["PACELINE_WATCH_DIR"] + "/ask_0")
+step_hooks.count_steps()
+recorder.answer_recorder_requests(os.environ["PACELINE_WATCH_DIR"] + "/ask_0")
 assert "torch" not in sys.modules
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
@@ -54,5 +54,5 @@ def test_steps_data_and_others_are_counted(tmp_path):
 
 
 def test_nothing_is_hooked_where_nobody_wants_to_know():
-    code = "from paceline.collectives import step_hooks; import sys; n = len(sys.meta_path); step_hooks.install()"
+    code = "from paceline.collectives import step_hooks; import sys; n = len(sys.meta_path); step_hooks.count_steps()"
     assert run_python(f"{code}; print(len(sys.meta_path) - n)", environment={"PACELINE_WATCH_DIR": ""}) == "0\n"

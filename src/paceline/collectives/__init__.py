@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from paceline.collectives.engine import Engine, current, start, stop
     from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
     from paceline.collectives.handle import Handle
+    from paceline.collectives.recorder import answer_recorder_requests as answer_recorder_requests
     from paceline.collectives.settings import EngineSettings
+    from paceline.collectives.step_hooks import count_steps as count_steps
+    from paceline.collectives.store_address import keep_to_master_address as keep_to_master_address
+    from paceline.collectives.store_address import store_listener as store_listener
 
 __all__ = [
     "ArgumentError",
@@ -39,6 +43,10 @@ _HOMES = {
     "paceline.collectives.errors": ("ArgumentError", "CollectivesError", "MismatchError", "ShutDownError"),
     "paceline.collectives.handle": ("Handle",),
     "paceline.collectives.settings": ("EngineSettings",),
+    # For other rooms of Paceline, which import nothing below this package (tests/test_layers.py).
+    "paceline.collectives.recorder": ("answer_recorder_requests",),
+    "paceline.collectives.step_hooks": ("count_steps",),
+    "paceline.collectives.store_address": ("keep_to_master_address", "store_listener"),
 }
 
 __getattr__ = face(__name__, _HOMES)

@@ -7,7 +7,6 @@ ranks share through their rendezvous; the key itself is never sent.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import select
 import socket
 import struct
@@ -15,9 +14,9 @@ import threading
 import time
 from collections.abc import Iterable
 
-from paceline.collectives.secret import tag
+from paceline.system.frames import FrameBuffer, frame
+from paceline.system.handshake import is_tag, tag
 
-_HEADER = struct.Struct("!Q")
 _HELLO = struct.Struct("!I32s")
 _READ_BYTES = 1 << 16
 #: A connection that has not said its rank after this time is closed: it may be a stranger's.
@@ -41,7 +40,7 @@ class PeerLink:
         # (Python refuses to resize a bytearray that is lent out, with a BufferError).
         self._sending = threading.Lock()
         self._out = bytearray()
-        self._in = bytearray()
+        self._in = FrameBuffer()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -53,8 +52,7 @@ class PeerLink:
             OSError: the other side is gone.
         """
         with self._sending:
-            self._out += _HEADER.pack(len(data))
-            self._out += data
+            self._out += frame(data)
             self._flush()
 
     def flush(self) -> bool:
@@ -82,7 +80,7 @@ class PeerLink:
         """
         if self._out:
             self.flush()
-        message = self._next()
+        message = self._in.take()
         while message is None:
             try:
                 read = self._socket.recv(_READ_BYTES)
@@ -90,27 +88,19 @@ class PeerLink:
                 return None
             if not read:
                 raise EOFError("the connection was closed by the other side")
-            self._in += read
-            message = self._next()
+            self._in.feed(read)
+            message = self._in.take()
         return message
 
     def has_message(self) -> bool:
         """True when a whole message was read already, which no poll tells of any more."""
-        return len(self._in) >= _HEADER.size and len(self._in) - _HEADER.size >= _HEADER.unpack_from(self._in)[0]
+        return self._in.has_frame
 
     def has_unsent(self) -> bool:
         return bool(self._out)
 
     def close(self) -> None:
         self._socket.close()
-
-    def _next(self) -> bytes | None:
-        if not self.has_message():
-            return None
-        end = _HEADER.size + _HEADER.unpack_from(self._in)[0]
-        message = bytes(self._in[_HEADER.size : end])
-        del self._in[:end]
-        return message
 
 
 def listen(address: str) -> socket.socket:
@@ -154,7 +144,7 @@ def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) ->
     """
     connected = socket.create_connection((address, port), timeout=timeout_s)
     try:
-        connected.sendall(_HELLO.pack(rank, _proof(key, rank)))
+        connected.sendall(_HELLO.pack(rank, tag(key, "rank", str(rank).encode())))
         return PeerLink(connected)
     except BaseException:
         connected.close()
@@ -199,10 +189,6 @@ def _greeted(connected: socket.socket, key: bytes) -> int:
                 return -1
             hello += read
         rank, proof = _HELLO.unpack(hello)
-        if hmac.compare_digest(proof, _proof(key, rank)):
+        if is_tag(proof, key, "rank", str(rank).encode()):
             return int(rank)
     return -1
-
-
-def _proof(key: bytes, rank: int) -> bytes:
-    return tag(key, "rank", str(rank).encode())

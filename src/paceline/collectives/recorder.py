@@ -26,7 +26,7 @@ _board: RankBoard | None = None
 _is_made = False
 
 
-def answer_when_loaded(path: str) -> None:
+def answer_recorder_requests(path: str) -> None:
     """Answer at this named pipe as soon as the script makes a process group of torch's; loads nothing before."""
     from paceline.system.lazy_import import when_loaded
 

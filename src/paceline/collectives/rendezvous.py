@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 from paceline.collectives import links, store_address
 from paceline.collectives.errors import CollectivesError
-from paceline.collectives.secret import TAG_BYTES, VARIABLE, is_tag, run_secret, tag
+from paceline.system.handshake import RUN_SECRET_VARIABLE, TAG_BYTES, is_tag, tag
 
 #: What torch's launchers set -> its name where horovodrun is the launcher.
 _VARIABLES = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "MASTER_ADDR": "", "MASTER_PORT": ""}
@@ -35,6 +36,7 @@ _devices: dict[str, Any] = {}
 #: Before the tag of a signed value; no JSON begins with it.
 _SIGNED = b"\x01signed "
 _HEAD_BYTES = len(_SIGNED) + TAG_BYTES
+_LEAST_SECRET_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +285,8 @@ class SignedStore:
         if self._key is None:
             if is_signed:
                 raise CollectivesError(
-                    f"{self._told(name)} is signed, but this rank was given no {VARIABLE}: it was started in another way "
-                    "than the one that said it. Let one launcher start all ranks, with the same environment."
+                    f"{self._told(name)} is signed, but this rank was given no {RUN_SECRET_VARIABLE}: another launcher started "
+                    "the rank that signed it. Let one launcher start all ranks, with the same environment."
                 )
             return data
         if not is_signed:
@@ -332,3 +334,27 @@ class SignedStore:
             "Somebody else has written it, or a rank that was started in another way; nothing of it was used. Let one "
             f"launcher start all ranks, and see who reaches the port ({self._where})."
         )
+
+
+def run_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
+    """Return the secret that the ranks of this run share, or None where the launcher (torchrun, for example) gave none.
+
+    Without a secret nothing is signed, and a rank believes any process that reaches its port, as torch itself does.
+
+    Raises:
+        CollectivesError: The variable holds anything but hexadecimal digits, or too few of them.
+    """
+    text = environ.get(RUN_SECRET_VARIABLE, "")
+    if not text:
+        return None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) < _LEAST_SECRET_BYTES:
+        raise CollectivesError(
+            f"{RUN_SECRET_VARIABLE} holds no secret: it must be {2 * _LEAST_SECRET_BYTES} or more hexadecimal digits, the same "
+            "on every rank. Unset it, and let Paceline or horovodrun set it; or make one with `python -c 'import secrets; "
+            "print(secrets.token_hex(32))'`."
+        )
+    return key

@@ -25,7 +25,7 @@ _replicas: list[Any] = []
 _asked: list[tuple[float, int]] = []
 
 
-def install() -> None:
+def count_steps() -> None:
     """Count from now on, where whoever has started this worker wants to know; loads nothing before the script does."""
     from paceline.system import step_clock
     from paceline.system.lazy_import import when_loaded

@@ -45,7 +45,7 @@ def made(kind: Any, host: str, port: int, **options: Any) -> Any:
     """The store of torch's class `kind`; its server, if it is to have one, listens at `host` alone where that can be."""
     if not options.get("is_master"):
         return kind(host, port, **options)
-    fd = listener(host, port)
+    fd = store_listener(host, port)
     return kind(host, port, **options, **({} if fd is None else {"master_listen_fd": fd}))
 
 
@@ -68,13 +68,13 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
             if not is_ours or told.get("master_listen_fd") is not None:
                 super().__init__(*given, **options)
                 return
-            fd = listener(here, int(told["port"]))
+            fd = store_listener(here, int(told["port"]))
             super().__init__(*given, **options, **({} if fd is None else {"master_listen_fd": fd}))
 
     setattr(module, "TCPStore", TCPStore)  # noqa: B010 - torch's stubs call it final
 
 
-def listener(host: str, port: int) -> int | None:
+def store_listener(host: str, port: int) -> int | None:
     """A socket that listens there, for torch to take; None where torch is to do it in its own way: the host is no address of
     this machine's, or something listens on the port. That may be the store of an earlier process group of this process,
     which torch then takes; if it is another program, torch says so. Port 0: one that is free.

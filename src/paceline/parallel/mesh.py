@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import torch_private
-from paceline.collectives import store_address
+from paceline.collectives import store_listener
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first
 from paceline.parallel.strategy import Layout
@@ -202,7 +202,7 @@ def _initialise(device: torch.device | str | None) -> None:
     if backend is None:
         return
     if backend == "mpi":
-        from paceline.torch_mpi.backend import install
+        from paceline.torch_mpi import install
 
         install()
     if wants_cuda:
@@ -301,7 +301,7 @@ def _message_store(place: WorldPlace) -> Any:
             # A TCPStore serves whoever connects. So it listens at MASTER_ADDR alone, on the run's own network, or without
             # that at loopback.
             address = os.environ.get("MASTER_ADDR", "")
-            fd = store_address.listener(address, 0)
+            fd = store_listener(address, 0)
             given = {} if fd is None else {"master_listen_fd": fd}
             at = "127.0.0.1" if fd is None else address
             store = stores.TCPStore(at, 0, is_master=True, wait_for_workers=False, **given)

@@ -79,16 +79,16 @@ def main(argv: "list[str]") -> None:
 
 def _offer_mpi_to_torch() -> None:
     """Provide a backend for `init_process_group("mpi")`, which torch's wheels lack, once torch is loaded."""
-    from paceline.torch_mpi import backend
+    from paceline.torch_mpi import install_when_loaded
 
-    backend.install_when_loaded()
+    install_when_loaded()
 
 
 def _keep_store_to_its_network() -> None:
     """Let the first rank's store listen at MASTER_ADDR only, once torch is loaded."""
-    from paceline.collectives import store_address
+    from paceline.collectives import keep_to_master_address
 
-    store_address.keep_to_master_address()
+    keep_to_master_address()
 
 
 def _import_from_copy() -> None:

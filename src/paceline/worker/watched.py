@@ -34,13 +34,13 @@ def begin(kind: str = "script") -> None:
         pass
     if kind == "program":
         return
-    from paceline.collectives import step_hooks
+    from paceline.collectives import count_steps
 
-    step_hooks.install()
+    count_steps()
     if os.environ.get("PACELINE_WORLD_SIZE", "1") != "1":
-        from paceline.collectives import recorder
+        from paceline.collectives import answer_recorder_requests
 
-        recorder.answer_when_loaded(os.path.join(folder, f"ask_{rank}"))
+        answer_recorder_requests(os.path.join(folder, f"ask_{rank}"))
 
 
 def _answer(folder: str, rank: str, number: int) -> None:

@@ -25,7 +25,7 @@ def listening(key: bytes, heard: list[object]) -> tuple[tuple[str, int], threadi
     return listener.getsockname()[:2], thread
 
 
-def test_a_listener_of_another_job_is_passed_over_for_the_next_address() -> None:
+def test_listener_of_another_job_is_skipped() -> None:
     heard_there: list[object] = []
     heard_here: list[object] = []
     other, first = listening(b"another", heard_there)
@@ -38,9 +38,9 @@ def test_a_listener_of_another_job_is_passed_over_for_the_next_address() -> None
     assert wire.receive(heard_here[0]) == {"hello": 1}  # type: ignore[arg-type]
 
 
-def test_none_that_knows_the_key_is_one_error() -> None:
+def test_driver_with_another_key_is_one_error() -> None:
     other, thread = listening(b"another", [])
-    with pytest.raises(ConnectionError, match=f"can't be reached at 127.0.0.1:{other[1]}: digest"):
+    with pytest.raises(ConnectionError, match=f"can't be reached at 127.0.0.1:{other[1]}: the handshake failed"):
         wire.connect([other], b"ours")
     thread.join(20)
 

@@ -8,10 +8,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 from paceline.compat.azureml.parallel_run.sharing import Sharing
+from paceline.system.handshake import RUN_SECRET_VARIABLE, prove_as_client, prove_as_server
 from paceline.system.listening import accept_each
 
 _PAUSE_S = 0.1
@@ -42,11 +42,12 @@ class Listening:
             self._left.acquire()
 
     def _answer(self, accepted: socket.socket) -> None:
-        link = Connection(accepted.detach())
+        try:
+            link = prove_as_server(accepted, _secret())
+        except ConnectionError:
+            return
         number: int | None = None
         try:
-            deliver_challenge(link, _secret())
-            answer_challenge(link, _secret())
             self._made.wait()
             assert self._sharing is not None, "it was set before the event"
             while True:
@@ -57,7 +58,7 @@ class Listening:
                     self._left.release()
                     return
         except Exception:
-            # It has not known the secret, or has died: then its supervisor ends the run.
+            # It has died: its supervisor ends the run.
             if number is not None and self._sharing is not None:
                 self._sharing.lost(number)
         finally:
@@ -73,9 +74,7 @@ def of_first_rank() -> Ask:
             time.sleep(_PAUSE_S)
         else:
             break
-    link = Connection(found.detach())
-    answer_challenge(link, _secret())
-    deliver_challenge(link, _secret())
+    link = prove_as_client(found, _secret())
 
     def ask(question: dict[str, Any]) -> dict[str, Any]:
         link.send_bytes(json.dumps(question).encode())
@@ -90,4 +89,4 @@ def _address() -> tuple[str, int]:
 
 
 def _secret() -> bytes:
-    return bytes.fromhex(os.environ["PACELINE_RUN_SECRET"])
+    return bytes.fromhex(os.environ[RUN_SECRET_VARIABLE])

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.collectives.errors import CollectivesError
-from paceline.collectives.secret import TAG_BYTES, VARIABLE, is_tag, run_secret, tag
+from paceline.collectives.rendezvous import run_secret
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.handles import allgather_async, broadcast_async_
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, checked_members, global_process_set
+from paceline.system.handshake import RUN_SECRET_VARIABLE, TAG_BYTES, is_tag, tag
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +121,7 @@ def _unpickled(data: bytes) -> Any:
         if not is_tag(found, key, _PURPOSE, data):
             raise CollectivesError(
                 "an object came that is not signed with the run's secret: it is not from a rank of this run, or that rank was "
-                f"started in another way. Nothing was made of it. Let one launcher start all ranks ({VARIABLE})."
+                f"started in another way. Nothing was made of it. Let one launcher start all ranks ({RUN_SECRET_VARIABLE})."
             )
     return pickle.loads(data)
 

@@ -30,10 +30,9 @@ import time  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
 from typing import IO, Any  # noqa: E402
 
-from paceline.collectives import secret  # noqa: E402
 from paceline.compat.horovod.runner import wire  # noqa: E402
 from paceline.compat.horovod.runner.rank_command import python_command, with_names  # noqa: E402
-from paceline.system import processes  # noqa: E402
+from paceline.system import handshake, processes  # noqa: E402
 from paceline.worker import scheduling  # noqa: E402
 
 _GRACE_S = 5.0
@@ -150,7 +149,7 @@ class _Rank:
             environment["HOROVODRUN_COMMITS"] = os.path.join(self._scratch, _COMMIT)
             environment["PACELINE_ELASTIC_REQUEST"] = self._request
         # Made on each host of what the launcher has brought there, so that it crosses no connection that others may read.
-        environment[secret.VARIABLE] = secret.tag(self._key, "ranks", b"").hex()
+        environment[handshake.RUN_SECRET_VARIABLE] = handshake.tag(self._key, "ranks", b"").hex()
         environment |= {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHERS)}
         # Before `python_command`, which looks for the script from the working directory.
         os.chdir(self._start["directory"])

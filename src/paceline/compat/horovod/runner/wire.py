@@ -24,18 +24,15 @@ import secrets
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
 from paceline.system import listening
+from paceline.system.handshake import prove_as_client, prove_as_server
 
 #: Holds, for what `horovodrun` starts, where it listens and the key.
 VARIABLE = "HOROVODRUN_CONNECT"
-#: What a challenge ends with where the other side is no process of ours. Another job's, with another key, is an
-#: AuthenticationError, which is none of these.
-_NO_ANSWER = (OSError, EOFError, ValueError, AssertionError)
 #: For each address: behind a firewall that drops packets, a connection would take minutes to fail.
 _HANDSHAKE_S = 20.0
 _OF_HOST = frozenset(
@@ -60,26 +57,18 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
     errors = []
     for address in addresses:
         try:
-            connection = _connection(socket.create_connection(address, timeout=_HANDSHAKE_S))
-            # `accept` takes the two steps in the other order: while one side asks, the other answers.
-            answer_challenge(connection, key)
-            deliver_challenge(connection, key)
-            return connection
-        except (*_NO_ANSWER, AuthenticationError) as error:
+            return prove_as_client(_prepared(socket.create_connection(address, timeout=_HANDSHAKE_S)), key)
+        except OSError as error:
             errors.append(f"{address[0]}:{address[1]}: {error or type(error).__name__}")
     raise ConnectionError(f"horovodrun can't be reached at {'; '.join(errors)}")
 
 
 def accept(connected: socket.socket, key: bytes) -> Connection | None:
     """The connection with a process that knows the key; None, and nothing left open, with any other."""
-    connection = _connection(connected)
     try:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
-    except (*_NO_ANSWER, AuthenticationError):
-        connection.close()
+        return prove_as_server(_prepared(connected), key)
+    except ConnectionError:
         return None
-    return connection
 
 
 def send(connection: Connection, content: Mapping[str, Any]) -> None:
@@ -116,7 +105,7 @@ def is_of_host(variable: str) -> bool:
     return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
 
 
-def _connection(connected: socket.socket) -> Connection:
+def _prepared(connected: socket.socket) -> socket.socket:
     # A time limit makes the descriptor one that does not block, and Connection, which reads from it directly, would fail.
     connected.settimeout(None)
     # Small messages would otherwise wait until the one before was acknowledged.
@@ -126,8 +115,7 @@ def _connection(connected: socket.socket) -> Connection:
     for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    # From here on the Connection owns the descriptor, which the socket object would close when it is collected.
-    return Connection(connected.detach())
+    return connected
 
 
 class RankListener:

@@ -1,0 +1,58 @@
+"""Proofs that the other side knows a shared secret."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from paceline.system.handshake import TAG_BYTES, is_tag, prove_as_client, prove_as_server, tag
+
+
+def test_tag_holds_for_its_key_purpose_and_data_only():
+    made = tag(b"key", "rank", b"1")
+    assert len(made) == TAG_BYTES
+    assert is_tag(made, b"key", "rank", b"1")
+    assert not is_tag(made, b"other", "rank", b"1")
+    assert not is_tag(made, b"key", "store", b"1")
+    assert not is_tag(made, b"key", "rank", b"2")
+
+
+def connected(server_key: bytes, client_key: bytes):
+    """Return the server's and the client's connection, or the error of each."""
+    ours, theirs = socket.socketpair()
+    ends = {}
+
+    def prove(name, function, sock, key):
+        try:
+            ends[name] = function(sock, key)
+        except ConnectionError as error:
+            ends[name] = error
+
+    thread = threading.Thread(target=prove, args=("server", prove_as_server, ours, server_key))
+    thread.start()
+    prove("client", prove_as_client, theirs, client_key)
+    thread.join()
+    return ends["server"], ends["client"]
+
+
+def test_sides_with_one_key_can_talk():
+    server, client = connected(b"secret", b"secret")
+    with server, client:
+        client.send_bytes(b"hello")
+        assert server.recv_bytes() == b"hello"
+
+
+def test_sides_with_different_keys_refuse_each_other():
+    for end in connected(b"secret", b"another"):
+        assert isinstance(end, ConnectionError)
+        assert "the handshake failed" in str(end)
+
+
+def test_peer_of_another_protocol_is_refused():
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    theirs.close()
+    with pytest.raises(ConnectionError, match="the handshake failed"):
+        prove_as_server(ours, b"secret")
