@@ -1,1 +1,1 @@
-"""The live page: a web server that reads a workspace as it is. `paceline ui` starts it; it needs the extra `ui`."""
+"""The live page: a web server that shows a workspace. `paceline ui` starts it; it needs the extra `ui`."""

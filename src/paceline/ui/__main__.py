@@ -1,4 +1,4 @@
-"""`python -m paceline.ui CONFIG`: the page's server, until a signal ends it. CONFIG is JSON; `paceline ui` writes it."""
+"""`python -m paceline.ui CONFIG`: serve the page until a signal. CONFIG is JSON from `paceline ui`."""
 
 import sys
 

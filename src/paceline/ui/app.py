@@ -1,9 +1,9 @@
-"""What each path answers: the ASGI application. Pages are made of what lies in the workspace at that moment.
+"""The ASGI application: paths and their views. Each request reads the current workspace.
 
 /                         the runs
-/runs/ID                  a run: state, curves, log; its files, details and sweep beside it
-/runs/ID/live             what is new in it (server-sent events)
-/compare?run=A&run=B      runs beside one another
+/runs/ID                  a run: state, curves, log; further paths for its files, details and sweep
+/runs/ID/live             changes (server-sent events)
+/compare?run=A&run=B      a comparison of runs
 /models  /services  /compute
 """
 
@@ -36,13 +36,13 @@ from paceline.ui.pieces import PieceStreams
 from paceline.ui.views import common, compare, listing, places, run, sweep
 from paceline.ui.views.listing import RunRows
 
-#: Of a form: a tag, or a key.
+#: Limit on a submitted form: a tag, or a key.
 _MOST_BODY = 1 << 16
 
 
 @dataclass(frozen=True)
 class Heading:
-    """What every page says of the server."""
+    """Facts about the server that every page shows."""
 
     workspace: str
     workspace_name: str
@@ -50,7 +50,7 @@ class Heading:
 
 
 class _Static(StaticFiles):
-    """The page's own files, below a folder whose name changes with them."""
+    """The page's static files, below a folder whose name changes with their content."""
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         shared = render.SHARED.get(path)
@@ -63,10 +63,10 @@ class _Static(StaticFiles):
 
 
 def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
-    """The application for a workspace.
+    """Return the application for a workspace.
 
     Raises:
-        WorkspaceError: the token can't be read or written.
+        WorkspaceError: The token can't be read or written.
     """
     workspace_dir = Path(config.workspace)
     token = token or Token(workspace_dir)
@@ -107,7 +107,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         max_body_size=_MOST_BODY,
     )
     curves = CurveStore()
-    # Set when the server is to end: streams have no end of their own.
+    # Set at shutdown: streams do not end by themselves.
     app.state.closing = asyncio.Event()
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir

@@ -1,4 +1,4 @@
-"""What the page's server is told: where the workspace lies, where to listen, and who may reach it."""
+"""Configuration of the page's server: workspace, address and access."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.system.listening import is_loopback
 
-#: P-A-C-E on a telephone's keys. The next ones are tried where it is taken and nobody asked for it.
+#: P-A-C-E on a telephone's keys. If it is taken, the next ports are tried.
 PORT = 7223
-#: Ports that are tried where nobody asked for one.
+#: Ports to try if the user named none.
 _TRIED = 40
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UiConfig:
-    """port: 0 takes a free one, None the first free one from `PORT` on. proxies: host names under which a proxy that does TLS
-    shows the page. read_only: without cancel, rerun and tags. opens: show it in the browser of this machine.
-    socket: a path to listen at instead, until standard input ends: the other side of `paceline ui --ssh`.
+    """Settings of the page's server.
+
+    port: 0 for any free port, None for the first free port from `PORT` on. proxies: host names of a proxy with TLS before the
+    server. read_only: without cancel, rerun and tags. opens: open the page in this machine's browser. socket: path to listen at
+    instead, until standard input ends; the remote side of `paceline ui --ssh`.
 
     Raises:
-        UserError: an address beyond this machine with neither TLS nor a proxy, half a certificate, or what is no address.
+        UserError: An address beyond this machine without TLS or proxy, half a certificate, or an invalid address.
     """
 
     workspace: str
@@ -65,16 +67,16 @@ class UiConfig:
 
     @property
     def host_names(self) -> frozenset[str]:
-        """The names by which a request may call this server, lower case, without port."""
+        """Return the names by which a request may call this server, in lower case without port."""
         own = {"127.0.0.1", "localhost", "[::1]", *self.proxies}
-        # Every address of the machine's is meant then, and TLS sees to it that the name is right.
+        # Listens at every address of the machine; TLS verifies the name.
         if self.host not in ("", "0.0.0.0", "::"):
             own.add(f"[{self.host}]" if ":" in self.host else self.host)
         return frozenset(name.lower() for name in own)
 
     @property
     def takes_any_host(self) -> bool:
-        """Whether it listens at all addresses with a certificate, which alone says what it is called then."""
+        """Return True if it listens at all addresses with a certificate, which then verifies its name."""
         return self.host in ("", "0.0.0.0", "::") and self.tls_cert is not None
 
     def to_json(self) -> str:
@@ -87,5 +89,5 @@ class UiConfig:
 
 
 def ports(asked: int | None) -> list[int]:
-    """The ports to be tried, in this order; 0 takes a free one."""
+    """Return the ports to try, in order; 0 means any free port."""
     return [asked] if asked is not None else [*range(PORT, PORT + _TRIED), 0]

@@ -1,12 +1,12 @@
-"""What is new in a run, told to all who watch it: one look for everybody, however many there are.
+"""Live changes of a run for all its watchers: one poll of its files serves every watcher.
 
     state     the run's record has changed
     log       lines of the workers
     points    values of metrics
-    other     rows, tables or images were logged
-    side      the supervisor has said something, or a node that prepares
+    other     new rows, tables or images
+    side      new output of the supervisor, or of a node in preparation
 
-A feed begins with its first watcher and ends with its last one, or with the run.
+A feed starts with its first watcher, and ends with its last watcher or with the run.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible_line
 from paceline.ui.curves import CurveStore, Key, finite
 
-#: Between two looks at the files, while values come and while none do.
+#: Seconds between polls of the files, with and without new values.
 _LOOK_S, _IDLE_S = 0.1, 0.2
-#: Between two looks at the record: it may take a call of an engine.
+#: Seconds between polls of the record, which may need a call to an engine.
 _STATE_S = 0.5
-#: Lines that a new watcher gets, and of one look: of a script that prints faster the rest is passed over.
+#: Most lines for a new watcher, and for one poll: further lines of a script that prints faster are skipped.
 TAIL = 500
-#: Values of a curve that are told one by one.
+#: Values of a curve that are sent one by one.
 _MOST_POINTS = 2000
-#: A proxy closes a connection on which nothing comes.
+#: Seconds between messages: a proxy closes an idle connection.
 _SILENCE_S = 15.0
-#: Messages that wait for a watcher who does not read; beyond, he is let go, and his page asks anew.
+#: Most messages in the queue of a slow watcher; beyond, it is disconnected, and its page reconnects.
 _MOST_WAITING = 300
 
 
 def message(event: str, data: Any, place: str = "") -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     head = f"id: {place}\n" if place else ""
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 class RunFeed:
-    """The live side of one run. Used on the event loop alone; files are read on other threads."""
+    """The live changes of one run. Only for the event loop; other threads read the files."""
 
     def __init__(self, folder: RunFolder, curves: CurveStore) -> None:
         self.folder = folder
@@ -62,19 +62,22 @@ class RunFeed:
         self._follower: LogFollower | None = None
         self._lines: deque[tuple[int, list[Any]]] = deque(maxlen=TAIL)
         self._number = 0
-        #: Tells this feed's numbers of lines from those of one before it.
+        #: Distinguishes this feed's line numbers from those of an earlier feed.
         self._epoch = os.urandom(4).hex()
         self._sent: dict[Key, int] = {}
         self._others = 0
         self._side_bytes = 0
         self._is_over = False
-        #: Of many watchers that come at once, the first begins.
+        #: Of several concurrent watchers, the first starts the feed.
         self._beginning = asyncio.Lock()
-        #: Its last watcher has gone, or its run has ended: who comes next gets another feed.
+        #: The last watcher left, or the run ended: the next watcher gets a new feed.
         self.is_idle = False
 
     async def watch(self, place: str) -> AsyncGenerator[bytes, None]:
-        """Events from now on, with the last lines of the log first. place: of the last event that this watcher has seen."""
+        """Yield events from now on, after the last lines of the log.
+
+        place: id of the last event that this watcher received.
+        """
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
         async with self._beginning:
             if self._task is None:
@@ -83,7 +86,7 @@ class RunFeed:
                 try:
                     await asyncio.shield(beginning)
                 except asyncio.CancelledError:
-                    # The watcher left. The thread goes on and opens the logs, so they can only be closed after it.
+                    # The watcher left. The thread may still open logs, so close them after it ends.
                     await asyncio.wait([beginning])
                     self.close()
                     raise
@@ -91,7 +94,7 @@ class RunFeed:
         epoch, _, number = place.partition(":")
         seen = int(number) if epoch == self._epoch and number.isdigit() else -1
         first = [line for at, line in self._lines if at > seen]
-        # A page that has seen them goes on behind them, any other begins anew.
+        # A page that has these lines continues after them; any other page starts again.
         is_gap = seen < 0 or (bool(self._lines) and seen < self._lines[0][0] - 1)
         queue.put_nowait(b"retry: 700\n" + message("log", {"lines": first, "reset": is_gap}, self._place))
         queue.put_nowait(message("points", [_point_of(key, count) for key, count in self._sent.items()]))
@@ -100,7 +103,7 @@ class RunFeed:
         if self._is_over:
             queue.put_nowait(message("end", {}))
             queue.put_nowait(None)
-        # In one go with what stands above, so that nothing is lost between the two.
+        # Without an await since the code above, so that no event is lost.
         self._watchers.add(queue)
         try:
             while (sent := await queue.get()) is not None:
@@ -130,10 +133,10 @@ class RunFeed:
             while self._watchers or not self._is_over:
                 record = self._record
                 assert record is not None, "it was read at the start"
-                # The record was read before the files: what was written ahead of a final record is there by now.
+                # The record was read before the files, so everything written before a final record has been read.
                 events = await asyncio.to_thread(self._events, record)
                 if not events and time.monotonic() - spoke > _SILENCE_S:
-                    # One look at the clock for all: a timer for each watcher would cost more than what is told.
+                    # One clock for all: a timer for each watcher would cost more than the messages.
                     events = [b": still here\n\n"]
                 if events:
                     spoke = time.monotonic()
@@ -219,7 +222,7 @@ class RunFeed:
             for key, curve in curves.curves.items():
                 before, now = self._sent.get(key, 0), len(curve.ys)
                 if now > before:
-                    # Of a jump by thousands the number alone is told: the page asks for the curve anew, thinned.
+                    # After thousands of new values send only their number: the page requests the thinned curve again.
                     first = before if now - before <= _MOST_POINTS else now
                     xs = curve.xs("step", 0.0)
                     points = {"x": [finite(x) for x in xs[first:now]], "y": [finite(y) for y in curve.ys[first:now]]}
@@ -234,7 +237,7 @@ class RunFeed:
 
 
 class RunFeeds:
-    """The feeds of all runs that somebody watches."""
+    """The feeds of all watched runs."""
 
     def __init__(self, runs_dir: Path, curves: CurveStore) -> None:
         self._runs_dir, self._curves = runs_dir, curves
@@ -250,7 +253,7 @@ class RunFeeds:
 
 
 def line_json(line: LogLine) -> list[Any]:
-    """attempt, rank, text with its colours alone, and 0 for the state by now of a progress bar."""
+    """Return attempt, rank, text with only its colours, and 0 for the current state of a progress bar."""
     return [line.attempt, line.rank, visible_line(line.text), int(line.complete)]
 
 

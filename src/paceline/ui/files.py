@@ -1,7 +1,7 @@
-"""A run's files: a look into one, and one as it is, in a form that no browser runs.
+"""A run's files: previews and downloads, in a form that no browser executes.
 
-All that scripts write is other people's: a page may lie among it, or a picture with a script in it. So a file leaves as an
-attachment, under a policy that lets nothing run, and with its own type only where that is a picture's.
+Scripts may write HTML, or pictures with scripts in them. So a file is sent as an attachment, with a policy that blocks all
+execution, and with its own content type only if it is a picture.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 
 _CHUNK = 1 << 18
-#: Of a file that is shown, so many bytes and so many rows.
+#: Most bytes and rows in a preview.
 _SHOWN_BYTES, _SHOWN_ROWS = 1 << 16, 200
-#: Types that a page shows as a picture. As one, an SVG runs no script.
+#: Types that a page shows as a picture. An SVG in an <img> runs no script.
 PICTURES = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -34,19 +34,19 @@ PICTURES = {
     ".svg": "image/svg+xml",
 }
 _TABLES = {".csv": ",", ".tsv": "\t"}
-#: For whoever opens a file by its address in spite of all.
+#: Policy for files that are opened by their address.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 
 def kind_of(name: str) -> str:
-    """ "picture", "table" or "other", by its ending."""
+    """Return "picture", "table" or "other", by the file's ending."""
     ending = os.path.splitext(name)[1].lower()
     return "picture" if ending in PICTURES else "table" if ending in _TABLES else "other"
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is seen of a file: text, or rows of a table, or that it is a picture. is_cut: there is more of it."""
+    """A preview of a file: text, table rows or a picture. is_cut: the file has more."""
 
     name: str
     size: int
@@ -57,10 +57,10 @@ class Look:
 
 
 def look(folder: RunFolder, name: str) -> Look:
-    """Look into a file.
+    """Return a preview of a file.
 
     Raises:
-        RunNotFoundError, FileNameError: as `opened`.
+        RunNotFoundError, FileNameError: As for `opened`.
     """
     file, plain = opened(folder, name)
     with os.fdopen(file, "rb") as read:
@@ -73,7 +73,7 @@ def look(folder: RunFolder, name: str) -> Look:
         return Look(plain, size, "binary")
     text = data.decode("utf-8", errors="replace")
     if kind == "table":
-        # Of a file that was cut, the last line may be half a one.
+        # The last line of a cut file may be incomplete.
         lines = text.splitlines()[: -1 if is_cut else None]
         delimiter = _TABLES[os.path.splitext(plain)[1].lower()]
         try:
@@ -91,11 +91,11 @@ def look(folder: RunFolder, name: str) -> Look:
 
 
 def opened(folder: RunFolder, name: str) -> tuple[int, str]:
-    """An open descriptor of the run's file, and its name. No link leads out of the run, now or a moment later.
+    """Open a file of the run without following links out of it. Return descriptor and name.
 
     Raises:
-        FileNameError: the name leaves the run's folder.
-        RunNotFoundError: the run has no such file.
+        FileNameError: The name leaves the run's folder.
+        RunNotFoundError: The run has no such file.
     """
     plain = check_file_name(name)
     where = folder.file(plain).relative_to(folder.path).as_posix()
@@ -109,9 +109,10 @@ def opened(folder: RunFolder, name: str) -> tuple[int, str]:
 
 
 def download(folder: RunFolder, name: str) -> StreamingResponse:
-    """The file as it is, to be kept.
+    """Return the unchanged file as an attachment.
 
-    Raises: as `opened`.
+    Raises:
+        RunNotFoundError, FileNameError: As for `opened`.
     """
     file, plain = opened(folder, name)
     size = os.fstat(file).st_size
@@ -130,7 +131,7 @@ def headers_of(name: str, size: int) -> dict[str, str]:
 
 
 def _chunks(file: int, size: int) -> Iterator[bytes]:
-    """So many bytes, whatever the file does meanwhile; a log grows."""
+    """Yield exactly `size` bytes, even if the file changes meanwhile."""
     with os.fdopen(file, "rb") as read:
         while size > 0 and (data := read.read(min(_CHUNK, size))):
             size -= len(data)

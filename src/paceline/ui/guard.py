@@ -1,10 +1,10 @@
-"""Who is let in: every request passes here before anything is looked up.
+"""Access control: every request passes here before any lookup.
 
-    Host        one of the server's own names, else a page of another site could reach it under a name of its own (DNS rebinding)
-    token       in the cookie, or once in the address, which then sets the cookie
-    POST        from a page of this server's own (Origin), with the key that its forms carry
+    Host        must be a name of this server, else another site could reach it by DNS rebinding
+    token       in the cookie, or once in the URL, which then sets the cookie
+    POST        only from pages of this server (Origin), with the key in its forms
 
-and every answer leaves with the headers that keep a browser from running what is in it.
+Every response gets headers that keep browsers from executing its content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.system.files import PRIVATE, write_whole
 from paceline.ui.config import UiConfig
 from paceline.ui.render import root_of
 
-#: Nothing but what this server has: no script in a page, no frame, no other host.
+#: Only resources of this server: no inline script, no frame, no other host.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -38,9 +38,9 @@ _HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-#: A year: until the token is another one, or the browser forgets.
+#: A year.
 _COOKIE_S = 365 * 86400
-#: Pictures, style sheets and scripts of the page itself say nothing of the workspace; the page that asks for the token has them.
+#: Static files reveal nothing of the workspace, and the page that asks for the token needs them.
 _OPEN = "/static/"
 
 _LEAST = 32
@@ -66,7 +66,7 @@ class Guard:
         await (self._app if refused is None else refused)(scope, receive, guarded)
 
     def _refused(self, scope: Scope) -> Response | None:
-        """What is answered in the application's place; None where the request may pass."""
+        """Return the response that refuses the request, or None to let it pass."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if not self._knows(host):
@@ -97,14 +97,14 @@ class Guard:
     def _is_own(self, headers: dict[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Every browser of this decade sends one of the two with a POST; a program that has the cookie is no browser.
+            # Every current browser sends one of the two with a POST; a program with the cookie is not a browser.
             return headers.get("sec-fetch-site", "same-origin") == "same-origin"
         return urlsplit(origin).netloc.lower() == host.lower()
 
     def _cookie(self, header: str) -> str:
         jar = SimpleCookie()
         for part in header.split(";"):
-            # One by one: a cookie of another server's that can't be read must not hide ours.
+            # One by one: a malformed cookie of another server must not hide ours.
             try:
                 jar.load(part.strip())
             except CookieError:
@@ -114,7 +114,7 @@ class Guard:
 
     def _welcome(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
         rest = urlencode([(name, value) for name, value in query if name != "token"])
-        # Relative, for behind a proxy nobody here knows the whole address: the last part of the path, or this folder.
+        # Relative, because the server does not know its path behind a proxy: the last part of the path, or this folder.
         last = scope["path"].rpartition("/")[2]
         response = RedirectResponse(f"./{last}" + (f"?{rest}" if rest else ""), 303)
         is_secure = scope.get("scheme") == "https" or bool(self._config.proxies and not self._is_local(scope))
@@ -124,7 +124,7 @@ class Guard:
             max_age=_COOKIE_S,
             httponly=True,
             secure=is_secure,
-            # Lax, so that a link to a run in a message opens; what changes anything is a POST, which it does not come with.
+            # Lax, so that links to a run work from messages. A cross-site POST, which could change something, gets no cookie.
             samesite="lax",
         )
         return response
@@ -159,10 +159,10 @@ autocomplete="off"> <button>Open</button></form></main></body></html>
 
 
 class Token:
-    """The token of a workspace, made on first use.
+    """The access token of a workspace, created on first use.
 
     Raises:
-        WorkspaceError: it can't be read or written.
+        WorkspaceError: The token can't be read or written.
     """
 
     def __init__(self, workspace_dir: Path) -> None:
@@ -173,25 +173,23 @@ class Token:
             raise WorkspaceError(
                 f"the page's token in {str(path)!r} can't be read or written: {error.strerror or error}."
             ) from error
-        #: Cookies of all servers of a host come with each request, whatever their port: each workspace has its own name.
+        #: Browsers send cookies to all ports of a host, so each workspace has its own cookie name.
         self.cookie = "paceline_ui_" + hashlib.sha256(os.fsencode(os.path.realpath(workspace_dir))).hexdigest()[:10]
 
     @property
     def cookie_value(self) -> str:
-        """What the browser keeps: the token can't be had from it."""
+        """Return the value of the cookie, which does not reveal the token."""
         return self._sign("cookie")
 
     def is_right(self, given: str) -> bool:
-        """Whether this is the token. It takes as long for a wrong one."""
+        """Compare with the token in constant time."""
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.text.encode())
 
     def is_cookie(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode())
 
     def form_key(self) -> str:
-        """What a form of a page brings along, so that no other site's form is taken for it; another one each time, lest its
-        bytes be guessed from the length of a compressed page.
-        """
+        """Return a key against cross-site forms. It differs on each page, against compression attacks (BREACH)."""
         nonce = secrets.token_hex(8)
         return f"{nonce}.{self._sign('form ' + nonce)}"
 
@@ -215,5 +213,5 @@ def _make(path: Path) -> str:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = secrets.token_urlsafe(32)
     write_whole(path, text + "\n", mode=PRIVATE)
-    # Of two servers that begin at once, both take what came last.
+    # Two servers that start at the same time both use the last token.
     return _read(path) or text

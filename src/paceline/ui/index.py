@@ -1,7 +1,7 @@
-"""The runs of a workspace as a list needs them: each record is read once, and again when it has changed.
+"""An index of a workspace's runs: each record is read once, and again after a change.
 
-A final record is never written again, so of a run that has ended only the notes are looked at. What is kept of a run is small:
-ten thousand of them take some ten megabytes.
+A final record never changes, so of an ended run only the notes are checked. An entry is small: ten thousand need some ten
+megabytes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from paceline.runs.record import duration_s
 _Stamp = tuple[int, int, int]
 _NO_FILE: _Stamp = (0, 0, 0)
 _NOTES = RunFolder(Path()).notes.name
-#: A list is no older than this where its workspace is on this machine.
+#: Maximal age of a list in seconds, for a workspace on this machine.
 _FRESH_S = 0.7
-#: So much longer than the last look took is waited for the next: on a slow file system looks must not follow one another.
+#: Pause between refreshes as a multiple of the last one's duration, for slow file systems.
 _REST = 4.0
 
 
 @dataclass(slots=True)
 class IndexEntry:
-    """What a list shows of a run. size: "2x4". why: what it waits for, or why it failed."""
+    """A run's row in a list. size: "2x4". why: reason for waiting or failing."""
 
     run_id: str
     experiment: str
@@ -66,7 +66,7 @@ class IndexEntry:
 
 
 class Index:
-    """All runs, newest first. `version` grows whenever something in it has changed."""
+    """All runs, newest first. `version` increases with each change."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
@@ -78,12 +78,12 @@ class Index:
         self.version = 0
 
     def entries(self) -> list[IndexEntry]:
-        """As they were at the last look; while the first one goes on, those that it has come to."""
+        """Return the entries of the last refresh; during the first one, those read so far."""
         known = self._entries
         return [known[run_id] for run_id in self.ids if run_id in known]
 
     def refresh(self) -> None:
-        """Look at what may have changed, unless that was done just now. Of several callers, one looks."""
+        """Read changed records, at most once per interval. Concurrent callers share one refresh."""
         if time.monotonic() - self._looked_at < max(_FRESH_S, _REST * self._took_s):
             return
         with self._lock:
@@ -104,11 +104,11 @@ class Index:
             self.ids = ids
             self.version += 1
         runs_dir = os.fspath(self._runs_dir)
-        # The newest come first, which are looked at first.
+        # Newest first.
         for run_id in ids:
             known = self._entries.get(run_id)
             if known is not None and known.is_terminal:
-                # Of almost every run this is all: making a `Path` of it would take longer than the look itself.
+                # Almost every run stops here; creating a `Path` would take longer than the check.
                 notes = _stamp(f"{runs_dir}/{run_id}/{_NOTES}")
                 if notes != known.notes_stamp:
                     _read_notes(known, RunFolder(self._runs_dir / run_id), notes)
@@ -124,12 +124,12 @@ class Index:
 
 
 def _entry(folder: RunFolder, known: IndexEntry | None) -> IndexEntry | None:
-    """The run as it is now; `known` itself where nothing has changed."""
+    """Return the current entry of the run; `known` itself if it is unchanged."""
     record_stamp, notes = _stamp(folder.record), _stamp(folder.notes)
     try:
-        # With the state that readers see: of a run that nobody looks after, its end.
+        # As readers see it: a run whose supervisor is gone has ended.
         entry = _of(read.raw(folder) or {}, record_stamp)
-    # It is gone, or no record that can be read.
+    # The run is gone, or its record is unreadable.
     except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
         return None
     if known is not None and known.notes_stamp == notes:
@@ -185,9 +185,9 @@ def _stamp(path: Path | str) -> _Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-# --- what is asked of the list
+# --- queries
 
-#: Name of a column -> what it is sorted by. What has none stands last.
+#: Column -> sort key. Missing values come last.
 SORTS: dict[str, Callable[[IndexEntry], Any]] = {
     "run": lambda entry: entry.title.lower(),
     "state": lambda entry: entry.status,
@@ -196,14 +196,16 @@ SORTS: dict[str, Callable[[IndexEntry], Any]] = {
     "user": lambda entry: entry.user,
     "took": lambda entry: entry.duration_s,
 }
-#: What people call the runs that go on.
+#: Name of the filter for runs that have not ended.
 LIVE = "live"
 
 
 @dataclass(frozen=True)
 class RunQuery:
-    """text: in the name, id, tags or experiment. state: one of `states.ALL`, or "live". sort: a key of `SORTS`, "-" in front
-    turns it round; "" is newest first. parent: of this run's children alone.
+    """Filters and sort order of a list.
+
+    text: part of name, id, tags or experiment. state: one of `states.ALL`, or "live". sort: a key of `SORTS`, with "-" for
+    descending; "" for newest first. parent: only children of this run.
     """
 
     text: str = ""
@@ -223,7 +225,7 @@ class RunQuery:
 
 
 def selected(entries: Iterable[IndexEntry], query: RunQuery) -> list[IndexEntry]:
-    """Those that pass every filter, in the order that is asked for."""
+    """Return the entries that pass all filters, sorted."""
     words = query.text.lower().split()
     tags = [word.partition("=") for word in query.tags]
     found = [entry for entry in entries if _passes(entry, query, words, tags)]

@@ -1,6 +1,4 @@
-"""Pieces of pages that follow what they show: one look at the files serves all who watch, and a piece is made and sent only where
-it has changed.
-"""
+"""Live pieces of pages: one poll serves all watchers, and only changed pieces are rendered and sent."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.runs.visible import visible
 from paceline.ui.feed import message
 
-#: Between two looks: so long, and so many times as long as the last one took, lest a large registry keep a core busy.
+#: Pause between polls: in seconds, and as a multiple of the last poll's duration, to limit the load of a large registry.
 _LOOK_S = 1.0
 _REST = 10.0
 _SILENCE_S = 15.0
@@ -24,9 +22,7 @@ _SILENCE_S = 15.0
 
 @dataclass(frozen=True)
 class PagePiece:
-    """stamp: another one whenever what is shown has changed. make: the piece as HTML, in which addresses are relative to the
-    stream's own.
-    """
+    """A part of a page. stamp: changes with the content. make: returns HTML whose URLs are relative to the stream's."""
 
     stamp: str
     make: Callable[[], str]
@@ -34,14 +30,14 @@ class PagePiece:
 
 @dataclass(frozen=True)
 class PiecesSeen:
-    """What a look has found: pieces by name. is_over: nothing will change any more."""
+    """The pieces found by one poll, by name. is_over: no piece will change again."""
 
     pieces: Mapping[str, PagePiece]
     is_over: bool = False
 
     @property
     def place(self) -> str:
-        """Says which pieces somebody has seen: "head:1f..,files:9a.."."""
+        """Return an id of the pieces and their stamps: "head:1f..,files:9a.."."""
         return ",".join(f"{name}:{piece.stamp}" for name, piece in self.pieces.items())
 
 
@@ -49,12 +45,12 @@ Look: TypeAlias = Callable[[], PiecesSeen]
 
 
 def stamp_of(*values: Any) -> str:
-    """A short text for values that have a `repr` of their own, such as records."""
+    """Return a short hash of values with a meaningful `repr`, such as records."""
     return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class _Watched:
-    """One page's pieces, for all who watch it."""
+    """The pieces of one page, for all its watchers."""
 
     def __init__(self, look: Look, look_s: float) -> None:
         self.watchers = 0
@@ -81,7 +77,7 @@ class _Watched:
     def _safely(self) -> PiecesSeen:
         try:
             return self._look()
-        # What is shown was removed, or can't be read now: that is said in the place of all pieces, and looked at again.
+        # The object is gone or unreadable: show that instead of all pieces, and poll again.
         except (PacelineError, OSError) as error:
             text = visible(str(error), lines=True)
             gone = PagePiece(stamp_of(text), lambda: f'<p class="box failure">{html.escape(text)}</p>')
@@ -89,7 +85,7 @@ class _Watched:
 
 
 class PieceStreams:
-    """The streams of all pages that are made of pieces. Used on the event loop alone."""
+    """The streams of all pages with pieces. Only for the event loop."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _Watched] = {}
@@ -97,9 +93,9 @@ class PieceStreams:
     async def follow(
         self, key: str, look: Look, place: str, look_s: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Events `part` with a piece's `name` and `html`, for each that differs from what stands in `place`.
+        """Yield a `part` event with `name` and `html` for each piece that differs from `place`.
 
-        key: of the page; all who give the same share the looks of the first of them.
+        key: identifies the page; watchers with the same key share polls.
         """
         look_s = _LOOK_S if look_s is None else look_s
         watched = self._watched.setdefault(key, _Watched(look, look_s))

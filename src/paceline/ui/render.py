@@ -1,4 +1,4 @@
-"""Pages out of templates. Whatever a page shows of other people's text is escaped, and its control characters are shown."""
+"""Render pages from templates, with foreign text escaped and its control characters visible."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from paceline.system.units import value_text
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
-#: Files of others that pages need: name -> where it lies.
+#: Third-party files of the pages: name -> path.
 SHARED = {path.name: path for path in (pictures.SCRIPT, pictures.STYLE)}
 
-#: State -> (class of its colour, sign): the sign says it where nobody sees colours.
+#: State -> (CSS class, sign). The sign is for readers who do not see colours.
 _SIGNS = {
     states.COMPLETED: ("good", "✓"),
     states.FAILED: ("bad", "✕"),
@@ -41,7 +41,7 @@ _SIGNS = {
 
 @cache
 def static_version() -> str:
-    """Stands in the addresses of the page's own files, which a browser may keep for ever therefore."""
+    """Return a hash for the URLs of static files, so that browsers may cache them without limit."""
     digest = hashlib.sha256()
     for path in (*sorted(STATIC.iterdir()), *SHARED.values()):
         digest.update(path.read_bytes())
@@ -49,18 +49,19 @@ def static_version() -> str:
 
 
 def root_of(path: str) -> str:
-    """The way from this path to the top, relative: behind a proxy the page lies below a path that nobody here knows."""
+    """Return the relative path to the top: the server does not know its own path behind a proxy."""
     return "../" * (path.count("/") - 1) or "./"
 
 
 def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page of this template."""
+    """Render a page from this template."""
     return HTMLResponse(text(request, template, **values), status)
 
 
 def text(request: Request, template: str, **values: Any) -> str:
-    """A page, or a piece of one. Every template has `root`, the way to the top from the request's path, and `ui`, what the server
-    shows of itself.
+    """Render a page or a piece of one.
+
+    Every template has `root`, the relative path to the top, and `ui`, the server's `Heading`.
     """
     root = root_of(request.scope["path"])
     values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": request.app.state.ui}
@@ -68,7 +69,7 @@ def text(request: Request, template: str, **values: Any) -> str:
 
 
 def part(template: str, **values: Any) -> str:
-    """A piece of a page, without what `text` adds."""
+    """Render a piece of a page without the values that `text` adds."""
     return _templates().get_template(template).render(**values)
 
 
@@ -107,7 +108,7 @@ def _shown(value: Any) -> Any:
 
 
 def time_tag(utc: str | None) -> Markup:
-    """A time that the browser shows by its own clock; without scripts, UTC."""
+    """Return a time that scripts convert to the browser's time zone; UTC without scripts."""
     if not utc:
         return Markup("")
     plain = str(utc)[:16].replace("T", " ")

@@ -1,4 +1,4 @@
-"""What a run's pages show of it."""
+"""Data of a run's pages."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from paceline.runs.remote_status import refresh
 from paceline.system.files import read_json
 from paceline.ui.curves import CurveStore, RunCurves, thinned
 
-#: Curves of a metric that are drawn where nobody chose ranks.
+#: Most curves of a metric by default.
 MOST_RANKS = 8
-#: Metrics whose values come with the first answer; the others come when they are looked at.
+#: Metrics in the first response; the page requests the others when they become visible.
 FIRST = 24
 _ROWS, _ITEMS = 200, 40
 _REPORT_CHARS = 20_000
 
 
 def head(folder: RunFolder) -> dict[str, Any]:
-    """What stands at the top of each of a run's pages."""
+    """Return the data of the header of a run's pages."""
     refresh(folder)
     record = read.record(folder)
     notes = tags_and_properties.read(folder.notes)
     return {
         "record": record,
-        # "Running, hangs since ..."; empty of a run that does not hang now.
+        # "Running, hangs since ..."; empty unless the run hangs now.
         "hang_report": _start_of(folder.hang_report(len(record.attempts))) if record.hang else "",
         "hangs": status if (status := hang_status(record)) != record.status else "",
         "run_id": record.run_id,
@@ -59,13 +59,13 @@ def _start_of(path: Path) -> str:
 
 
 def details(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    """Job, environment, code and data."""
+    """Return job, environment, code and data."""
     environment = read_json(folder.environment) or {}
     data = read_json(folder.data) or {}
     return {
         "shown_job": record.job.shown() if record.job else None,
         "environment": environment,
-        # With their exact versions, where an environment was built.
+        # With exact versions if the environment was built.
         "packages": sorted(map(str, (*environment.get("conda", ()), *environment.get("pip", ())))),
         "inputs": data.get("inputs") or [],
         "outputs": data.get("outputs") or [],
@@ -76,7 +76,7 @@ def details(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
 
 
 def curves_of(store: CurveStore, folder: RunFolder, *, axis: str, **asked: Any) -> dict[str, Any]:
-    """What `curves_json` says of a run's curves, with times from its start."""
+    """Return `curves_json` of a run's curves, with times relative to its start."""
     record = read.record(folder)
     started_s = parse_utc(record.started_utc or record.created_utc).timestamp()
     with store.open(folder, has_times=axis != "step") as found:
@@ -95,9 +95,9 @@ def curves_json(
     window: tuple[float, float] | None = None,
     all_attempts: bool = False,
 ) -> dict[str, Any]:
-    """The names of all metrics, and the points of those that are asked for; of the first ones where none are named.
+    """Return the names of all metrics, and the points of the requested ones; by default the first ones.
 
-    Give as `x` "axis" and as `n` how many values there were: by it a page knows which values that it is told of are new.
+    Each curve has "axis" as `x`, and its number of values as `n`: by it a page recognizes new values in later events.
     """
     by_name: dict[tuple[bool, str], list[Any]] = {}
     for key in sorted(curves.curves, key=lambda key: (key.rank, key.attempt)):
@@ -151,7 +151,7 @@ def curves_json(
 
 
 def others_of(curves: RunCurves) -> list[dict[str, Any]]:
-    """Images, tables, rows and texts by name, the newest of each first; rows of one name are one table."""
+    """Return images, tables, rows and texts by name, newest first. Rows of one name form one table."""
     found: dict[str, dict[str, Any]] = {}
     for other in curves.others:
         one = found.setdefault(
@@ -178,7 +178,7 @@ def _add_rows(one: dict[str, Any], value: Mapping[str, Any]) -> None:
         one["rows"].append({key: items[number] for key, items in columns.items() if number < len(items)})
 
 
-#: What nodes and workers tell, in this order.
+#: Facts about nodes and workers, in order.
 _NODE_ORDER = ("cpu", "gpu", "memory", "disk", "net", "rank")
 
 

@@ -1,4 +1,4 @@
-"""The server: a socket, the application on it, and the link that is printed."""
+"""The server: a socket, the application, and the printed link."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from paceline.ui.app import make_app
 from paceline.ui.config import UiConfig, ports
 from paceline.ui.guard import Token
 
-#: Streams have no end of their own; what else goes on at the end has so long.
+#: Seconds for open requests at shutdown.
 _GRACE_S = 1
 
 
 class _Server(uvicorn.Server):
-    """Ends at a signal, and then as this program's own end: uvicorn would send itself the signal a second time."""
+    """A uvicorn server that does not raise the signal again after its end."""
 
     closing: asyncio.Event
 
@@ -48,10 +48,11 @@ class _Server(uvicorn.Server):
 
 
 def serve(config: UiConfig) -> int:
-    """Serve until a signal says to end; the exit code.
+    """Serve until a signal. Return the exit code.
 
     Raises:
-        UserError: the port is taken. WorkspaceError: the token can't be written.
+        UserError: The port is taken.
+        WorkspaceError: The token can't be written.
     """
     token = Token(Path(config.workspace))
     app = make_app(config, token)
@@ -65,7 +66,7 @@ def serve(config: UiConfig) -> int:
             log_level="error",
             access_log=False,
             server_header=False,
-            # Who a request comes from is never asked, so a proxy's word on it is not needed.
+            # The client's address is never used, so proxy headers are not needed.
             proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=config.tls_cert,
@@ -74,15 +75,15 @@ def serve(config: UiConfig) -> int:
     )
     server.closing = app.state.closing
     if not config.socket:
-        # Held, and never closed, until this process ends.
+        # Kept open until this process ends.
         announce(Path(config.workspace), address(config, port))
     _say(config, token, port)
     if config.socket:
-        # Started through ssh: its end is seen by nothing else than this.
+        # Started through ssh: the end of standard input is the only sign of its end.
         threading.Thread(target=_end_with_input, daemon=True).start()
-    # While a long log is read on a thread, the loop must not wait five milliseconds for each packet that it sends.
+    # While a thread reads a long log, the event loop must not wait 5 ms for each packet.
     sys.setswitchinterval(0.0005)
-    # What was imported stays; looking through it again and again takes time and touches memory.
+    # Exclude imported modules from garbage collection.
     gc.freeze()
     try:
         server.run(sockets=[listener])
@@ -95,12 +96,12 @@ def serve(config: UiConfig) -> int:
 
 
 def link(config: UiConfig, token: Token, port: int) -> str:
-    """The address with the token in it."""
+    """Return the URL with the token."""
     return f"{address(config, port)}/?token={token.text}"
 
 
 def address(config: UiConfig, port: int) -> str:
-    """Where the page is."""
+    """Return the URL of the page."""
     host = config.host if config.host not in ("", "0.0.0.0", "::") else socket.gethostname()
     host = f"[{host}]" if ":" in host else host
     return f"{config.scheme}://{host}:{port}"
@@ -119,7 +120,7 @@ def _say(config: UiConfig, token: Token, port: int) -> None:
     if config.opens:
         import webbrowser
 
-        # In a thread: some browsers do not come back before they are closed.
+        # In a thread: some browsers block until they are closed.
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
@@ -131,21 +132,21 @@ def _listen(config: UiConfig) -> socket.socket:
         try:
             return listen_at(config.host, port, 512)
         except OSError as error:
-            # Also an address of a kind that this machine has not, such as ::1 where there is no IPv6.
+            # Also raised for an unsupported address family, such as ::1 without IPv6.
             if isinstance(error, socket.gaierror) or error.errno == errno.EAFNOSUPPORT:
                 raise UserError(
                     f"--host {config.host!r} is no address of this machine: {error.strerror or error}."
                 ) from error
             if port == tried[-1]:
                 raise UserError(
-                    f"can't listen at --host {config.host!r}, --port {port}: {error.strerror or error}. Take another port, or 0 "
-                    "for a free one."
+                    f"can't listen at --host {config.host!r}, --port {port}: {error.strerror or error}. Choose another port, or "
+                    "0 for a free one."
                 ) from error
     raise AssertionError("the last port is either taken or refused")
 
 
 def _listen_at(path: str) -> socket.socket:
-    """A socket of the file system, in a folder for this user alone: nobody else on the host can reach it."""
+    """Return a socket at a path in a folder that only this user can enter."""
     folder = Path(path).parent
     try:
         make_own(folder)

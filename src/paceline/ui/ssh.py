@@ -1,7 +1,7 @@
-"""`paceline ui --ssh HOST`: the server runs beside a workspace elsewhere, and this machine leads its browser there.
+"""`paceline ui --ssh HOST`: run the server on the host of a workspace, and forward the browser to it.
 
-One connection of the user's own ssh carries both. On the host the server listens at a socket in a folder that its user alone may
-enter, so no port is taken there and no other user of the host can reach it; it ends when the connection does.
+One ssh connection carries both. The server listens at a socket in a folder that only its user can enter, so it takes no port
+there, and no other user of the host can reach it. It ends with the connection.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _DESTINATION = re.compile(r"[^\s-][^\s]*")
 
 
 def watch(host: str, folder: str | None, program: str, port: int | None, words: Sequence[str], *, opens: bool) -> int:
-    """Show the page of a workspace on a host until Ctrl-C; the exit code.
+    """Show the page of a remote workspace until Ctrl-C. Return the exit code.
 
-    host: as for ssh. folder: on the host, where `paceline` would be called; default: its user's home. program: how Paceline is
-    called there. words: further options for the server there.
+    host: as for ssh. folder: working folder on the host; by default the user's home. program: command of Paceline on the host.
+    words: further options of the remote server.
 
     Raises:
-        UserError: what is no host, or a port that is taken. TargetError: no ssh, or no server there.
+        UserError: The host is not valid, or the port is taken.
+        TargetError: ssh or the remote server is missing.
     """
     if not _DESTINATION.fullmatch(host):
         raise UserError(f"--ssh {host!r} is no host. Give what you give to ssh: a name of ~/.ssh/config, or user@host.")
@@ -44,7 +45,7 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
     here = _free_port(port)
     running = subprocess.Popen(
         command(ssh, host, folder, program, here, words, place=secrets.token_hex(8)),
-        # Its end is the server's end, whatever becomes of this process.
+        # The server ends with this pipe, however this process ends.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -52,7 +53,7 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
     )
     assert running.stdin is not None, "it is a pipe"
     assert running.stdout is not None, "it is a pipe"
-    # As Ctrl-C ends it: a terminal that is closed, and who is asked to end.
+    # End as by Ctrl-C when the terminal is closed, or at SIGTERM.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -86,9 +87,9 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
 def command(
     ssh: str, host: str, folder: str | None, program: str, port: int, words: Sequence[str], *, place: str
 ) -> list[str]:
-    """The command line of ssh. place: of the socket's folder; nobody can guess it."""
+    """Return the command line of ssh. place: folder of the socket, with an unguessable name."""
     path = f"/tmp/paceline-ui-{place}/socket"
-    # The program's own words are the user's, with `~` and all; ours are quoted.
+    # The user's command is not quoted, so that `~` works; our own arguments are.
     asked = f"{program} ui --socket {path} --json {shlex.join(words)}".rstrip()
     there = f"cd {_quoted(folder)} && exec {asked}" if folder else f"exec {asked}"
     options = (
@@ -100,31 +101,31 @@ def command(
 
 
 def _quoted(folder: str) -> str:
-    # A shell knows what `~` is only where it is not quoted.
+    # A shell expands `~` only without quotes.
     if folder == "~" or folder.startswith("~/"):
         return "~/" + shlex.quote(folder[2:]) if len(folder) > 2 else "~"
     return shlex.quote(folder)
 
 
 def _token_of(lines: Iterable[str]) -> str | None:
-    """The token in the server's first line; lines before it are a login's greeting."""
+    """Return the token in the server's first line, after any login greeting."""
     for line in lines:
         try:
             found = json.loads(line)
         except ValueError:
             continue
         token = found.get("token") if isinstance(found, dict) else None
-        # It goes into an address that a terminal shows.
+        # It becomes part of a URL that a terminal shows.
         if isinstance(token, str) and _TOKEN.fullmatch(token):
             return token
     return None
 
 
 def _free_port(port: int | None) -> int:
-    """A port of this machine on which nobody listens.
+    """Return a free port of this machine.
 
     Raises:
-        UserError: the one that was asked for is taken.
+        UserError: The requested port is taken.
     """
     for one in ports(port):
         with contextlib.suppress(OSError), listen_at("127.0.0.1", one, 1) as tried:

@@ -1,1 +1,1 @@
-"""The pages, one module for each kind. What waits for files is a plain function: Starlette calls those on other threads."""
+"""The pages, one module for each kind. Views that read files are plain functions, which Starlette calls on other threads."""

@@ -1,4 +1,4 @@
-"""What several pages need: the run that a path names, numbers of a query, a stream of events."""
+"""Shared parts of views: the run of a path, numbers of a query, streams of events."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 
-#: Points of a curve that a request may ask for.
+#: Most points of a curve in one request.
 _PIXELS = (50, 4000)
 
-#: What a piece's template shows of a run.
+#: Returns the data of a piece's template for a run.
 Find = Callable[[RunFolder, RunRecord], dict[str, Any]]
 
 
@@ -37,10 +37,10 @@ def runs_dir(request: Request) -> Path:
 
 
 def folder_of(request: Request) -> RunFolder:
-    """The run that the path names, by its whole id.
+    """Return the run in the path, by its full id.
 
     Raises:
-        RunNotFoundError, FileNameError: there is none.
+        RunNotFoundError, FileNameError: The workspace has no such run.
     """
     run_id = check_run_id(request.path_params["run_id"])
     folder = RunFolder(runs_dir(request) / run_id)
@@ -48,10 +48,10 @@ def folder_of(request: Request) -> RunFolder:
 
 
 def number(request: Request, name: str) -> float | None:
-    """The number of this name in the query; None where there is none.
+    """Return this number of the query, or None without it.
 
     Raises:
-        HTTPException: it is none (400).
+        HTTPException: The value is not a number (400).
     """
     text = request.query_params.get(name, "")
     if not text:
@@ -63,10 +63,10 @@ def number(request: Request, name: str) -> float | None:
 
 
 def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
-    """The whole number of this name in the query, within these bounds.
+    """Return this whole number of the query, clipped to the bounds.
 
     Raises:
-        HTTPException: it is none (400).
+        HTTPException: The value is not a whole number (400).
     """
     text = request.query_params.get(name, "")
     try:
@@ -76,10 +76,10 @@ def whole(request: Request, name: str, default: int, *, least: int = 0, most: in
 
 
 def curves_asked(request: Request) -> dict[str, Any]:
-    """What is asked of curves, for `run_page.curves_of`: `name` (several), `axis`, `from` and `to`, `px`.
+    """Return the arguments of `run_page.curves_of` in the query: `name` (several), `axis`, `from`, `to` and `px`.
 
     Raises:
-        HTTPException: a number that is none (400).
+        HTTPException: A value is not a number (400).
     """
     low, high = number(request, "from"), number(request, "to")
     return {
@@ -91,16 +91,16 @@ def curves_asked(request: Request) -> dict[str, Any]:
 
 
 class EventStream(Response):
-    """Server-sent events, until the stream ends, its reader goes or the server does.
+    """Server-sent events, until the stream, the reader or the server ends.
 
-    Starlette's own response for streams opens a group of tasks and passes each piece through four layers: with hundreds of
-    watchers that is most of the work.
+    Starlette's own streaming response starts a task group and passes each piece through four layers. With hundreds of watchers
+    that takes most of the time.
     """
 
     media_type = "text/event-stream"
 
     def __init__(self, stream: AsyncGenerator[bytes, None], closing: asyncio.Event) -> None:
-        # A proxy is asked to let each event through at once.
+        # Ask proxies not to buffer events.
         super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._stream, self._closing = stream, closing
@@ -137,23 +137,23 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 
 
 def place_of(request: Request) -> str:
-    """What this watcher of a stream has seen already, as the stream itself has said it."""
+    """Return the id of the last event that this watcher received."""
     return request.headers.get("last-event-id") or request.query_params.get("place", "")
 
 
 def as_json(value: Any) -> Response:
-    """JSON in ASCII: a name may hold halves of characters, which UTF-8 has no bytes for."""
+    """Return a JSON response in ASCII: names may hold lone surrogates, which UTF-8 can't encode."""
     return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
 
 
 def file_name(request: Request, part: str) -> str:
-    """The name of a file at the end of the path, behind `/<part>/`: any bytes, as file systems have them."""
+    """Return the file name behind `/<part>/` in the path; any bytes, as in file systems."""
     raw = request.scope.get("raw_path", b"").partition(f"/{part}/".encode())[2]
     return os.fsdecode(unquote_to_bytes(raw))
 
 
 def routes(name: str, find: Find) -> list[Route]:
-    """The page of this name, and the stream of what changes in it."""
+    """Return the routes of a page and of the stream of its changes."""
     path = f"/runs/{{run_id}}/{name}"
     return [
         Route(path, lambda request: _page(request, name, find)),
@@ -162,7 +162,7 @@ def routes(name: str, find: Find) -> list[Route]:
 
 
 def _page(request: Request, name: str, find: Find) -> Response:
-    """The page `run_<name>.html` around the piece `run_<name>_part.html`."""
+    """Render the page `run_<name>.html` around the piece `run_<name>_part.html`."""
     folder = folder_of(request)
     head = run_page.head(folder)
     found = find(folder, head["record"])
@@ -171,7 +171,7 @@ def _page(request: Request, name: str, find: Find) -> Response:
 
 
 def live(request: Request, name: str, find: Find | None) -> Response:
-    """The same two as they change; the head alone where there is no `find`."""
+    """Stream changes of the header and of this page's piece; of the header alone without `find`."""
     folder = folder_of(request)
 
     def look() -> PiecesSeen:
@@ -188,5 +188,5 @@ def live(request: Request, name: str, find: Find | None) -> Response:
 
 
 def head_piece(request: Request, tab: str, head: dict[str, Any]) -> PagePiece:
-    """The top of a run's page."""
+    """Return the header of a run's page."""
     return PagePiece(stamp_of(head), lambda: render.text(request, "run_head.html", tab=tab, **head))

@@ -1,4 +1,4 @@
-"""Runs beside one another: their curves over each other, and what they differ in."""
+"""A comparison of runs: their curves and their differences."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
 from paceline.ui.views.common import as_json, curves_asked, runs_dir
 
-#: More runs than this can't be told from each other.
+#: More runs are hard to distinguish.
 _MOST = 12
-#: Parts of a run, as `paceline diff` has them -> their headings.
+#: Part of a run in `paceline diff` -> heading.
 _TITLES = {
     "parameters": "Parameters",
     "topology": "Topology",
@@ -41,7 +41,7 @@ def page(request: Request) -> Response:
 
 
 def curves(request: Request) -> Response:
-    """The curves of all runs; of each run one for a metric: of all attempts together, on its lowest rank that has it."""
+    """Return the curves of all runs: for each run and metric one, of its lowest rank, over all attempts."""
     asked = curves_asked(request)
     drawn: list[Any] = []
     listed: dict[str, dict[str, Any]] = {}
@@ -69,8 +69,9 @@ def _folders(request: Request) -> list[RunFolder]:
 
 
 def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[dict[str, Any]]:
-    """Sections of rows: what is compared, the value of each run, whether they differ. Of parameters and code all, of the rest
-    what differs.
+    """Return sections of rows: label, value of each run, whether they differ.
+
+    All parameters and code are listed; of other parts only differences.
     """
     columns = [diff.sides(folder, record) for record, folder in runs]
     sections: list[dict[str, Any]] = []
@@ -88,7 +89,10 @@ def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[dict[str, A
 
 
 def changes(request: Request) -> Response:
-    """Of two runs: their sources file by file, and where their metrics part. A piece of the page, for it may take a while."""
+    """Compare two runs: their sources file by file, and where their metrics diverge.
+
+    A separate piece of the page, because it may take long.
+    """
     folders = _folders(request)
     if len(folders) != 2:
         raise HTTPException(400, f"{len(folders)} runs are named; sources are compared of two.")

@@ -1,4 +1,4 @@
-"""The list of runs, and what changes in it."""
+"""The list of runs and its changes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from paceline.ui.views.common import events, place_of, whole
 
 #: Runs on one page.
 ROWS = 100
-#: A page waits so long for what is new; on a slow file system it shows what is known by then, and the rest comes by itself.
+#: Seconds to wait for a refresh; on a slow file system later changes arrive by the stream.
 _PATIENCE_S = 0.4
 _LOOK_S = 1.0
 _SILENCE_LOOKS = 15
 
-#: Rows that are kept, of about a kilobyte each; a page has a hundred.
+#: Most cached rows, of about a kilobyte each; a page has a hundred.
 _MOST = 2000
 
 
@@ -64,7 +64,7 @@ async def page(request: Request) -> Response:
         place=_place(rows, len(found)),
         total=len(found),
         of=len(index.ids),
-        # The first look at ten thousand runs goes on while the first page is shown.
+        # The first refresh of ten thousand runs continues while the first page is shown.
         is_partial=len(entries) < len(index.ids),
         pages=max(1, -(-len(found) // ROWS)),
         choices=_choices(entries),
@@ -76,7 +76,7 @@ async def page(request: Request) -> Response:
 
 
 async def live(request: Request) -> Response:
-    """Rows that have changed, of the page with this query."""
+    """Stream changed rows of the page with this query."""
     index: Index = request.app.state.index
     query = query_of(request)
     root = render.root_of(request.scope["path"])
@@ -84,14 +84,14 @@ async def live(request: Request) -> Response:
 
 
 async def _changes(index: Index, made: RunRows, query: RunQuery, root: str, place: str) -> AsyncGenerator[bytes, None]:
-    """place: of the page, as `_place` says it, or of the last event that it has seen."""
+    """Yield changed rows. place: id of the last event, or `_place` of the page."""
     told: dict[str, Markup] = {}
     shown: list[IndexEntry] = []
     version, looks, is_first = -1, 0, True
     yield b"retry: 1000\n\n"
     while True:
         await asyncio.to_thread(index.refresh)
-        # Values of runs that go on come without a change of the list.
+        # New values of active runs do not change the list.
         if index.version != version or any(not entry.is_terminal for entry in shown):
             version = index.version
             found = selected(index.entries(), query)
@@ -99,7 +99,7 @@ async def _changes(index: Index, made: RunRows, query: RunQuery, root: str, plac
             rows = await asyncio.to_thread(made.of, shown, root)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             now = _place(rows, len(found))
-            # The first time the page may be older than this look, or as old.
+            # The page may be older than the first refresh.
             if now != place if is_first else changed or list(told) != list(rows):
                 data = {"order": list(rows), "rows": changed, "total": len(found), "first": is_first}
                 yield message("rows", data, now)
@@ -111,14 +111,14 @@ async def _changes(index: Index, made: RunRows, query: RunQuery, root: str, plac
 
 
 async def _refreshed(index: Index) -> None:
-    """Wait for a look at the runs, but not for long."""
+    """Wait briefly for a refresh of the index."""
     task = asyncio.create_task(asyncio.to_thread(index.refresh))
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.shield(task), _PATIENCE_S)
 
 
 def _place(rows: dict[str, Markup], total: int) -> str:
-    """Says what a page shows, so that it is not told again."""
+    """Return an id of the shown rows, so that the stream does not repeat them."""
     return stamp_of(rows, total)
 
 
@@ -128,7 +128,7 @@ def _on_page(found: list[IndexEntry], query: RunQuery) -> list[IndexEntry]:
 
 
 def _choices(entries: list[IndexEntry]) -> dict[str, list[str]]:
-    """What there is to choose from."""
+    """Return the values of each filter."""
     return {
         "experiment": sorted({entry.experiment for entry in entries}),
         "target": sorted({entry.target for entry in entries if entry.target}),
@@ -137,7 +137,7 @@ def _choices(entries: list[IndexEntry]) -> dict[str, list[str]]:
 
 
 def _linker(request: Request) -> Any:
-    """Gives the address of this page with some of its query changed; "" takes one out."""
+    """Return a function that gives this page's URL with changes of the query; "" removes a key."""
     given = [(key, value) for key, value in request.query_params.multi_items() if key not in ("page", "token")]
 
     def link(**changes: object) -> str:
@@ -153,7 +153,7 @@ class RunRows:
         self._known: dict[str, tuple[Any, Markup]] = {}
 
     def of(self, entries: Sequence[IndexEntry], root: str) -> dict[str, Markup]:
-        """Run id -> its row. root: the way to the top of the page."""
+        """Return run id -> row. root: relative path to the top of the page."""
         values = self._latest.of(entries)
         return {entry.run_id: self._row(entry, root, values) for entry in entries}
 
@@ -163,7 +163,7 @@ class RunRows:
         if known is None or known[0] != shown or not entry.is_terminal:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            # Jinja has escaped what is in it.
+            # Escaped by Jinja.
             row = Markup(render.part("run_row.html", run=entry, root=root, latest=values))
             known = self._known[entry.run_id] = (shown, row)
         return known[1]

@@ -1,4 +1,4 @@
-"""Models, services and compute targets: pages of one piece each, which follow what they show."""
+"""Pages of models, services and compute targets: one live piece each."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views.common import events, place_of
 from paceline.workspace import Workspace
 
-#: A target's answer holds so long: an engine must not be asked for each who looks.
+#: Seconds to cache a target's status, to limit calls to engines.
 _FRESH_S = 10.0
 _LIMIT_S = 8.0
 _LOG_LINES = 200
-#: Runs that are named below a target.
+#: Most runs listed below a target.
 _MOST_RUNS = 50
 
-#: Finds what one of these pages shows, by the request that asks for it.
+#: Returns the data of one of these pages.
 _Find = Callable[[Request], dict[str, Any]]
 _Answer = Callable[[Request], Response]
 
 
 def routes() -> list[Route]:
-    """Each page, and the stream of what changes in it."""
+    """Return the routes of each page and of the stream of its changes."""
     pages: list[tuple[str, str, _Find]] = [
         ("/models", "models", _models),
         ("/models/{name}/{version:int}", "model", _model),
@@ -51,7 +51,7 @@ def routes() -> list[Route]:
 
 
 def _compute(request: Request) -> Response:
-    """The page at once; what the targets say comes by its stream, for an engine may take seconds."""
+    """Return the page at once. The targets' status follows in the stream, because an engine may take seconds."""
     names = configured.names(request.app.state.workspace_dir)
     return render.page(request, "compute.html", names=names, stamp="")
 
@@ -108,7 +108,7 @@ def _targets(request: Request) -> dict[str, Any]:
     index: Index = state.index
     index.refresh()
     going: dict[str, list[IndexEntry]] = {}
-    # Those that came first stand first, as in a queue; a sweep's place is that of its trials.
+    # First come first, as in a queue; a sweep's position is that of its trials.
     for entry in reversed(index.entries()):
         if not entry.is_terminal and entry.kind == "script":
             going.setdefault(entry.target, []).append(entry)

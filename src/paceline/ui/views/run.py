@@ -1,4 +1,4 @@
-"""A run's pages: state, curves and log; its files; what it was made of."""
+"""A run's pages: state, curves and log; files; details; actions."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
 from paceline.ui.views.common import as_json, curves_asked, events, file_name, folder_of, number, place_of, whole
 
-#: Lines that a page asks for at once, and that a search gives.
+#: Most lines in one request, and in the results of a search.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
-#: The supervisor's log and those of preparation are short; of one that is not, the end.
+#: Most lines of the supervisor's log or a preparation log, counted from the end.
 _WINDOW = 1 << 20
 
-#: Of a tag and its value, so many characters.
+#: Most characters of a tag and its value.
 _LONGEST = 500
 
 
 async def page(request: Request) -> Response:
     folder = folder_of(request)
     if folder.run_id != request.path_params["run_id"]:
-        # A part of an id that is one run's alone.
+        # A unique part of an id.
         return RedirectResponse(f"./{folder.run_id}", 303)
-    # The page will ask for them as soon as it is there; of a long run they take as long to read as it takes to come there.
+    # Read the curves ahead: the page will request them as soon as it has loaded.
     reading = asyncio.get_running_loop().run_in_executor(None, _read_on, request.app.state.curves, folder)
     reading.add_done_callback(lambda done: done.exception())
     found = await asyncio.to_thread(run_page.head, folder)
@@ -53,12 +53,12 @@ async def page(request: Request) -> Response:
 
 
 def head(request: Request) -> Response:
-    """The top of the page anew, once the state has changed."""
+    """Render the header again after a change of state."""
     return render.page(request, "run_head.html", tab="run", **run_page.head(folder_of(request)))
 
 
 async def head_live(request: Request) -> Response:
-    """The top of the page of one file."""
+    """Stream the header for the page of one file."""
     return common.live(request, "files", None)
 
 
@@ -68,7 +68,7 @@ async def live(request: Request) -> Response:
 
 
 def curves(request: Request) -> Response:
-    """The points of curves: `name` (several), `ranks`, `axis`, `from` and `to`, `px`, `attempts=all`."""
+    """Return points of curves. Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`."""
     folder = folder_of(request)
     asked = curves_asked(request)
     if asked["axis"] not in ("step", "time", "relative"):
@@ -78,7 +78,7 @@ def curves(request: Request) -> Response:
 
 
 def others(request: Request) -> Response:
-    """Images and tables that were logged, as a piece of the page."""
+    """Render the logged images and tables as a piece of the page."""
     folder = folder_of(request)
     with request.app.state.curves.open(folder) as found:
         found.look()
@@ -87,7 +87,7 @@ def others(request: Request) -> Response:
 
 
 def log(request: Request) -> Response:
-    """Lines of the log: `last` of them, those of `rank` and `attempt`, those with `search` in them; `of=driver` or `prepare`."""
+    """Return lines of the log. Query: `last`, `rank`, `attempt`, `search`; `of=driver` or `prepare`."""
     folder = folder_of(request)
     last = whole(request, "last", 500, least=1, most=_MOST_LINES)
     search = request.query_params.get("search", "")
@@ -98,7 +98,7 @@ def log(request: Request) -> Response:
         return as_json({"lines": _side_lines(folder, record, of, last, search), "more": False})
     chosen = [one for one in folder.ranks(record.world_size) if rank is None or one == rank]
     attempts = [one.number for one in record.attempts if attempt is None or one.number == attempt]
-    # From the start where something is looked for, which may stand anywhere.
+    # A search begins at the start of the log.
     start = None if search else last_lines_start(folder, attempts, chosen, last)
     found = lines_of(folder, attempts, chosen, start, in_blocks=bool(search))
     if search:
@@ -119,7 +119,7 @@ def file(request: Request) -> Response:
 
 
 def files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    """What the page of all files shows."""
+    """Return the data of the page of all files."""
     listed = downloads.files(folder)
     return {"files": listed, "total": sum(file.size_bytes for file in listed)}
 
@@ -140,7 +140,7 @@ def _ranks(request: Request) -> list[int] | None:
 
 
 def _with(wanted: str, blocks: Iterator[LogLine]) -> Iterator[LogLine]:
-    """Yield the lines that have this text, in any case. Most blocks have none, and are not cut into lines."""
+    """Yield the lines that contain this text, ignoring case. Skip blocks without a match unsplit."""
     for block in blocks:
         if wanted in block.text.lower():
             yield from (replace(block, text=line) for line in block.text.split("\n") if wanted in line.lower())
@@ -172,7 +172,7 @@ async def cancel(request: Request) -> Response:
 
 
 async def stacks(request: Request) -> Response:
-    """Show where each worker of the run is now, as `paceline stacks` does."""
+    """Show the current stack of each worker, as `paceline stacks` does."""
     await _form(request)
     found = await asyncio.to_thread(take, folder_of(request))
     return PlainTextResponse(visible(str(found), lines=True))
@@ -186,7 +186,7 @@ async def rerun(request: Request) -> Response:
 
 
 async def tag(request: Request) -> Response:
-    """Set a tag (`key`, `value`), or take one away (`remove`)."""
+    """Set a tag (`key`, `value`), or remove one (`remove`)."""
     form = await _form(request)
     folder = folder_of(request)
     key, value, gone = (form.get(name, "").strip() for name in ("key", "value", "remove"))
@@ -200,7 +200,7 @@ async def tag(request: Request) -> Response:
 
 
 async def rename(request: Request) -> Response:
-    """Give the run another name (`name`)."""
+    """Rename the run (`name`)."""
     form = await _form(request)
     folder, name = folder_of(request), form.get("name", "").strip()
     if len(name) > _LONGEST:
@@ -210,14 +210,14 @@ async def rename(request: Request) -> Response:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form that one of this server's pages has sent.
+    """Return the fields of a form from one of this server's pages.
 
     Raises:
-        HTTPException: it is no such form (403), or this server only shows (403).
+        HTTPException: The form is not from this server, or the server is read-only (403).
     """
     if request.app.state.config.read_only:
         raise HTTPException(403, "This server only shows runs: it was started with --read-only.")
-    # By hand: a form of three fields needs no parser of uploads, which would be one more package.
+    # Parsed by hand: a form of three fields does not need python-multipart.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)

@@ -1,4 +1,4 @@
-"""A sweep's page: its trials as a table, and the pictures that `SweepRun.draw` draws."""
+"""A sweep's page: a table of its trials, and the pictures of `SweepRun.draw`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import common
 from paceline.ui.views.common import events, folder_of, place_of
 
-#: Trials in the table.
+#: Most trials in the table.
 _ROWS = 500
-#: Between two looks: pictures that change more often nobody reads.
+#: Seconds between polls: pictures that change more often are hard to read.
 _LOOK_S = 2.0
 
 
@@ -35,10 +35,10 @@ def page(request: Request) -> Response:
 
 
 def live(request: Request) -> Response:
-    """The head, the table and the pictures, as trials go on."""
+    """Stream changes of the header, the table and the pictures."""
     folder, state = _folder_of_sweep(request), request.app.state
 
-    # Kept between the looks: it reads on where the last one has ended.
+    # Kept between polls, because it reads incrementally.
     board = Board(folder)
 
     def look() -> PiecesSeen:
@@ -61,7 +61,7 @@ def _folder_of_sweep(request: Request) -> RunFolder:
 
 
 def _stamp(standing: Standing) -> str:
-    """Changes when anything is shown otherwise; not with the time that running trials have taken by now."""
+    """Return a stamp of the shown content, without the durations of running trials."""
     trials = [
         (trial.number, trial.shown, len(trial.curve), *map(len, trial.further), trial.started_utc)
         for trial in standing.trials
@@ -83,14 +83,17 @@ def _shown(state: Any, standing: Standing) -> dict[str, Any]:
         "more": max(0, len(rows) - _ROWS),
         "best": set(order),
         "sketch": sketch,
-        # Numbers alone, so nothing in it can end the element.
+        # Only numbers, so the JSON can't close the element.
         "places": json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines}),
         "svg": svg,
     }
 
 
 def _shares(state: Any, standing: Standing) -> draw.Shares:
-    """The importance of hyperparameters, which takes a forest some seconds: once for each number of trials that have ended."""
+    """Return the importance of hyperparameters, computed once for each number of ended trials.
+
+    Fitting the forest takes some seconds.
+    """
     kept: dict[tuple[str, int], draw.Shares] = state.__dict__.setdefault("shares", {})
     run_id, ended = standing.record.run_id, sum(trial.is_over for trial in standing.trials)
     if (run_id, ended) not in kept:
