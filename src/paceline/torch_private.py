@@ -1,13 +1,13 @@
-"""Which releases of torch are served, and the parts of torch that are used without being public.
+"""The supported torch releases, and every private part of torch that Paceline uses.
 
-    from paceline.torch_private import FakeTensorMode      # imported from torch when it is first asked for
+    from paceline.torch_private import FakeTensorMode      # imported from torch on first access
 
-A release of torch may move any of these without a word. So they all stand here, with what differs between releases;
-`tests/test_torch_private.py` compares their signatures, and `make compat` runs the tests on every release that is served. Used
-elsewhere, because they have been the same for years: nn.Module's own dictionaries (`_parameters`, `_modules`, `_buffers`) and
-a tensor's `_version`, `_is_view` and `_cdata`.
+A release of torch may move any of these without notice, so they all are in this file, with the differences between releases.
+`tests/test_torch_private.py` compares their signatures, and `make compat` runs the tests with every supported release. These
+have been stable for years and are used elsewhere: nn.Module's dictionaries (`_parameters`, `_modules`, `_buffers`) and a
+tensor's `_version`, `_is_view` and `_cdata`.
 
-Nothing is imported here but the standard library.
+The import needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
-    #: What a fake tensor raises when its values are asked for.
+    #: Raised by a fake tensor when code reads its values.
     VALUE_NEEDED: tuple[type[Exception], ...]
 
-#: The oldest and the newest minor release on which the tests were run, as in pyproject.toml.
+#: The oldest and the newest minor release that the tests have run with, as in pyproject.toml.
 OLDEST = (2, 9)
 NEWEST = (2, 15)
 
 _FAKE = "torch._subclasses.fake_tensor"
 
-#: Name here -> the module of torch, and the names there; of several, all in a tuple.
+#: Name here -> torch's module and the names in it. Several names become a tuple.
 _WHERE = {
     "BatchNorm": ("torch.nn.modules.batchnorm", "_BatchNorm"),
     "DispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
@@ -87,26 +87,26 @@ __all__ = [
 
 
 class TorchError(PacelineError, ImportError):
-    """This release of torch is not one that is served, or has moved something that is needed."""
+    """An unsupported torch release, or one that has moved something Paceline needs."""
 
 
 # Releases.
 
 
 def requirement() -> str:
-    """What pip is to be asked for."""
+    """Return the requirement for pip."""
     return f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 
 
 def too_old(what: str) -> str | None:
-    """A sentence if the torch that is installed is older than those served; else None. what: what needs it."""
+    """Return a message if the installed torch is too old for `what`, else None."""
     return _needs(what) if _release() < OLDEST else None
 
 
 def warn_if_untried(what: str) -> None:
-    """Warn, once in a process, if torch is newer than every release on which the tests were run.
+    """Warn once if torch is newer than every tested release.
 
-    It is not refused: most releases change nothing that is used here. What is missing then raises TorchError.
+    It is not refused, because most releases change nothing that Paceline uses. A missing name raises TorchError later.
     """
     if _release() > NEWEST and not _told:
         _told.append(what)
@@ -136,19 +136,19 @@ def _version() -> str:
 
 def _release() -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", _version())
-    # A build with a name of its own is its builder's business.
+    # A local build without a version number is its builder's responsibility.
     return (int(found[1]), int(found[2])) if found else NEWEST
 
 
 # Names.
 
-# Hidden from type checkers: seeing it, they would take any name for one that this module has, misspelled ones too.
+# Hidden from type checkers, which otherwise would accept any misspelled name of this module.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _WHERE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Loaded now and kept: torch takes seconds to import, and some who import this module want the names of releases alone.
+        # Imported now and cached: importing torch takes seconds, and some callers need only the release names.
         module, *there = _WHERE[name]
         try:
             found = tuple(getattr(importlib.import_module(module), one) for one in there)
@@ -166,9 +166,9 @@ def _moved(what: str) -> TorchError:
 
 
 def checkpoints_inputs() -> tuple[type, ...]:
-    """The custom autograd functions with which `torch.utils.checkpoint` keeps a block's arguments; none from torch 2.12 on.
+    """Return the autograd functions by which torch's checkpoints keep a block's inputs.
 
-    Nothing is computed in them: their results are for the checkpoint alone.
+    They compute nothing: their results serve the checkpoint alone. From torch 2.12 on there are none.
     """
     from torch.utils import checkpoint
 
@@ -180,23 +180,22 @@ def checkpoints_inputs() -> tuple[type, ...]:
 
 
 def keep_lookups_apart() -> None:
-    """Let each lookup in a cut vocabulary find its own mask and its own size; called before a model is cut.
+    """Give each lookup in a sharded vocabulary its own mask and size.
 
-    A rank masks what other ranks have of the vocabulary, and the same mask is due again for the output. torch 2.9 holds
-    masks of equal vocabularies for equal, and so does 2.10, and keeps in a cache by them how a tensor goes from one layout to
-    another. Two models that differ in nothing but their dtype then get each other's masks, and the lookup fails. In the cache
-    of the backward pass the vocabulary's size is missing, so that a second model gets gradients of the first one's shape. Does
-    nothing where torch does both.
+    Call it before a model is cut. A rank masks the tokens of other ranks, and needs the same mask for the output. torch 2.9 and
+    2.10 treat masks of equal vocabularies as equal, and cache by them how a tensor is redistributed. Two models that differ
+    only in dtype then share a mask, and the lookup fails. The cache of the backward pass ignores the vocabulary's size, so a
+    second model gets gradients in the first one's shape. Does nothing on releases without these faults.
     """
     try:
         lookups = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")
         schema = importlib.import_module("torch.distributed.tensor._op_schema")
     except ImportError:
         return
-    # 2.10 has it without the underscore. Where it has moved, a newer release tells masks apart.
+    # torch 2.10 drops the underscore. A release that has moved the class tells masks apart.
     kind: Any = getattr(lookups, "_MaskPartial", None) or getattr(lookups, "MaskPartial", None)
-    # Two fresh masks that are equal show the fault, whatever the release is called. After the change they are not equal any
-    # more, so that a second call does nothing.
+    # Two fresh masks that compare equal show the fault in any release. After the change they differ, so a second call does
+    # nothing.
     if kind is not None and kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
         equal, code = kind.__eq__, kind.__hash__
         kind.__eq__ = lambda self, other: bool(equal(self, other)) and self.mask_buffer is other.mask_buffer
@@ -210,17 +209,18 @@ def _count_the_size_of_a_vocabulary(schema: ModuleType) -> None:
 
     propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
     known = getattr(propagator, "op_to_schema_info", None)
-    # Where this table has come as well, so has the size.
+    # A release with this table includes the size.
     if known is None or hasattr(propagator, "op_to_schema_info_for_single_dim_strategy"):
         return
-    # aten::embedding_dense_backward(grad_output, indices, num_weights, ...): what is hashed begins with the third.
+    # aten::embedding_dense_backward(grad_output, indices, num_weights, ...): the cache key starts with the third argument.
     known.setdefault(ops.aten.embedding_dense_backward.default, schema.RuntimeSchemaInfo(static_argnum=2))
 
 
 def keep_own_parts(module: Module) -> None:
-    """Let a module that has just been cut hold its parts alone; does nothing where torch has copied them, as from 2.12 on.
+    """Let a freshly cut module hold only its own parts.
 
-    Up to then a part along the first dimension is a view of the whole parameter, which stays in memory by it.
+    Before torch 2.12 a part along the first dimension is a view that keeps the whole parameter in memory. Later releases copy
+    it.
     """
     from torch.distributed.tensor import DTensor
     from torch.nn import Parameter
@@ -239,7 +239,7 @@ def keep_own_parts(module: Module) -> None:
 
 
 def is_torchs_attribute(name: str) -> bool:
-    """Whether it is FSDP2 that sets an attribute of this name on a module."""
+    """Return True if FSDP2 sets a module attribute of this name."""
     return name.startswith("__composable_api_state_key") or name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
@@ -248,7 +248,7 @@ def is_torchs_attribute(name: str) -> bool:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Let no mode see the calls of torch in this block."""
+    """Hide torch calls in this block from all modes."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -257,9 +257,9 @@ def without_modes() -> Iterator[None]:
 
 
 def lost_arguments(function: Any) -> dict[str, Any]:
-    """Return the keyword arguments that torch leaves out where it hands this function of its own to a mode.
+    """Return the keyword arguments that torch omits when it calls a mode for `function`.
 
-    To be called by the mode's `__torch_function__`. l1_loss leaves out its weight, from torch 2.13 on.
+    For the mode's `__torch_function__`. From torch 2.13 on, l1_loss omits its weight.
     """
     from torch.nn.functional import l1_loss
 
@@ -271,9 +271,9 @@ def lost_arguments(function: Any) -> dict[str, Any]:
 
 
 def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Parameter, Parameter]]:
-    """This rank's part and the whole of each parameter of a sharded module that has been put together already.
+    """Yield (this rank's part, whole) of each gathered parameter of a sharded module.
 
-    inner: those of the units within it too.
+    With `inner`, those of nested units too.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -286,7 +286,7 @@ def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Pa
 
 
 def sharded_parameters(unit: Module) -> Iterator[Parameter]:
-    """This rank's parts of the parameters that a sharded unit puts together."""
+    """Yield this rank's parts of the parameters that a sharded unit gathers."""
     from torch.distributed.fsdp import FSDPModule
 
     if isinstance(unit, FSDPModule):
@@ -295,7 +295,7 @@ def sharded_parameters(unit: Module) -> Iterator[Parameter]:
 
 
 def is_being_made_whole(part: Module) -> bool:
-    """Whether FSDP2 has begun to put the parameters of this unit together, ahead of the pass that needs them."""
+    """Return True if FSDP2 has started to prefetch the parameters of this unit."""
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(part, FSDPModule):
@@ -304,11 +304,14 @@ def is_being_made_whole(part: Module) -> bool:
 
 
 def reduce_unused_too(part: FSDPModule) -> None:
-    """Let the ranks' messages have one length: a parameter that got no gradient on this rank goes into them as zeros."""
+    """Send zeros for parameters that got no gradient on this rank.
+
+    All ranks' messages then have one length.
+    """
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True, recurse=False)
         return
-    # Before torch 2.13, where a rank that leaves out a parameter sends a shorter message than the others.
+    # Before torch 2.13 a rank that omits a parameter sends a shorter message than the others.
     for group in _parameter_groups(part):
         group.post_backward = _with_zeros(group, group.post_backward)
 
@@ -334,7 +337,7 @@ def _with_zeros(group: Any, post_backward: Callable[..., None]) -> Callable[...,
 def _parameter_groups(part: FSDPModule) -> list[Any]:
     try:
         state: Any = part._get_fsdp_state()
-        # Several from torch 2.12 on.
+        # torch 2.12 and later have several.
         if hasattr(state, "_fsdp_param_groups"):
             return list(state._fsdp_param_groups)
         return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
@@ -350,7 +353,7 @@ def _whole(held: Any) -> Any:
 
 
 def default_store() -> Any:
-    """The store by which the default process group was made."""
+    """Return the store of the default process group."""
     import torch.distributed as dist
 
     c10d: Any = dist.distributed_c10d
@@ -361,12 +364,12 @@ def default_store() -> Any:
 
 
 def recorded_collectives() -> bytes:
-    """What the flight recorder holds, as torch writes it (JSON), and a line of JSON behind it: group -> its ranks in the world.
+    """Return the flight recorder's JSON, and a JSON line: group -> its global ranks.
 
-    Empty where this torch has no recorder, or it is turned off (TORCH_FR_BUFFER_SIZE=0). Loads nothing.
+    Empty if this torch has no recorder, or TORCH_FR_BUFFER_SIZE=0 disables it. Imports nothing.
     """
     module: Any = sys.modules.get("torch._C._distributed_c10d")
-    # The second is the name before torch 2.8 or so; it told of NCCL alone.
+    # The second name is from before torch 2.8, and covers NCCL alone.
     dump = getattr(module, "_dump_fr_trace_json", None) or getattr(module, "_dump_nccl_trace_json", None)
     if dump is None:
         return b""
@@ -378,20 +381,24 @@ def recorded_collectives() -> bytes:
 
 
 def work_class() -> Any:
-    """The class of torch's handles of collectives under way; None where there is none. Loads nothing."""
+    """Return torch's class for handles of running collectives, or None. Imports nothing."""
     return getattr(sys.modules.get("torch._C._distributed_c10d"), "Work", None)
 
 
 def data_iterator_class(module: ModuleType) -> Any:
-    """The class whose `__next__` gives the batches of every DataLoader; None where this torch has none. module: the loader's."""
+    """Return the class whose `__next__` yields every DataLoader's batches, or None.
+
+    `module` is the loader's module.
+    """
     found = getattr(module, "_BaseDataLoaderIter", None)
     return found if hasattr(found, "__next__") else None
 
 
 def time_every_step(model: Any) -> bool:
-    """Have DistributedDataParallel measure each of its steps, which on CPUs takes microseconds; False where it can't be had.
+    """Make DistributedDataParallel time each step. Return False if it cannot.
 
-    On GPUs it measures every hundredth by itself, and its main thread waits for no message: nothing is changed there.
+    On CPUs a measurement costs microseconds. On GPUs nothing changes: it times each hundredth step, and its main thread does
+    not wait for messages.
     """
     try:
         if getattr(model, "device_type", "") != "cpu":
@@ -403,12 +410,13 @@ def time_every_step(model: Any) -> bool:
 
 
 def waited_s(model: Any) -> float | None:
-    """How long DistributedDataParallel has waited for messages in its last step, beyond its own gradients, in seconds; None where
-    it does not tell.
+    """Return how many seconds DDP waited for messages in its last step, or None.
+
+    The time is beyond the computation of its own gradients.
     """
     try:
         told = model._get_ddp_logging_data()
-        # In nanoseconds; not there before the first step.
+        # In nanoseconds. The attribute is missing before the first step.
         return float(
             max(0, told.get("backward_comm_time", 0) - told.get("backward_compute_comm_overlap_time", 0)) / 1e9
         )
@@ -417,31 +425,34 @@ def waited_s(model: Any) -> float | None:
 
 
 def has_mpi(distributed: ModuleType) -> bool:
-    """Whether this torch was built with MPI, or has been offered one."""
+    """Return True if this torch was built with MPI, or has been offered MPI."""
     return bool(getattr(distributed.distributed_c10d, "_MPI_AVAILABLE", False))
 
 
 def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let torch make its process groups of the backend "mpi" with `kind.create(ranks)`.
+    """Let torch make process groups of the backend "mpi" by `kind.create(ranks)`.
 
-    distributed: `torch.distributed`, whose import may be just ending.
-    around: given what makes each process group, returns what is to be called in its place, with the same arguments.
+    Args:
+        distributed: `torch.distributed`, which may still be importing.
+        kind: The class of the group.
+        around: Wraps the function that makes each process group, with the same arguments.
 
     Raises:
-        TorchError: this torch makes process groups in another way.
+        TorchError: This torch makes process groups in another way.
     """
     c10d: Any = distributed.distributed_c10d
     missing = [name for name in ("_new_process_group_helper", "_MPI_AVAILABLE") if not hasattr(c10d, name)]
     if missing:
         raise _moved(f"torch.distributed.distributed_c10d.{missing[0]}")
-    # init_process_group and new_group both make their groups by this one function.
+    # init_process_group and new_group both call this function.
     c10d._new_process_group_helper = around(c10d._new_process_group_helper)
     c10d.ProcessGroupMPI = kind
-    # is_mpi_available() reads it.
+    # Read by is_mpi_available().
     c10d._MPI_AVAILABLE = True
     setattr(distributed, "ProcessGroupMPI", kind)  # noqa: B010 - torch's stubs don't have it
-    # From torch 2.15 on a flight recorder listens to what goes through C++'s own group object, which a group made in Python has
-    # not. Backends in this set are taken to record for themselves.
+    # From torch 2.15 on the flight recorder listens to C++ group objects, which a group made in Python lacks. Backends in this
+    # set
+    # are expected to record for themselves.
     recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recording is not None:
         recording.add("mpi")

@@ -11,14 +11,14 @@
         ...  # one training step
         checkpoint.save(state, step + 1, every=100)
 
-Standard library alone at import; torch and numpy are used only where a state has their tensors.
+The import needs the standard library alone. torch and numpy are used only for states that hold their tensors.
 """
 
 from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-# Not typing's: the horovod names load this before a script's first line.
+# Not from typing: Paceline's Horovod modules import this before a script's first line.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
-"""The files of checkpoints, each whole or absent.
+"""The files of checkpoints, each complete or absent.
 
-    checkpoint_200.safetensors                              rank 0's, which has all of the state
-    checkpoint_200.part_1_of_4.3f9a01c2.safetensors         rank 1's part of four; the last word is the same on all four
-    .checkpoint_200.safetensors.saving-<8 hex>              one that is being written: locked as long as somebody writes
+    checkpoint_200.safetensors                              the whole state, written by rank 0
+    checkpoint_200.part_1_of_4.3f9a01c2.safetensors         rank 1's part of four; all four share the last word, a token
+    .checkpoint_200.safetensors.saving-<8 hex>              a file under construction, locked by its writer
 
-A file gets its name by a rename, once its bytes are on the disk. A process that is killed leaves one of the third kind, which the
-next save removes. Parts need no last word from anybody: a checkpoint is whole when all of its parts are there, in
-whatever order, on however many nodes they were written, and also while they are on their way to another folder.
+A file is renamed to its final name once its bytes are on the disk. A killed process leaves a file of the third kind, which the
+next save removes. A checkpoint in parts is complete when all of its parts exist. No rank has to confirm that, so the order of
+writing, the nodes, and a copy to another folder do not matter.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from paceline.system import safetensors
 
 _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetensors")
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
-#: A writer has its lock within so long after it has made the file.
+#: A writer locks its file within this time after it has created the file.
 LOCKED_WITHIN_S = 10.0
-#: In the format's free part: what a state has beside its arrays.
+#: The key in the header's metadata that holds the state without its arrays.
 _STATE = "paceline.state"
 
 
-#: Set for each worker of a run; handed to every attempt.
+#: The folder of a run's checkpoints. Each worker of each attempt has this variable.
 DIR_VARIABLE = "PACELINE_CHECKPOINT_DIR"
-#: Elsewhere: below the working directory.
+#: The folder outside of a run, relative to the working directory.
 _DEFAULT = "checkpoints"
 
 
 def folder_of(folder: str | os.PathLike[str] | None) -> Path:
-    """The folder of the checkpoints: the one that is given, the run's, or `./checkpoints` outside of any run.
+    """Return the folder of the checkpoints.
+
+    It is `folder`, else the run's folder, else `./checkpoints`.
 
     Raises:
-        UserError: an address, or a file.
+        UserError: The path is a URL, or a file.
     """
     named = os.fspath(folder) if folder is not None else os.environ.get(DIR_VARIABLE) or _DEFAULT
     if "://" in named:
@@ -61,7 +63,12 @@ def folder_of(folder: str | os.PathLike[str] | None) -> Path:
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """A file of a checkpoint. of: the number of its parts, 1 where rank 0 has saved all; token: the same on all of them."""
+    """A file of a checkpoint.
+
+    Attributes:
+        of: The number of parts, 1 where rank 0 has saved the whole state.
+        token: The same word on all parts of a checkpoint.
+    """
 
     step: int
     rank: int = 0
@@ -75,7 +82,7 @@ class CheckpointPart:
 
 
 def parts_in(folder: Path) -> list[CheckpointPart]:
-    """All files of checkpoints in the folder, those of checkpoints that are not whole too."""
+    """Return all checkpoint files in the folder, those of incomplete checkpoints too."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -85,12 +92,15 @@ def parts_in(folder: Path) -> list[CheckpointPart]:
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
-    """Step -> the parts of a checkpoint of it that is whole, by rank. Of several, the one of the fewest parts."""
+    """Return the complete checkpoints: step -> its parts, by rank.
+
+    Where a step has several, the one with the fewest parts wins.
+    """
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
     found: dict[int, list[CheckpointPart]] = {}
-    # In this order the later one of a step has fewer parts.
+    # Sorted, so that for each step the checkpoint with fewer parts comes later.
     for (step, of, _), members in sorted(together.items()):
         if len(members) == -of:
             found[step] = sorted(members, key=lambda part: part.rank)
@@ -98,27 +108,29 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
 
 
 def write(folder: Path, part: CheckpointPart, told: Any, dense: Sequence[values.DenseArray]) -> None:
-    """Write one file of a checkpoint, and return once it is on the disk under its name.
+    """Write one checkpoint file durably.
 
     Raises:
-        OSError: it can't be written; what had the name before is there still.
+        OSError: The write failed. A former file of that name is untouched.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / part.name, told, dense)
 
 
 def write_file(path: Path, told: Any, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
-    """Write a file, which has its name once it is whole. durable: return once it is on the disk; else a power cut may lose it.
+    """Write a file that appears under its name only when it is complete.
+
+    `durable` waits until the bytes are on the disk. Without it a power failure may lose the file.
 
     Raises:
-        OSError: it can't be written; what had the name before is there still.
+        OSError: The write failed. A former file of that name is untouched.
     """
     about = [(one.name, one.dtype, one.shape, one.size) for one in dense]
     header = safetensors.header(about, {_STATE: json.dumps(told), "format": "pt"})
     beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
         with open(beside, "xb") as file:
-            # Held while somebody writes, and let go by the kernel however the process ends.
+            # The lock marks a live writer. The kernel releases it when the process ends.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(header)
             for one in dense:
@@ -136,10 +148,10 @@ def write_file(path: Path, told: Any, dense: Sequence[values.DenseArray], *, dur
 
 
 class CheckpointFile:
-    """One file, of which nothing is read but its header until something is asked for.
+    """A checkpoint file whose arrays are read on demand.
 
     Raises:
-        CheckpointError: it is no file of a checkpoint.
+        CheckpointError: The file is not a checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -157,7 +169,7 @@ class CheckpointFile:
             raise CheckpointError(unreadable(path, f"{type(error).__name__}: {error}")) from error
 
     def array(self, name: str, of: str) -> Any:
-        """A tensor of torch or an array of numpy, read now."""
+        """Read a tensor (`of="torch"`) or an array (`of="numpy"`)."""
         entry = self._entries[name]
         begin, end = entry["data_offsets"]
         data = bytearray(end - begin)
@@ -169,15 +181,14 @@ class CheckpointFile:
 
 
 def unreadable(path: Path, why: str) -> str:
-    """The message about a file."""
     return f"the checkpoint {str(path)!r} can't be read: {why}. Remove this file to go on from the one before."
 
 
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
-    """Remove what is older than the last `keep` whole checkpoints, as far as it is this rank's to remove, and not `but`.
+    """Remove this rank's files that are older than the last `keep` complete checkpoints.
 
-    Where the ranks' folders are not one, no checkpoint of parts is whole here. Then so many of this rank's own stay, and two
-    more: a rank may be two saves behind the others, and what it has not written yet makes none whole.
+    `but` is kept in any case. Where each rank has a folder of its own, no checkpoint in parts is ever complete here. Then this
+    rank keeps `keep` + 2 of its own parts, because another rank may be two saves behind.
     """
     parts = parts_in(folder)
     complete = sorted(whole(parts), reverse=True)
@@ -192,21 +203,21 @@ def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPar
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed saves have left; what somebody still writes stays."""
+    """Remove the files of killed saves, but not those that a process still writes."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if not _SAVING.fullmatch(name):
                 continue
             with contextlib.suppress(OSError), open(folder / name, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # A writer has its lock a moment after the file is there; an empty one may be just about to be locked.
+                # A writer locks its file shortly after creating it, so an empty file may be about to be locked.
                 about = os.fstat(file.fileno())
                 if about.st_size or time.time() - about.st_mtime > LOCKED_WITHIN_S:
                     (folder / name).unlink()
 
 
 def sync_file(path: Path) -> None:
-    """Return once the file's content is on the disk."""
+    """Flush a file's content to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -215,7 +226,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the names in the folder are on the disk."""
-    # Some file systems refuse to sync a folder, such as some network ones.
+    """Flush a folder's entries to the disk."""
+    # Some file systems, such as certain network ones, refuse to sync a folder.
     with contextlib.suppress(OSError):
         sync_file(folder)

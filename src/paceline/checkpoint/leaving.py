@@ -1,10 +1,10 @@
-"""When a worker is asked to end, and how it ends once its checkpoint is whole.
+"""Requests to end a worker, and its exit once its checkpoint is complete.
 
-    SIGTERM            a cancel, a preemption, a time limit: noted, and heeded at the next call of save()
-    PACELINE_ELASTIC_REQUEST   the supervisor wants to go on with more nodes (docs/decisions/0018-elastic.md)
+    SIGTERM                    a cancel, a preemption or a time limit: noted, and handled at the next call of save()
+    PACELINE_ELASTIC_REQUEST   the supervisor wants to continue with more nodes (docs/decisions/0018-elastic.md)
 
-Between two calls a step is half done, so nothing can be saved there: the signal alone changes nothing. A second one ends the
-process at once, as one without save() would.
+Between two calls a step is half done and the state cannot be saved, so the signal alone changes nothing. A second SIGTERM ends
+the process at once, as it would without save().
 """
 
 from __future__ import annotations
@@ -25,42 +25,46 @@ from typing import Any, NoReturn
 from paceline.system import run_variables
 
 SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
-#: The time that a rank that does not save gives the one that does, where they share a store and where they don't; and that
-#: the one that has saved gives the others to follow. Guesses.
+#: How long a rank that does not save waits for the rank that does, with and without a shared store,
+#: and how long the saving rank waits for its followers. Guesses.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
-#: For a question to the store that is under way. One that takes longer comes out of it no more.
+#: How long to wait for a store request in flight. A request that takes longer never returns.
 _STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
 _is_asked = False
-#: The same, as a thread has learnt it: the handler has not run yet, for the main thread is in a collective.
+#: Set by the thread that hears SIGTERM while the main thread is in a collective and cannot run the handler.
 _has_heard = False
 _is_listening = False
 _saves = True
-#: The end of the pipe into which the interpreter writes the numbers of signals at once, where this module has made it.
+#: The read end of the pipe into which the interpreter writes signal numbers, if this module has made it.
 _pipe: int | None = None
 _following: threading.Thread | None = None
-#: Taken again by a handler that runs within `follow`.
+#: Reentrant, because a signal handler may run within `follow`.
 _one_follows = threading.RLock()
-#: The script has ended by itself.
+#: Set when the script has ended normally.
 _is_over = threading.Event()
 
-#: Unix seconds: of the run (max_run_duration_seconds), of the Slurm job.
+#: End times in Unix seconds: of the run (max_run_duration_seconds), and of the Slurm job.
 VARIABLES = ("PACELINE_END_TIME", "SLURM_JOB_END_TIME")
-#: Beside what steps and saves were seen to take. A guess.
+#: A margin beyond the measured times of steps and saves. A guess.
 _SPARE_S = 10.0
 
 
 def listen(*, saves: bool) -> None:
-    """Note SIGTERM from now on, unless the script has a handler of its own. saves: whether this rank writes checkpoints."""
+    """Note SIGTERM from now on, unless the script has its own handler.
+
+    `saves` says whether this rank writes checkpoints.
+    """
     global _is_listening, _saves
     _saves = saves
     if _is_listening or threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_signal)
-        # Helpers that the script forks (a DataLoader's workers) have nothing to save: SIGTERM ends them.
-        # Blocked meanwhile, or one that comes just after the fork would be noted in the child and lost.
+        # Processes that the script forks, such as a DataLoader's workers, have nothing to save: SIGTERM ends them. The signal
+        # is blocked
+        # during the fork. Otherwise one that arrives right after it would be noted in the child and lost.
         os.register_at_fork(before=_block, after_in_child=_in_child, after_in_parent=_unblock)
         if not saves:
             _hear_in_collectives()
@@ -68,20 +72,21 @@ def listen(*, saves: bool) -> None:
 
 
 def asked() -> str | None:
-    """SIGNAL or RESIZE where this process has been asked to end; None where it goes on."""
+    """Return SIGNAL or RESIZE if this process has to end, else None."""
     if _is_asked or _has_heard:
         return SIGNAL
     return RESIZE if run_variables.is_resize_requested() else None
 
 
 def leave(why: str, *, followers: int = 0) -> NoReturn:
-    """End this process: by SIGTERM, or with the code that tells the supervisor that a checkpoint is whole.
+    """End this process, by SIGTERM or with the exit code for a resize.
 
-    followers: so many other ranks, 1 and up, may wait for this one in a collective, and are to end with it (`follow`).
+    `followers` is the number of other ranks (1 and up) that may wait for this one in a collective and end with it; see
+    `follow`.
     """
     store = default_store() if followers else None
     if store is not None:
-        # Before the connections break, which would be an error in their collective. Who has not been asked to end stays.
+        # Before the connections close, which would raise an error in the followers' collective.
         with contextlib.suppress(Exception):
             store.set(_LEFT, "1")
             store.wait([f"{_LEFT}_{rank}" for rank in range(1, followers + 1)], timedelta(seconds=_FOLLOW_S))
@@ -90,18 +95,18 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     _flush()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
-    # Not reached, unless SIGTERM is blocked.
+    # Reached only if SIGTERM is blocked.
     raise SystemExit(128 + signal.SIGTERM)
 
 
 def default_store() -> Any:
-    """The key-value store of torch's world, or None where the script has made no world."""
+    """Return the key-value store of torch's default group, or None without a group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     from paceline import torch_private
 
-    # A world over MPI has none.
+    # A group over MPI has no store.
     with contextlib.suppress(Exception):
         return torch_private.default_store()
     return None
@@ -118,21 +123,25 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def follow() -> None:
-    """End this process, which saves nothing, once the rank that does has left. That one may need it for the step that it is
-    in. Then this one waits in a collective, where no handler of Python's runs: so a thread ends it.
+    """End this process, which saves nothing, after the saving rank has left.
+
+    The saving rank may need this one to finish its current step. This rank then waits in a collective, where Python runs no
+    signal handler, so a thread ends the process.
     """
     global _following
     with _one_follows:
         if _following is None:
             _following = threading.Thread(target=_end_after_the_first, name="paceline-leave", daemon=True)
             _following.start()
-            # A script may come to its end meanwhile. A thread that comes out of torch's C++ then aborts the process.
+            # If the script ends meanwhile, a thread that returns from torch's C++ code would abort the process.
             atexit.register(_stop_following)
 
 
 def _hear_in_collectives() -> None:
-    """Start a thread that hears of SIGTERM while the main thread waits in a collective: the interpreter runs handlers between
-    two of its own instructions only, and rank 0 may leave before the next one. Not where the script has such a pipe itself.
+    """Start a thread that notices SIGTERM while the main thread is in a collective.
+
+    Python runs handlers only between its own instructions, and rank 0 may leave before the next instruction. The thread reads
+    the signal's wakeup pipe. It does not start if the script has set such a pipe.
     """
     global _pipe
     hears, tells = os.pipe()
@@ -178,7 +187,7 @@ def _end_after_the_first() -> None:
         store.set(f"{_LEFT}_{sys.modules['torch.distributed'].get_rank()}", "1")
     if asked() == RESIZE:
         os._exit(run_variables.EXIT_RESIZE)
-    # Python lets the main thread alone change a handler; the C library does not ask.
+    # Python allows only the main thread to change a handler, so call the C library.
     ctypes.CDLL(None).signal(signal.SIGTERM, None)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -194,7 +203,7 @@ def _unblock() -> None:
 def _in_child() -> None:
     global _pipe
     if _pipe is not None:
-        # A signal of the child is none of the parent's.
+        # The child must not report its signals to the parent.
         signal.set_wakeup_fd(-1)
         os.close(_pipe)
         _pipe = None
@@ -210,10 +219,10 @@ def _flush() -> None:
 
 
 class TimeLimit:
-    """Says once that it is time to save: when the next call of save() might come too late.
+    """A clock that says once when a save is due before the time limit.
 
-    The next call comes after the longest time that lay between two so far, and a save takes as long as the longest did;
-    both are counted twice.
+    The next call of save() is expected after the longest interval so far, and a save takes as long as the longest so far. Both
+    are counted twice.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -223,7 +232,7 @@ class TimeLimit:
         self._is_said = False
 
     def asked(self, now: float | None = None) -> str | None:
-        """LIMIT where a save is due now. Called once at each call of save()."""
+        """Return LIMIT if a save is due now. Call it once in each save()."""
         now = time.time() if now is None else now
         if self._last is not None:
             self._longest_s = max(self._longest_s, now - self._last)
@@ -235,7 +244,7 @@ class TimeLimit:
         return LIMIT
 
     def took(self, seconds: float) -> None:
-        """A save took so long."""
+        """Record the duration of a save."""
         self._save_s = max(self._save_s, seconds)
 
     def _end(self) -> float | None:

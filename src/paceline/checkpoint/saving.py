@@ -1,4 +1,7 @@
-"""`save`: what is due is copied, and written behind the training's back; `wait`: until it is written."""
+"""The functions `save`, `wait` and `latest`, and the checkpoint that `latest` returns.
+
+A save copies the state, and by default writes it in a thread while training continues.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,17 @@ from paceline.data.sampling.world import own_rank
 from paceline.errors import CheckpointError, UserError
 
 _log = logging.getLogger(__name__)
-#: In the store of torch's world: what rank 0 says to the others, and who has written its part.
+#: Keys in torch's store: rank 0's decision for all ranks, and the ranks that have written their part.
 _SAID, _WHOLE = "paceline_checkpoint_said", "paceline_checkpoint_whole"
-#: For the parts of all ranks, once one of them is to end.
+#: How long to wait for all ranks' parts before this process ends.
 _PARTS_S = 600.0
 
 
 class _Writing(threading.Thread):
-    """A save that is under way. No daemon: a program that ends right after save() waits until the checkpoint is written."""
+    """A save in progress.
+
+    It is not a daemon thread: a program that ends right after save() waits until the checkpoint is complete.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(name="paceline-checkpoint")
@@ -40,7 +46,7 @@ class _Writing(threading.Thread):
             self._work()
         except Exception as error:
             self.error = error
-            # Said now too: nobody may call save() or wait() again.
+            # Log now, because the script may never call save() or wait() again.
             _log.error("%s", error)
 
 
@@ -50,7 +56,7 @@ _last: tuple[Path, files.CheckpointPart] | None = None
 _calls = 0
 _announced: tuple[int, str] | None = None
 _heeded = 0
-#: Folders that were found to have newer checkpoints than what is saved.
+#: Folders that hold newer checkpoints than the one being saved, each warned of once.
 _warned: set[Path] = set()
 
 
@@ -64,26 +70,28 @@ def save(
     parts: bool = False,
     folder: str | os.PathLike[str] | None = None,
 ) -> bool:
-    """Save the state after so many steps; True on a rank that has written it, or begun to.
+    """Save the state after `step` steps. Return True on a rank that writes.
 
-    Called after each step with `every`, it also saves where nobody has asked for it: where the process was sent SIGTERM (a
-    cancel, a preemption), shortly before a time limit that is known, and where an elastic run is to go on with more nodes.
-    After the first and the last of these it does not return: the process ends.
+    Call it after each step with `every`. Besides, it saves after SIGTERM (a cancel, a preemption), shortly before a known time
+    limit, and when an elastic run continues with more nodes. After the first and the last of these it ends the process.
 
-    state: a dict of models, optimizers, schedulers, samplers (what has `state_dict` and `load_state_dict`), tensors, arrays of
-        numpy, numbers, texts, and lists, tuples, sets and dicts of these; or one such value; or a function without arguments
-        that gives one, called only when something is written. It is looked at during the call alone.
-    step: how many steps, epochs or what you like are done: a whole number, the newest checkpoint has the largest. Of one that
-        is there already the new state takes the place; in parts the former one stays.
-    every: write only where this number divides `step`, and in the cases above; None: at each call.
-    keep: so many of the newest checkpoints stay; older ones are removed once a newer one is whole.
-    asynchronous: copy the state and write it in a thread; the next save waits for it, and raises its error.
-    parts: each rank saves its own state; all call it equally often. Else rank 0 saves and the call does nothing elsewhere.
-    folder: of the checkpoints; the run's by itself (PACELINE_CHECKPOINT_DIR), `./checkpoints` outside of runs.
+    Args:
+        state: A dict of models, optimizers, schedulers, samplers (objects with `state_dict` and `load_state_dict`),
+            tensors, numpy arrays, numbers, strings, and lists, tuples, sets and dicts of these. Or one such value, or a
+            function without arguments that returns one and is called only when something is written. It is read during the call
+            only.
+        step: The number of finished steps or epochs, an integer. The newest checkpoint has the largest. An existing
+            checkpoint of this step is replaced, or kept with `parts`.
+        every: Save only if this divides `step`, and in the cases above. None saves in each call.
+        keep: How many of the newest checkpoints to keep. Older ones are removed once a newer one is complete.
+        asynchronous: Copy the state and write it in a thread. The next save waits for the thread and raises its error.
+        parts: Each rank saves its own state, and all ranks call this equally often. Without it rank 0 saves and the call
+            does nothing elsewhere.
+        folder: The folder of the checkpoints. Default: the run's folder (PACELINE_CHECKPOINT_DIR), or `./checkpoints`.
 
     Raises:
-        UserError: a state that can't be kept, with the place in it; a wrong number.
-        CheckpointError: it could not be written, or the one before could not; what was there before is there still.
+        UserError: The state holds an unsupported value (the message names its place), or a number is out of range.
+        CheckpointError: This write or the previous one failed. Former checkpoints are untouched.
     """
     global _calls, _last, _writing
     _check(step, every, keep)
@@ -100,7 +108,7 @@ def save(
         asked = _agreed(asked, rank)
     is_due = every is None or step % every == 0 or asked is not None
     part = files.CheckpointPart(step, rank, size, _token()) if parts and size > 1 else files.CheckpointPart(step)
-    # A part that is there already stays: with others' newer ones it would make none that ever was.
+    # Keep an existing part: together with newer parts of other ranks it would form a checkpoint of mixed states.
     if is_due and (part.of == 1 or _last != (place, part)):
         wait()
         told, plain = _plain(state, copy=asynchronous and asked is None)
@@ -120,10 +128,10 @@ def save(
 
 
 def wait() -> None:
-    """Return once no save is under way.
+    """Wait until no save is in progress.
 
     Raises:
-        CheckpointError: the last one has failed.
+        CheckpointError: The last save failed.
     """
     global _writing, _last
     writing, _writing = _writing, None
@@ -183,15 +191,17 @@ def _warn_of_newer(place: Path, step: int) -> None:
 
 
 def _token() -> str:
-    """The same on all ranks that were started together, and another one for each attempt."""
+    """Return a word that all ranks of one attempt share."""
     names = ("PACELINE_RUN_ID", "PACELINE_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     told = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
 
 
 def _agreed(asked: str | None, rank: int) -> str | None:
-    """What all ranks do in this call: rank 0's word, given one call before, for others may be a call further than it is. Without
-    a store each goes by what it has heard itself, and a checkpoint that is not of all ranks does not count.
+    """Return the reason to end on which all ranks agree, or None.
+
+    Rank 0 decides one call ahead, because other ranks may be one call further. Without a store each rank decides alone, and a
+    checkpoint that lacks a rank's part does not count.
     """
     global _announced, _heeded
     store = leaving.default_store()
@@ -211,7 +221,7 @@ def _agreed(asked: str | None, rank: int) -> str | None:
 
 
 def _await_all(rank: int, size: int) -> None:
-    """Return once every rank has written its part. Rank 0, whose store it may be, is the last to know."""
+    """Wait until every rank has written its part. Rank 0 may serve the store and returns last."""
     store = leaving.default_store()
     if store is None:
         return
@@ -225,18 +235,24 @@ def _await_all(rank: int, size: int) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is whole. step: as save() was told. paths: its files, one for each rank that has saved a part."""
+    """A complete checkpoint.
+
+    Attributes:
+        step: The step that save() was called with.
+        paths: Its files, one for each rank that has saved a part.
+    """
 
     step: int
     paths: tuple[Path, ...]
 
     @cached_property
     def state(self) -> Any:
-        """The state as it was given to save(), with `state_dict()` in place of what has one; tensors on the CPU. Of one in
-        parts it is the own rank's.
+        """Return the saved state, with tensors on the CPU.
+
+        Objects with `state_dict` are replaced by their state. Of a checkpoint in parts it is this rank's state.
 
         Raises:
-            CheckpointError: it can't be read; or it is in parts, and the ranks were not as many as they are now.
+            CheckpointError: The file cannot be read, or the checkpoint is in parts and the number of ranks has changed.
         """
         if len(self.paths) == 1:
             return self.parts[0]
@@ -250,19 +266,21 @@ class Checkpoint:
 
     @cached_property
     def parts(self) -> Sequence[Any]:
-        """The state of each rank that has saved a part, by rank; read when it is asked for.
+        """Return the state of each rank that has saved a part. Each is read on access.
 
         Raises:
-            CheckpointError: as for `state`.
+            CheckpointError: As for `state`.
         """
         return _Parts(self.paths)
 
     def load_into(self, objects: Any) -> None:
-        """Give everything its saved state back. objects: what save() was given: an object with `load_state_dict`, or a dict of
-        them; tensors in the dict are overwritten, other values replaced.
+        """Restore the saved state into `objects`.
+
+        `objects` is what save() was given: an object with `load_state_dict`, or a dict of such objects. Tensors in the dict are
+        overwritten, other values replaced.
 
         Raises:
-            UserError: the checkpoint has nothing under one of the names, or there is no way to give it back.
+            UserError: The checkpoint lacks one of the names, or a value has no way to be restored.
         """
         state = self.state
         if callable(getattr(objects, "load_state_dict", None)):
@@ -273,14 +291,14 @@ class Checkpoint:
                 f"a {type(objects).__name__} can't take the state of step {self.step}, a {type(state).__name__}. Give the dict "
                 "that save() was given, or take the values from `.state`."
             )
-        # Before anything is changed.
+        # Check all names before changing anything.
         if missing := [name for name in objects if name not in state]:
             raise UserError(
                 f"the checkpoint of step {self.step} has no {missing[0]!r}; it has {', '.join(map(repr, state))}. Leave it out, "
                 "or start in another folder."
             )
         for name, one in objects.items():
-            # A smaller one would be spread over the larger in silence.
+            # `copy_` would silently broadcast a smaller tensor.
             if is_tensor(one) and not (is_tensor(state[name]) and one.shape == state[name].shape):
                 raise UserError(
                     f"{name!r} is a tensor of shape {list(one.shape)}, and the checkpoint of step {self.step} has "
@@ -320,14 +338,14 @@ class _Parts(Sequence[Any]):
 
 
 def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none yet. To be called before training, on every rank.
+    """Return the newest complete checkpoint, or None. Call it on every rank.
 
-    folder: as for `save`. No file of it can run code, whoever has written it.
+    Call it before training. Loading never runs code from a checkpoint's file. `folder` is as for `save`.
 
     Raises:
-        UserError: an address or a file in place of a folder.
+        UserError: `folder` is a URL or a file.
     """
-    # One that this process still writes is the newest in a moment.
+    # A checkpoint that this process is still writing will be the newest.
     wait()
     place = files.folder_of(folder)
     found = files.whole(files.parts_in(place))

@@ -1,8 +1,11 @@
-"""A state taken apart into JSON and arrays, and put together again. Nothing of it is ever run: there is no pickle.
+"""States as JSON and arrays, and back. Nothing is ever executed: there is no pickle.
 
     {"w": tensor, "step": 3}   ->   {"$": "dict", "of": [["w", {"$": "tensor", "at": "w"}], ["step", 3]]}
 
-What JSON has not is an object whose "$" names its kind: any object of JSON here is one of these, so no dict can be mistaken.
+A value that JSON lacks becomes an object whose "$" names its kind. Every dict is encoded this way, so none is ambiguous.
+
+Arrays are stored as safetensors (https://github.com/huggingface/safetensors#format): little endian, row by row. Neither torch
+nor numpy is imported unless an array of that library is requested.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": C
 _KINDS = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
 _DEEPEST = 200
 
-#: In the format -> in torch, of which old ones lack some, and in numpy; None where it is not there.
+#: The format's dtype -> torch's name, which old releases may lack, and numpy's name or None.
 TYPES: dict[str, tuple[str, str | None]] = {
     "F64": ("float64", "float64"),
     "F32": ("float32", "float32"),
@@ -45,22 +48,22 @@ _OF_NUMPY = {names[1]: dtype for dtype, names in TYPES.items() if names[1]}
 
 
 def taken_apart(state: Any) -> tuple[Any, dict[str, Any]]:
-    """What JSON can hold of the state, and its arrays by name: torch's tensors and numpy's arrays, as they are.
+    """Split a state into JSON and its arrays by name.
 
-    What has `state_dict` and `load_state_dict` (a model, an optimizer, a scheduler, a sampler) is asked for its state.
+    Objects with `state_dict` and `load_state_dict` (models, optimizers, schedulers, samplers) are replaced by their state.
 
     Raises:
-        UserError: something in it is of a kind that can't be kept; the place is named.
+        UserError: A value's type is not supported. The message names its place.
     """
     arrays: dict[str, Any] = {}
     return _apart(state, (), arrays), arrays
 
 
 def put_together(told: Any, array: Callable[[str, str], Any]) -> Any:
-    """The state of which `told` is the JSON. array: gives the array of a name, of "torch" or "numpy".
+    """Rebuild a state from its JSON. `array(name, library)` returns an array.
 
     Raises:
-        CheckpointError: it is no such JSON.
+        CheckpointError: The JSON does not describe a state.
     """
     try:
         return _together(told, array)
@@ -96,7 +99,7 @@ def _apart(value: Any, path: tuple[str, ...], arrays: dict[str, Any]) -> Any:
     if kind.__module__ == "torch" and kind.__name__ in ("Size", "dtype", "device"):
         named = list(value) if kind.__name__ == "Size" else str(value)
         return {"$": kind.__name__.lower(), "of": named}
-    # Last: a model is a mapping to nobody, but an own class of the user's may be both.
+    # Last, because a user's class may be a mapping and have a state_dict too.
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return _apart(value.state_dict(), path, arrays)
     if isinstance(value, dict) and kind.__module__.startswith(("torch.", "collections")):
@@ -113,7 +116,7 @@ def _key(key: Any, path: tuple[str, ...]) -> Any:
 def _kept(array: Any, path: tuple[str, ...], arrays: dict[str, Any]) -> str:
     name = stem = ".".join(path) or "value"
     number = 2
-    # `{"a.b": x, "a": {"b": y}}` has one path for both. "__metadata__" is the format's own word.
+    # `{"a.b": x, "a": {"b": y}}` has the same path twice, and the format reserves "__metadata__".
     while name in arrays or name == "__metadata__":
         name, number = f"{stem}#{number}", number + 1
     arrays[name] = array
@@ -129,7 +132,7 @@ def _refused(path: tuple[str, ...], what: str) -> UserError:
 
 
 def is_tensor(value: Any) -> bool:
-    """True for a tensor of torch, which is not loaded for the question."""
+    """Return True for a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -172,21 +175,26 @@ def _together(told: Any, array: Callable[[str, str], Any]) -> Any:
 
 
 class DenseArray:
-    """One array, ready to be written. dtype: the format's name; shape; data: its bytes, shared with the array or a copy."""
+    """An array as contiguous bytes, ready to be written.
+
+    Attributes:
+        dtype: The format's name.
+        data: The bytes, shared with the array or a copy.
+    """
 
     def __init__(self, name: str, array: Any, *, copy: bool) -> None:
-        """copy: whether what is written must not change with the array.
+        """Wrap an array. With `copy`, later changes of the array do not reach the bytes.
 
         Raises:
-            UserError: it has a type that the format has not, or no values here.
+            UserError: The format lacks its dtype, or it has no values on this process.
         """
         self.name, self.shape = name, [int(size) for size in array.shape]
         if is_tensor(array):
             self.dtype = _of_torch(name, array)
-            # A copy on the CPU, of these rows alone: a view may be a small part of a large storage.
+            # Copy these rows alone to the CPU: a view may be a small part of a large storage.
             tensor = array.detach()
             tensor = tensor.to("cpu", copy=True) if copy or tensor.device.type != "cpu" else tensor
-            # The conjugate and the negative of a tensor may be a mark on it, and its bytes those of the original.
+            # A conjugated or negated tensor may be only flagged so, with the original's bytes.
             self._held: Any = tensor.resolve_conj().resolve_neg().contiguous()
             size, address = self._held.numel() * self._held.element_size(), self._held.data_ptr()
         else:
@@ -194,16 +202,16 @@ class DenseArray:
             little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=copy)
             self._held = little if little.flags.c_contiguous else little.copy("C")
             size, address = self._held.nbytes, self._held.ctypes.data
-        # Not numpy's own view of a tensor: torch may be there without numpy.
+        # numpy's view of a tensor would need numpy, which may be missing.
         self.data = memoryview((ctypes.c_ubyte * size).from_address(address)) if size else memoryview(b"")
         self.size = size
 
 
 def made(dtype: str, shape: list[int], data: bytearray, *, of: str) -> Any:
-    """The array of these bytes, which becomes their owner. of: "torch" or "numpy".
+    """Return an array that owns `data`. `of` is "torch" or "numpy".
 
     Raises:
-        CheckpointError: the bytes are no such array, or the library of it is missing.
+        CheckpointError: The bytes do not fit dtype and shape, or the library is missing.
     """
     names = TYPES.get(dtype)
     name = None if names is None else names[of == "numpy"]
@@ -219,7 +227,7 @@ def made(dtype: str, shape: list[int], data: bytearray, *, of: str) -> Any:
         kind = getattr(torch, name or "", None)
         if kind is None:
             raise ValueError(f"this torch has no type {dtype}")
-        # torch makes nothing of an empty buffer.
+        # torch.frombuffer refuses an empty buffer.
         return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).reshape(shape)
     except ImportError as error:
         raise CheckpointError(f"it has arrays of {of}, which is not installed here") from error

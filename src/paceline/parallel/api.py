@@ -2,13 +2,13 @@
 
     1  join the world            mesh.start            torch.distributed, or a world of one
     2  choose the layout         strategy.resolve      or auto.choose
-    3  same model everywhere     same_model            checked, then made equal
+    3  same model everywhere     initial_broadcast     checked, then made equal
     4  batch normalisation       normalization         over all replicas
     5  cut                       pipeline / tensor     stages, or layers; context, experts
     6  replicate or shard        core.Plain            DDP, FSDP2
     7  hand over the optimizer   optimizers.adopt      by original name, with the first executor
 
-Nothing here needs torch until it is called.
+The import needs no torch, only the call does.
 """
 
 from __future__ import annotations
@@ -57,42 +57,46 @@ def parallelize(
     recompute: str | Sequence[str] | None = None,
     accumulate: int = 1,
 ) -> Parallel:
-    """The model, ready to be trained on all workers: `step` equals one step of one process on the global batch.
+    """Lay out the model over all workers. Its `step` equals one process's step.
 
-    Called on all ranks with the same arguments. The optimizer stays the same object, so schedulers made from it go on;
-    its `step` and `zero_grad`, and the model itself, are not to be called any more: `step(batch)` does it all.
+    Call it on every rank with the same arguments. The optimizer stays the same object, so schedulers made from it keep working.
+    Do not call the optimizer's `step` and `zero_grad` or the model itself any more: `step(batch)` does that.
 
-    loader: a DataLoader whose batch_size is that of all workers together, or any iterable of global batches.
-    loss: (output, target) -> the mean over the rows, or the targets that count. None takes the model's own: it is given the
-        whole batch, labels too, and returns the loss (0-dim), a dict or an object with `loss`, or a tuple that begins with it.
-    strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), ContextParallel(), ExpertParallel(), some of
-        them joined by @, or "auto".
-    microbatches: each batch is computed in so many parts, and the gradients are summed.
-    clip_norm: the largest norm of all gradients together.
-    loss_weight: target -> what the loss is the mean over, such as the number of tokens that count; None: what its graph shows
-        (ignore_index, class weights, a mask), else the rows.
-    split: batch -> Parts(args, kwargs, target); None takes (x, ..., y), or a dict with "labels", "target" or "y".
-    precision: "bf16" computes under autocast; parameters stay as they are.
-    seed: of the order of samples and of dropout, the same on all ranks.
-    find_unused: whether the model may leave out parameters now and then; None goes by the first step.
-    memory_bytes: the memory of one worker, by which "auto" chooses the layout and a pipeline its cuts. None: "auto" goes by
-        what the machine has free, and the cuts have no limit.
-    device: None takes this rank's GPU, or else the CPU.
-    sample: a small global batch for measuring; None takes one from the loader.
-    check: "first" compares loss and gradients of a few rows with the plain model's before the first step, and refuses to
-        train a layout that computes something else; `explain` says what came of it. "off" leaves it out.
-    weights: a folder of safetensors in Hugging Face's layout, or one file of them, for parameters and buffers; each worker
-        reads its own part. None: the model's own values, or of a model that was built under `paceline.parallel.empty()`
-        those of its constructor, each worker making its own part (see `empty`).
-    recompute: "blocks" keeps of each block only its input, and computes the rest again in the backward pass (activation
-        checkpointing): less memory for about a third more time. A list of patterns (`fnmatch`) names the blocks.
-    accumulate: each batch is computed in so many parts, one after the other, each in `microbatches`; the gradients are summed
-        for one step of the optimizer. A pipeline holds the microbatches of one part at a time.
+    Args:
+        model: The plain model, with the same structure on every rank. Rank 0's values are used.
+        optimizer: The model's optimizer, or None to evaluate only.
+        loader: A DataLoader whose batch_size is that of all workers together, or any iterable of global batches.
+        loss: (output, target) -> the mean over the rows, or over the targets that count. None takes the model's own loss:
+            the model gets the whole batch, labels too, and returns the loss (0-dim), a dict or an object with `loss`, or a
+            tuple that starts with the loss.
+        strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), ContextParallel(), ExpertParallel(),
+            several joined by @, or "auto".
+        microbatches: Compute each batch in this many parts and sum their gradients.
+        clip_norm: The largest norm of all gradients together.
+        loss_weight: target -> the count that the loss is a mean over, such as the number of tokens that count. None reads
+            the count from the loss's graph (ignore_index, class weights, a mask), else takes the rows.
+        split: batch -> Parts(args, kwargs, target). None takes (x, ..., y), or a dict with "labels", "target" or "y".
+        precision: "bf16" computes under autocast. Parameters keep their dtype.
+        seed: The seed of the sample order and of dropout, the same on all ranks.
+        find_unused: Whether the model may skip parameters in some steps. None decides from the first step.
+        memory_bytes: The memory of one worker. "auto" chooses the layout by it, and a pipeline its cuts. None: "auto" uses
+            the machine's free memory, and the cuts have no limit.
+        device: None takes this rank's GPU, or else the CPU.
+        sample: A small global batch for measuring. None takes one from the loader.
+        check: "first" compares loss and gradients of a few rows with the plain model before the first step, and refuses to
+            train a layout that computes something else. `explain` reports the result. "off" skips it.
+        weights: A folder of safetensors in Hugging Face's layout, or one such file, for parameters and buffers. Each worker
+            reads its own part. None: the model's own values, or, for a model built under `paceline.parallel.empty()`, its
+            constructor's values, each worker making its own part (see `empty`).
+        recompute: "blocks" keeps only each block's input and computes the rest again in the backward pass (activation
+            checkpointing): less memory for about a third more time. A list of patterns (`fnmatch`) names the blocks.
+        accumulate: Compute each batch in this many parts, one after the other, each in `microbatches`, and sum the
+            gradients for one optimizer step. A pipeline holds the microbatches of one part at a time.
 
     Raises:
-        ParallelError: (also a ValueError) an argument, or the model, can't be used; the message says what to change.
+        ParallelError: (also a ValueError) An argument or the model cannot be used. The message says what to change.
     """
-    # find_spec loads nothing: a torch that is there and broken tells its own error below.
+    # find_spec imports nothing, so a broken torch raises its own error below.
     if find_spec("torch") is None:
         raise ParallelError(
             "parallelize needs torch, which this Python doesn't have; pip install 'paceline[torch]', "
@@ -117,7 +121,7 @@ def parallelize(
 
     comparison = Comparison.begin()
     place = mesh.start(device)
-    # From here on an error on one rank is told to the others, which would wait for it.
+    # From here on an error on one rank is reported to the others, which would wait for that rank.
     with FailureWatch(mesh.joined(place)).guard("parallelize()"):
         _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed, check)
         _check_large(model, weights, recompute, accumulate)
@@ -157,7 +161,7 @@ def parallelize(
             "accumulate": accumulate,
             "weights": weights is not None,
         }
-        # Compared before they are made equal: models of other shapes would fail inside of torch, or hang.
+        # Compare before the broadcast: models of other shapes would fail inside torch, or hang.
         initial_broadcast.check(task, optimizer, place, settings)
         if optimizer is not None and strategy != "auto" and not values.empty:
             from paceline.parallel import memory_plan
@@ -172,8 +176,8 @@ def parallelize(
 
             batch = sample
             if batch is None and loader is not None:
-                # A layout for the sample alone: which one "auto" takes is not known yet, and a global batch is the same with
-                # any.
+                # A layout for the sample only. The one that "auto" will take is not known yet, and the global batch is the same
+                # with any.
                 batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
             choice = auto.choose(task, optimizer, batch, place, memory_bytes)
             strategy = choice.strategy
@@ -215,7 +219,7 @@ def parallelize(
         par.source, par.memory_bytes = values.source, memory_bytes
         par.recompute = recompute
         par.limit_bytes = par.limit_bytes or memory_bytes
-        # A batch that is taken from an iterator would be missing from the training.
+        # A batch taken from an iterator would be missing from training.
         can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:
@@ -233,7 +237,10 @@ def _build(
     memory_bytes: int | None,
     again: str | Sequence[str] | None,
 ) -> Executor:
-    """The executor of this layout, the model changed in place. sample: gives a global batch, or None."""
+    """Return the executor of this layout. The model is changed in place.
+
+    `sample` returns a global batch or None.
+    """
     from paceline.parallel import tied_parameters
     from paceline.parallel.large.meta_parameters import give_memory
     from paceline.parallel.recompute import recompute
@@ -275,7 +282,7 @@ def _build(
     from paceline.parallel.replicas.core import Plain
 
     if again is not None:
-        # Behind the search for layers to cut, which knows layers by their class.
+        # After the search for layers to cut, which recognises layers by their class.
         notes = [*notes, f"computed again in the backward pass: {', '.join(fold(recompute(task.model, again)))}"]
     if layout.shard == 1:
         give_memory(world.device, task.model)
@@ -353,20 +360,21 @@ def _check_large(model: Any, weights: Any, recompute: Any, accumulate: Any) -> N
             )
 
 
-#: By these names a loss says that it was written for something else: to call the model itself, or to take the batch apart.
+#: Parameter names of a loss that calls the model itself, or that takes the whole batch.
 _MODELS, _BATCHES = ("model", "net", "network", "module"), ("batch", "batch_data")
 
 
 def _check_loss_takes_output_and_target(loss: Any) -> None:
-    """Refuse a loss of (model, batch): what it is called with are the output and the target, and it would fail with
-    "'Tensor' object is not callable", or train on rows of the target, without a word.
+    """Refuse a loss of (model, batch), because Paceline calls it with (output, target).
+
+    It would fail with "'Tensor' object is not callable", or silently train on rows of the target.
     """
     import inspect
 
     try:
         parameters = [*inspect.signature(loss).parameters.values()]
     except (TypeError, ValueError):
-        # What is written in C may have no signature that Python can read.
+        # A function written in C may have no readable signature.
         return
     names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if len(names) < 2 or (names[0] not in _MODELS and names[1] not in _BATCHES):

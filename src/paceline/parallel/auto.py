@@ -1,13 +1,13 @@
-"""The layout that "auto" takes: of those that fit, the one whose step is forecast to be the fastest. Imports torch.
+"""The layout for strategy="auto": the fastest one, by forecast, that fits in memory.
 
     1  one worker          DataParallel()
-    2  rank 0 measures the model's blocks on one microbatch, and the ranks the line between them
-    3  memory and time of each layout are computed from these (`forecast.predict`)
-    4  what needs more than 0.8 of the memory is left out; of the rest the fastest is taken, of nearly equal ones the first
-       of DataParallel, FullyShard, PipelineParallel and what they make together
-    5  nothing fits        an error, with what is missing
+    2  rank 0 measures the model's blocks on one microbatch, and all ranks measure the network
+    3  `forecast.predict` computes memory and time of each layout from these numbers
+    4  layouts that need more than 0.8 of the memory are dropped. The fastest of the rest wins; among nearly equal ones the first
+       of DataParallel, FullyShard, PipelineParallel and their combinations
+    5  nothing fits        an error that says what is missing
 
-Never TensorParallel(): what it can cut is known only once it is tried.
+TensorParallel() is never chosen, because only a trial shows which layers it can cut.
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ from paceline.parallel.strategy import DataParallel
 from paceline.parallel.task import Task
 from paceline.system.memory import memory
 
-#: What may be planned with; the rest is for buckets, the allocator's gaps and the loader. A guess.
+#: The part of the memory to plan with. The rest is for buckets, fragmentation and the loader. A guess.
 USABLE = 0.8
 
 
-#: Forecasts are not better than this: a layout further up in the list is taken before one that is so much faster.
+#: The accuracy of the forecasts: a layout earlier in the list is preferred to one that is faster by less than this.
 NEARLY = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutChoice:
-    """What "auto" has found: the strategy, the reason in one sentence, and what it went by. limit_bytes: what may be used."""
+    """The result of "auto": the strategy, the reason in one sentence, and the measurements.
+
+    `limit_bytes` is the memory that may be used.
+    """
 
     strategy: Any
     reason: str
@@ -54,19 +57,19 @@ class LayoutChoice:
 def choose(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, memory_bytes: int | None
 ) -> LayoutChoice:
-    """The strategy and the reason, the same on every rank. Called on all ranks.
+    """Return the strategy and the reason, the same on every rank. Every rank calls it.
 
-    sample: a global batch, or None: then activations and times are not known and count as nothing.
+    `sample` is a global batch. With None, activations and times are unknown and count as 0.
 
     Raises:
-        ParallelError: the model fits on the workers in no way.
+        ParallelError: No layout fits on the workers.
     """
     if place.size == 1:
         return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
-    # The weights lie there already and are among the needs, so what they take counts as available.
+    # The weights are in memory already and are counted in the needs, so count their memory as available.
     held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
     own = memory_bytes or available_bytes(place.device) + held
-    # Every worker holds as much, so the one with the least memory decides.
+    # Every worker holds the same amount, so the worker with the least memory decides.
     least = int(min(gather(own)))
     line = bandwidth(torch.distributed.group.WORLD, place.device)
     found = mesh.decide(
@@ -79,10 +82,10 @@ def choose(
 
 
 def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:
-    """The strategy and its reason, from these numbers alone.
+    """Return the strategy and its reason from these numbers alone.
 
     Raises:
-        ParallelError: nothing fits.
+        ParallelError: No layout fits.
     """
     limit = int(USABLE * memory_bytes)
     every = all_forecasts(measured, workers, microbatches, at_once)
@@ -123,7 +126,10 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """The blocks, for the rows of a microbatch and for those that each replica would have of it; the model is left as it was."""
+    """Measure the blocks for a microbatch's rows and for one replica's share of them.
+
+    The model is left unchanged.
+    """
     micros = []
     if sample is not None:
         rows = Rows(split(sample, task))
@@ -134,16 +140,19 @@ def measure(
 
 
 def available_bytes(device: torch.device) -> int:
-    """The bytes that this process may still take, if the other processes of this machine take as much."""
+    """Return the bytes this process may still allocate.
+
+    The other workers on this machine are assumed to need as much.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     local = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-    # Those are of the machine, which its workers share; this one is the process's own.
+    # The machine's memory is shared by its workers. The limit is this process's own.
     return min(memory().available // local, _left_of_limit())
 
 
 def _left_of_limit() -> int:
-    """What `ulimit -d` leaves this process; without a limit, more than any machine has."""
+    """Return what `ulimit -d` leaves this process, or a huge number without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
         return 2**63

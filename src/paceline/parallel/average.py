@@ -1,7 +1,7 @@
-"""Averages of a model's weights while it is trained, and frozen twins that follow a part of it. Imports torch.
+"""Averages of a model's weights during training, and frozen twins that follow a submodule.
 
-Average    the whole model, beside it; each worker has the part that it has of the model
-Twin       a frozen part of the model itself (a target network, a momentum encoder) that follows another part
+Average    a copy of the whole model; each worker holds its part of it, as of the model Twin       a frozen submodule (a target
+network, a momentum encoder) that follows another submodule
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from paceline.parallel.reduce import local
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
 
-#: A number, or a function of how often the average was updated before; None is the mean of all updates.
+#: A number, a function of the number of earlier updates, or None for the mean of all updates.
 Decay = float | Callable[[int], float] | None
 
 
 class _Follower:
-    """What follows the weights that are trained, updated by `Parallel.step`.
+    """A set of tensors that follow trained weights. `Parallel.step` updates it.
 
-    count: how often it was updated. tensors: first name -> this rank's part of what a checkpoint holds beside the model.
+    Attributes:
+        count: The number of updates.
+        tensors: First name -> this rank's part of the tensors that a checkpoint stores beside the model.
     """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
@@ -43,7 +45,7 @@ class _Follower:
 
     @property
     def state(self) -> list[int]:
-        """How often it was updated, and the steps since it was begun: the part of a checkpoint beside the tensors."""
+        """Return the number of updates, and the steps since the start, for a checkpoint."""
         return [self.count, self._steps]
 
     @state.setter
@@ -52,7 +54,7 @@ class _Follower:
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Follow a step of the optimizer."""
+        """Follow one step of the optimizer."""
         self._steps += 1
         if self._steps % self._every:
             return
@@ -60,12 +62,12 @@ class _Follower:
         self.count += 1
 
     def _update(self, keep: float) -> None:
-        """Keep this part of each value; the rest is of what is followed."""
+        """Set each value to keep * value + (1 - keep) * source."""
         raise NotImplementedError
 
 
 class Average(_Follower):
-    """An average of all parameters. tensors: of the whole model, in float32 at least."""
+    """An average of all parameters. `tensors` covers the whole model, at least in float32."""
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
         super().__init__(par, decay, every)
@@ -74,13 +76,13 @@ class Average(_Follower):
         self.tensors = {name: _wide(tensor.detach()) for name, tensor in held.model_tensors().items()}
 
     def _update(self, keep: float) -> None:
-        # Buffers are copied, as torch's AveragedModel does.
+        # Copy buffers, as torch's AveragedModel does.
         for name, tensor in hold(self._par).model_tensors().items():
             _follow(local(self.tensors[name]), local(tensor.detach()), keep if name in self._learned else 0.0)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """The model computes with the average until the block ends: for `evaluate` and `save_safetensors`."""
+        """Let the model compute with the average within the block, for `evaluate` and the like."""
         if self.is_applied:
             raise ParallelError("average.applied() is open already. Leave its block before opening it again.")
         held = {name: tensor.detach() for name, tensor in hold(self._par).model_tensors().items()}
@@ -91,21 +93,24 @@ class Average(_Follower):
                 local(tensor).copy_(local(self.tensors[name]))
             yield
         finally:
-            # Asked for again: FSDP2 may have put parameters together meanwhile.
+            # Look up the tensors again: FSDP2 may have gathered parameters meanwhile.
             for name, tensor in hold(self._par).model_tensors().items():
                 local(tensor.detach()).copy_(before[name])
             self.is_applied = False
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The whole average under the model's names, on the CPU, for `model.load_state_dict` anywhere; on every rank."""
+        """Return the whole average on the CPU, on every rank.
+
+        The names are the model's, so `model.load_state_dict` takes it anywhere.
+        """
         with self.applied():
             return full_state_dict(self._par)
 
 
 class Twin(_Follower):
-    """A frozen module of the model that follows another one of the same shape, by the names of their tensors.
+    """A frozen submodule that follows another one of the same shape, matched by tensor names.
 
-    tensors: none, since it lies in the model, and so in its checkpoints.
+    `tensors` is empty, because the twin is part of the model and of its checkpoints.
     """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int, of: str, into: str) -> None:
@@ -147,7 +152,7 @@ class Twin(_Follower):
     def _update(self, keep: float) -> None:
         held = hold(self._par)
         first, tensors = held.first_names(), held.model_tensors()
-        # Tied tensors have several names, and follow once.
+        # A tied tensor has several names, and must follow once.
         followed: set[str] = set()
         for rest in self._rests:
             source, twin = (f"{end}.{rest}" for end in (self._of, self._into))
@@ -160,7 +165,7 @@ class Twin(_Follower):
                 _follow(local(there), value, keep if is_averaged else 0.0)
 
     def _moved(self, own: Any, there: Any, source: str, twin: str) -> Any:
-        """This rank's part of the source, cut as the twin is; called on all ranks of a pipeline."""
+        """Return this rank's part of the source, cut as the twin is. Every pipeline rank calls it."""
         if not any(twin in names and source not in names for names in self._stages):
             if there is None or own is None:
                 return None
@@ -185,7 +190,6 @@ def _check(decay: Decay, every: int) -> None:
 
 
 def _kept(decay: Decay, count: int) -> float:
-    """The part of the average that stays in the update after so many."""
     if decay is None:
         return count / (count + 1)
     return float(decay(count)) if callable(decay) else float(decay)
@@ -203,7 +207,7 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """A copy in float32 at least: in bf16 a decay of 0.999 would change nothing."""
+    """Return a copy in float32 at least: in bf16 a decay of 0.999 would change nothing."""
     is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
 

@@ -1,7 +1,7 @@
-"""One step's loss, gradients and buffers, compared with the plain model in one process. Loaded on use: it imports torch.
+"""Comparison of one step's loss, gradients and buffers with the plain model's in one process.
 
-It says whether this model, cut as it is, computes what it did. Dropout and other random numbers are the same in both
-(`steady`); buffers, gradients, attributes of modules and random generators are put back.
+It shows whether the model computes the same in its layout. Dropout and other random numbers are equal in both
+(`deterministic_rng`). Buffers, gradients, module attributes and random generators are restored afterwards.
 """
 
 from __future__ import annotations
@@ -42,18 +42,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The part of the largest gradient by which any may differ: rounding in other orders of summing, of small models.
+#: The largest allowed difference as a fraction of the largest gradient. Small models round differently in another summing
+#: order.
 LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-#: A model that answers to a rounding error in each of its parameters with a difference may answer to another order of summing
-#: with so many times that.
+#: A model that reacts to a rounding error in each parameter may react to another summing order with this many times that
+#: difference.
 ROUNDINGS = 50
-#: What names of buffers, and of what a loss keeps, begin with among those of gradients.
+#: Prefixes of the names of buffers and of a loss's state among the names of gradients.
 _BUFFER, _KEPT = "buffer ", "kept "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A comparison that came out equal. difference: the largest, as a part of the largest gradient; name: its parameter."""
+    """A successful comparison.
+
+    Attributes:
+        difference: The largest difference, as a fraction of the largest gradient.
+        name: The parameter that has it.
+    """
 
     loss: float
     plain_loss: float
@@ -69,15 +75,19 @@ class Checked:
 
 
 def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checked:
-    """Compare one step with the plain model, within rounding. Called on all ranks, with a batch from `epoch` or a global one.
+    """Compare one step with the plain model, within rounding. Every rank calls it.
 
-    Rows that each replica has padded to another length are compared one replica after the other; the result is the farthest.
+    If each replica has padded its rows to another length, the replicas are compared one after the other, and the result is the
+    largest difference.
 
-    limit: the part of the largest gradient by which any may differ; None goes by the type of the parameters, and by how
-        much the plain model itself answers to rounding.
+    Args:
+        par: The model in its layout.
+        batch: A batch from `epoch`, or a global one.
+        limit: The largest allowed difference, as a fraction of the largest gradient. None depends on the parameters' dtype
+            and on how strongly the plain model itself reacts to rounding.
 
     Raises:
-        ParallelError: on every rank, with the parameters or buffers that differ.
+        ParallelError: On every rank, with the parameters or buffers that differ.
     """
     par.executor_for(batch)
     every = global_parts(batch, par)
@@ -91,15 +101,15 @@ def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checke
 
 
 class DiffersError(Exception):
-    """What the layout computes otherwise than the plain model; on all ranks. It could be trained all the same."""
+    """Values that differ from the plain model's, raised on all ranks. Training would run."""
 
 
 class CannotComputeError(Exception):
-    """How the layout fails where the plain model does not."""
+    """A failure of the layout where the plain model computes."""
 
 
 class CannotCompareError(Exception):
-    """Why nothing can be said of the few rows that were to be compared; on all ranks."""
+    """A reason, on all ranks, why the chosen rows cannot be compared."""
 
 
 def compare(
@@ -110,15 +120,16 @@ def compare(
     *,
     is_short: bool = False,
 ) -> Checked:
-    """The same, of all rows of a global batch and this rank's share of them.
+    """Compare all rows of a global batch with this rank's share of them.
 
-    is_short: some rows only, for which what can't be compared is no fault.
+    With `is_short` these are only some rows, and rows that cannot be compared are no error.
 
     Raises:
-        DiffersError: loss, gradients or buffers are not those of the plain model.
-        ParallelError: the model, the loss or the batch can't be used with this layout, compared or not.
-        CannotCompareError: with is_short: the plain model can't compute these rows, or draws what can't be made the same.
-        CannotComputeError: on the rank that fails: the layout can't compute them.
+        DiffersError: Loss, gradients or buffers differ from the plain model's.
+        ParallelError: The model, the loss or the batch cannot be used with this layout, compared or not.
+        CannotCompareError: With is_short: the plain model cannot compute these rows, or draws random numbers that cannot be
+            fixed.
+        CannotComputeError: On the failing rank: the layout cannot compute these rows.
     """
     from paceline.parallel.checkpoint.store import full_state_dict
 
@@ -131,7 +142,7 @@ def compare(
         hooks.put_on(reference.get_parameter(name))
     modes = {name: part.training for name, part in executor.module.named_modules()}
     if (pipe := world.group("pipe")) is not None:
-        # A stage has only some of the modules, and a layer may be in another mode than the model, as a frozen BatchNorm is.
+        # A stage has only some modules, and a layer's mode may differ from the model's, as that of a frozen BatchNorm does.
         modes = {name: mode for of_stage in gather(modes, pipe) for name, mode in of_stage.items()}
     for name, part in reference.named_modules():
         part.training = modes.get(name, executor.module.training)
@@ -151,7 +162,7 @@ def compare(
         with loss_kept(task.loss, task.model) as state:
             own_loss, factor = _trained(par, micros)
             kept_by_loss = LossState(task.loss, task.model).numbers
-        # Of a pipeline's stages the last one alone calls the loss.
+        # Only a pipeline's last stage calls the loss.
         if world.layout.pipe > 1 and not any(
             _far(value, state.numbers.get(name)) for name, value in kept_by_loss.items()
         ):
@@ -167,21 +178,23 @@ def compare(
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
         room: dict[str, float] = {}
         if limit is None and max(apart.values(), default=0.0) > allowed:
-            # A usual model would be wrong. But some models make much of each rounding error, or compute a part in a
-            # narrower type than their parameters have, and are as far from themselves.
+            # For a usual model this is an error. But some models amplify rounding, or compute a part in a narrower dtype than
+            # their parameters
+            # have, and differ as much from themselves.
             drawn = states(world.device)
             with Narrowest() as seen:  # type: ignore[no-untyped-call]
                 plain.run()
             other = plain.run(shaken=seen.eps)
-            # A model that draws numbers of its own differs from itself for another reason.
+            # A model that draws its own random numbers differs from itself for another reason.
             if states(world.device) == drawn:
                 noise = _distances(par, other, first, is_plain=True)
                 allowed = max(allowed, min(ROUNDINGS * _farthest(noise), 1.0))
-                # Each by its own: a buffer that is 0 but for rounding says nothing of the gradients.
+                # Each value has its own limit: a buffer that is 0 but for rounding says nothing about gradients.
                 room = {name: ROUNDINGS * far for name, far in noise.items()}
-        # The loss differs too: perhaps the loss, or the forward, compares rows with one another, and a plain model that computes
-        # the replicas' pieces by themselves agrees. Were the gradients alone to differ, it would not be that but a hook of the
-        # user's, which makes something else of a part of a gradient.
+        # The loss differs too. Perhaps the loss or the forward compares rows with one another, and a plain model that computes
+        # the
+        # replicas' pieces separately agrees. If only gradients differ, the cause is a user's hook that changes a part of a
+        # gradient.
         if world.replicas > 1 and apart[""] > allowed:
             by_replica = plain.run(replicas=world.replicas)
             if _farthest(_distances(par, found_all, by_replica)) <= allowed:
@@ -190,8 +203,9 @@ def compare(
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
-    """The loss of one step, whose gradients are left, and what it is to be multiplied by; what fails here has not failed in
-    the plain model.
+    """Run one step and return its loss and the factor to multiply it by.
+
+    The gradients stay. An error here did not occur in the plain model.
     """
     means, group = par.task.means, par.world.replica_group
     try:
@@ -228,7 +242,6 @@ def _way_out(par: ParallelHandle, error: Exception) -> str:
 
 
 def _farthest(apart: dict[str, float]) -> float:
-    """Of loss and gradients."""
     return max((value for name, value in apart.items() if not name.startswith((_BUFFER, _KEPT))), default=0.0)
 
 
@@ -246,13 +259,14 @@ def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> Diffe
 class _Result:
     """The values of one step.
 
-    scales: of a buffer that is a mean, the size of the numbers that it is the mean of. It may be 0 but for their rounding.
+    `scales` has, for a buffer that is a mean, the size of the averaged numbers. Such a buffer may be 0 except for their
+    rounding.
     """
 
     loss: float
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
-    #: What the loss keeps between its calls, where that changes what it gives.
+    #: The loss's state between calls, if it changes the loss's result.
     kept: dict[str, Any] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
@@ -270,7 +284,10 @@ def _allowed(par: ParallelHandle, plain: _Result, limit: float | None) -> float:
 
 
 def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain: bool = False) -> dict[str, float]:
-    """Each value's distance from the plain model's: the loss (""), gradients as parts of the largest, buffers of their own."""
+    """Return the distance of each value from the plain model's.
+
+    The loss's key is "". Gradients are relative to the largest gradient, buffers to themselves.
+    """
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in found.gradients.items()}
     for name, value in found.buffers.items():
@@ -285,7 +302,7 @@ def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain:
     apart: dict[str, float] = {}
     for of_rank in gather(own):
         for name, value in of_rank.items():
-            # A nan counts as infinitely far: `max` would pass over it.
+            # Treat a nan as infinitely far, because `max` would skip it.
             apart[name] = max(apart.get(name, 0.0), float("inf") if math.isnan(value) else value)
     return apart
 
@@ -372,11 +389,10 @@ def _question_of_buffers(par: ParallelHandle) -> str:
 def _scales_of_means(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], calls: int
 ) -> dict[str, float]:
-    """Return the deviation of what each normalisation's running mean has followed, by the name of that buffer.
+    """Return the deviation that each running mean has followed, by the buffer's name.
 
-    calls: how often each was called, where it doesn't count that itself.
-
-    A running variance v that has followed variances of s with a factor f is (1 - f) v + f s afterwards.
+    `calls` is the number of calls of layers that do not count them. A running variance v that has followed a variance s with
+    the factor f is (1 - f) v + f s afterwards.
     """
     scales: dict[str, float] = {}
     for prefix, part in model.named_modules():
@@ -403,12 +419,12 @@ def _apart(grad: Any, plain: Any, largest: float) -> float:
     if grad.shape != plain.shape:
         return float("inf")
     far = _largest(grad - plain)
-    # A nan stays one here, and counts as infinitely far later: two of them are no agreement.
+    # A nan stays nan here and counts as infinitely far later: two nans do not agree.
     return far / largest if largest > 0 else far
 
 
 def _far(one: Any, other: Any) -> float:
-    """The distance of two numbers or tensors that a loss keeps, as a part of the larger one."""
+    """Return the distance of two numbers or tensors in a loss's state, relative to the larger."""
     if isinstance(one, Tensor) != isinstance(other, Tensor) or other is None:
         return float("inf")
     if isinstance(one, Tensor):
@@ -417,23 +433,23 @@ def _far(one: Any, other: Any) -> float:
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest magnitude; a nan if there is one."""
+    """Return the largest magnitude, or nan if the tensor has one."""
     if not tensor.numel():
         return 0.0
     if tensor.is_complex():
         return float(tensor.abs().max())
-    # `abs().max()` takes ten times as long, and another copy of what may be the largest gradient.
+    # `abs().max()` takes ten times as long, and copies what may be the largest gradient.
     low, high = torch.aminmax(tensor)
     return max(-float(low), float(high))
 
 
 def _dense(grad: Any) -> Any:
-    """The gradient with a value for each row: that of an embedding may have those alone that were looked up."""
+    """Return a dense gradient: an embedding's may hold only the rows that were looked up."""
     return grad.to_dense() if grad is not None and grad.is_sparse else grad
 
 
 class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the type of fewest digits that is computed in. eps: its rounding error."""
+    """A mode that notes the dtype with the fewest digits. `eps` is its rounding error."""
 
     eps = 0.0
 
@@ -451,13 +467,13 @@ class _Plain:
     def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
         self._parts = parts
-        #: Whether what the loss keeps between its calls changes what it gives.
+        #: Whether the loss's state between calls changes its result.
         self.reads_kept = False
 
     def run(self, *, shaken: float = 0.0, replicas: int = 1) -> _Result:
-        """Loss and gradients of all microbatches.
+        """Compute loss and gradients of all microbatches.
 
-        shaken: each number of each parameter is off by this part of it. replicas: in how many pieces each microbatch is computed.
+        `shaken` perturbs every number of every parameter by this fraction. Each microbatch is computed in `replicas` pieces.
         """
         pieces, weights = self._cut(replicas)
         loss, model = self._task.loss, self._task.model
@@ -484,7 +500,7 @@ class _Plain:
             )
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
-        """The pieces, and what each counts for."""
+        """Return the pieces and their weights."""
         rows, task = Rows(self._parts), self._task
         pieces, weights = [], []
         sizes = piece_sizes(rows.count, task.microbatches, replicas)
@@ -496,9 +512,9 @@ class _Plain:
         return pieces, weights
 
     def warn_of_parts(self) -> None:
-        """Log it where the model's own loss of a batch is another one than that of its microbatches.
+        """Warn if the model's own loss of a batch differs from that of its microbatches.
 
-        BatchNorm, which is known to see one microbatch at a time, uses its running statistics in both.
+        BatchNorm is known to see one microbatch at a time, so it uses its running statistics in both.
         """
         if self._task.loss is not own_loss or self._task.microbatches == 1:
             return
@@ -528,10 +544,13 @@ class _Plain:
             return own_loss(self._model(*there.args, **there.kwargs), there.target)
 
     def run_short(self, world: World, own: Sequence[Microbatch]) -> _Result:
-        """The same, of rows that the model may not be made for. own: this rank's share, which it has to be made for too."""
+        """Compute a few rows, which the model may not support.
+
+        `own` is this rank's share, which the model must support too.
+        """
         before, failed, found = states(self._device), "", None
         try:
-            # With gradients, for a forward may ask for one of its own.
+            # With gradients, because a forward may compute one itself.
             with torch.enable_grad(), self._task.autocast(self._device), unchanged(self._model):
                 for micro in own:
                     self._model(*micro.args, **micro.kwargs)
@@ -567,8 +586,8 @@ class _Plain:
         share = loss * part
         if share.requires_grad and part:
             share.backward()  # type: ignore[no-untyped-call]
-        # After the backward pass: another call of the model, or of the loss, changes tensors that autograd may have saved,
-        # and puts them back.
+        # After the backward pass: another call of the model or the loss changes tensors that autograd may have saved, and
+        # restores them.
         if self._is_cut:
             with loss_kept(self._task.loss, self._task.model):
                 self._check_put_back(before, loss, kept, there.target)
@@ -576,9 +595,9 @@ class _Plain:
         return float(share.detach())
 
     def _check_put_back(self, before: LossState, loss: Tensor, output: Any, target: Any) -> None:
-        """Refuse a loss that keeps something that can't be put back: each comparison would change the training.
+        """Refuse a loss whose state cannot be restored: each comparison would change training.
 
-        before: what it kept before this call. output: the output before it.
+        `before` is its state before this call, and `output` the model's output before it.
         """
         if self._task.loss is own_loss:
             return  # the model's attributes are put back, and are looked at by themselves
@@ -608,7 +627,7 @@ class _Plain:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: Any, times: int) -> Tensor:
-        """The loss of so many times these rows. before: what it keeps then. output: of the rows once."""
+        """Return the loss of the rows repeated `times` times, from the loss state `before`."""
         before.put_back()
         if self._task.loss is not own_loss:
             with self._task.autocast(self._device):
@@ -619,7 +638,7 @@ class _Plain:
 
 
 def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
-    """Log it where one process trains another loss in microbatches than the model's own; its model is left as it was."""
+    """Warn if microbatches change the model's own loss. The model is left unchanged."""
     task = dataclasses.replace(par.task, microbatches=microbatches, means=StepMeans())
     plain = _Plain(par.module, parts, task, par.world.device, is_cut=True)
     with generators(0, par.world.device), generators_kept(), Steady():  # type: ignore[no-untyped-call]
@@ -628,7 +647,7 @@ def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
 
 @contextlib.contextmanager
 def _shaken(model: nn.Module, by: float) -> Iterator[None]:
-    """Every number of every parameter is off by this part of it, up or down, until the block ends."""
+    """Perturb every number of every parameter by a fraction, up or down, within the block."""
     params = [param for param in model.parameters() if param.is_floating_point()]
     before = [param.detach().clone() for param in params]
     try:
@@ -646,15 +665,14 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Any, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that is a sum: each part of a batch would count for as much as the whole.
+    """Refuse a loss that sums: each part of a batch would count as much as the whole.
 
-    Found by twice the same rows, of which the mean is the same. of_more: so many times the rows -> their loss.
+    A mean does not change when all rows appear twice. `of_more(times)` returns the loss of repeated rows.
     """
     try:
         with torch.no_grad():
             one = float(loss)
-            # Three times the rows too: a contrastive loss is near log 2 for two rows and near log 4, twice as much, for
-            # four.
+            # Three times the rows too: a contrastive loss is near log 2 for two rows and near log 4, twice as much, for four.
             two, three = (float(of_more(times)) for times in (2, 3))
     except Exception:
         return  # not made for other numbers of rows: nothing can be said
@@ -666,9 +684,9 @@ def _check_mean(loss: Any, of_more: Callable[[int], Tensor]) -> None:
 
 
 def global_parts(batch: Any, par: ParallelHandle) -> list[Parts]:
-    """Return all rows of the global batch, on every rank, in their order.
+    """Return all rows of the global batch in order, on every rank.
 
-    Where each replica has padded its rows to another length, they can't be put together: the rows of each by themselves.
+    If each replica has padded its rows to another length, they cannot be joined: return each replica's rows separately.
     """
     world, task = par.world, par.task
     if not isinstance(batch, OwnBatch):
@@ -678,7 +696,7 @@ def global_parts(batch: Any, par: ParallelHandle) -> list[Parts]:
     if group is None:
         return [own]
     everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
-    # Of each replica the rows of each microbatch, as they lie in its own part.
+    # The rows of each microbatch, as they are within each replica's part.
     sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
     spans = list(map(consecutive, sizes))
     pieces = [
@@ -695,9 +713,9 @@ def global_parts(batch: Any, par: ParallelHandle) -> list[Parts]:
 
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Parameters without gradients, buffers and plain attributes of the module's parts are put back when the block ends."""
+    """Restore the module's frozen parameters, buffers and plain attributes after the block."""
     tensors = [tensor for part in module.modules() for tensor in tensors_in(plain_attributes(part))]
-    # A forward pass may write to parameters without gradients by itself, such as those of a momentum encoder.
+    # A forward pass may itself write to frozen parameters, such as those of a momentum encoder.
     frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
     plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     before = [(tensor, tensor.clone()) for tensor in (*frozen, *plain)]

@@ -1,6 +1,6 @@
-"""Modules that do something of their own in forward and stay the same objects: their class is replaced. Needs no torch.
+"""Modules with another forward that stay the same objects, by a subclass of their class.
 
-As FSDP2 does it: the parameters, buffers and hooks of a module stay, and so do the references that a script has to it.
+FSDP2 does the same. The module's parameters, buffers and hooks stay, and the script's references to it stay valid.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Any
 
 
 def give_forward(module: Any, mark: type, forward_of: Callable[..., Any]) -> None:
-    """Let the module have another forward, by a subclass of its class under the same name.
+    """Replace a module's forward by swapping its class for a subclass of the same name.
 
-    mark: mixed in, so that it is known again. forward_of: called with the former class, the module, and what the module is
-        called with, which may have any names: its own two go by position alone.
+    Args:
+        module: Changed in place.
+        mark: A class to mix in, by which the module can be recognised.
+        forward_of: Called with the former class, the module, and the module's arguments. Its own two parameters are positional.
     """
     kind: Any = type(module)
     module.__class__ = _subclass(kind, mark, forward_of)
@@ -22,7 +24,7 @@ def give_forward(module: Any, mark: type, forward_of: Callable[..., Any]) -> Non
 
 @cache
 def _subclass(kind: type, mark: type, forward_of: Callable[..., Any]) -> type:
-    # One for all modules of a class: code that goes by the class of a block, as the search for alike ones, sees one class.
+    # One subclass for all modules of a class, because the search for similar blocks compares classes.
     def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return forward_of(kind, self, *args, **kwargs)
 
@@ -32,7 +34,7 @@ def _subclass(kind: type, mark: type, forward_of: Callable[..., Any]) -> type:
 
 
 class SharedByCopies:
-    """What such a module has to know of other workers; copies of a model have the same object, for no group can be copied."""
+    """Knowledge about other workers, shared by all copies of a module: process groups cannot be copied."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self

@@ -1,12 +1,10 @@
-"""A script's first steps, kept to be compared with those of another number of workers: the workers' side of `paceline check`.
+"""The workers' side of `paceline check`: a script's first steps, compared over numbers of workers.
 
     paceline check ── run 1: one process ── its first values, and losses and state after three steps ── a file
-                   └─ run 2: N workers ──── begin with those values, compare with that file ── what came of it, JSON
+                   └─ run 2: N workers ──── starts with those values, compares with that file ── the result as JSON
 
-The script is the user's own. Once it has made its steps it ends, with exit code 0. Both runs compute in float64, where
-rounding hides nothing, and with fixed numbers in place of torch's random ones (`steady`).
-
-Loaded on use: it imports torch.
+The script is the user's own. After its steps it ends with exit code 0. Both runs compute in float64, where rounding hides
+nothing, and with fixed numbers in place of torch's random ones (`deterministic_rng`).
 """
 
 from __future__ import annotations
@@ -38,10 +36,11 @@ if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
 
 
-#: By how far losses and parameters may differ. In float32 losses are compared alone: AdamW makes a whole step of the rounding
-#: error of a gradient that is 0 in truth.
+#: The largest allowed differences of losses and parameters. In float32 only losses are compared: AdamW turns the rounding error
+#: of
+#: a gradient that should be 0 into a full step.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
-#: So many rounding errors of the narrowest type in which a float64 model computes a part of itself.
+#: A float64 model that computes a part in a narrower dtype may be off by this many of that dtype's rounding errors.
 ROUNDINGS = 50
 
 VARIABLE = "PACELINE_CHECK"
@@ -53,7 +52,7 @@ _BY_NAME: Any = (Tensor.bfloat16, Tensor.half, Tensor.float)
 
 
 class Comparison:
-    """One script's first training, watched. Only the first `parallelize` of a script is."""
+    """The first training of a script, observed. Later `parallelize` calls are not."""
 
     _begun = False
 
@@ -61,13 +60,13 @@ class Comparison:
         self._asked = asked
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
-        #: How much larger the parameters are here than in the script's own type.
+        #: How much larger the parameters are here than in the script's own dtype.
         self._widened = 1.0
         self._narrowest = Narrowest()  # type: ignore[no-untyped-call]
 
     @classmethod
     def begin(cls) -> Comparison | None:
-        """The comparison that this process belongs to, at the first call; None where there is none."""
+        """Return the comparison of this process at the first call, else None."""
         asked = StepsAsked.from_environment()
         if asked is None or cls._begun:
             return None
@@ -75,7 +74,7 @@ class Comparison:
         return cls(asked)
 
     def prepare(self, model: nn.Module) -> None:
-        """The model in the type, and with the values, that both runs begin with. Before it is cut."""
+        """Give the model the dtype and values with which both runs start, before it is cut."""
         if self._asked.precision == "float64":
             before = sum(param.nbytes for param in model.parameters())
             model.double()
@@ -93,11 +92,11 @@ class Comparison:
             ) from error
 
     def strategy(self, given: object) -> object:
-        """In one process there is nothing to spread, whatever sizes the script names."""
+        """Return the strategy to use: DataParallel() in one process, whatever sizes the script gives."""
         return strategies.DataParallel() if self._asked.against is None else given
 
     def split(self, split: Callable[[Any], Parts]) -> Callable[[Any], Parts]:
-        """Batches in the type of the comparison."""
+        """Return a `split` that converts batches to the comparison's dtype."""
         if self._asked.precision != "float64":
             return split
 
@@ -110,20 +109,23 @@ class Comparison:
         return split_wide
 
     def start(self) -> None:
-        """From here on torch's random numbers are fixed ones, to the process's end."""
+        """Replace torch's random numbers by fixed ones until the process ends."""
         self._steady = Steady()  # type: ignore[no-untyped-call]
         self._steady.__enter__()  # type: ignore[no-untyped-call]
 
     def watching(self) -> AbstractContextManager[Any]:
-        """What a step's computation runs under."""
+        """Return the context for a step's computation."""
         return self._narrowest if self._asked.against is None else contextlib.nullcontext()
 
     def learning(self) -> AbstractContextManager[Any]:
-        """What a step of the optimizer runs under: in float64 all of it, also what Muon computes in bfloat16 by itself."""
+        """Return the context for an optimizer's step.
+
+        In float64 it keeps everything in float64, including the parts that Muon computes in bfloat16.
+        """
         return Wide() if self._asked.precision == "float64" else contextlib.nullcontext()
 
     def stepped(self, par: ParallelHandle, loss: float) -> None:
-        """Called after each step, on all ranks; does not return from the last."""
+        """Record a step, on all ranks. It does not return from the last step."""
         self._losses.append(loss)
         done = len(self._losses) >= self._asked.steps
         par.settle_buffers()
@@ -136,7 +138,7 @@ class Comparison:
 
     def _read(self) -> dict[str, Any]:
         assert self._asked.against is not None
-        # Written by a run of the same user, and opened as data alone.
+        # Written by a run of the same user, and loaded as data only.
         found: dict[str, Any] = torch.load(self._asked.against / VALUES, weights_only=True)
         return found
 
@@ -162,7 +164,7 @@ class Comparison:
         (self._asked.folder / OUTCOME).write_text(json.dumps(told))
 
     def _compared(self, one: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Whether losses and state are those of one process, and where they differ most."""
+        """Return whether losses and state equal one process's, and where they differ most."""
         is_narrow = one["eps"] > torch.finfo(torch.float64).eps
         limit = max(LIMITS[self._asked.precision], ROUNDINGS * one["eps"] if is_narrow else 0.0)
         losses = max(_apart(a, b) for a, b in zip(one["losses"], self._losses, strict=True))
@@ -198,10 +200,12 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepsAsked:
-    """What `paceline check` asks of a run, as JSON in a variable.
+    """The request of `paceline check`, as JSON in an environment variable.
 
-    against: where the run of one process has left its values; None: this is that run.
-    folder: where this one leaves what came of it. precision: "float64", or "own" for the script's.
+    Attributes:
+        against: The values of the run with one process. None if this is that run.
+        folder: Where this run writes its result.
+        precision: "float64", or "own" for the script's.
     """
 
     folder: Path
@@ -211,7 +215,7 @@ class StepsAsked:
 
     @classmethod
     def from_environment(cls) -> StepsAsked | None:
-        """What this process was asked; None outside of a comparison."""
+        """Return this process's request, or None outside of a comparison."""
         text = os.environ.get(VARIABLE)
         if not text:
             return None
@@ -226,9 +230,10 @@ class StepsAsked:
 
 
 class Wide(TorchFunctionMode):
-    """While it is active, a float64 tensor that is converted to a narrower type of floating point stays float64.
+    """A mode that keeps float64 tensors float64 when they are converted to a narrower float.
 
-    The result is a copy, as the conversion's would be: what is changed in place is not the tensor itself.
+    The result is a copy, as a conversion's is, so in-place changes do not reach the original. Muon's Newton-Schulz iteration
+    converts each matrix to bfloat16. In a float64 comparison those eight bits would hide a difference, or look like one.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

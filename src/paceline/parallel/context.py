@@ -1,14 +1,21 @@
-"""Blocks that compute a part of each sequence. Loaded on use: it imports torch.
+"""Context parallelism: the model's blocks compute a part of each sequence on each worker.
 
     tokens -> embedding, positions, masks -> block 0 ... block n -> head -> loss
               whole, on each worker          parts              whole, on each worker
 
-The first block of a list takes this worker's places of what it is given, the last one gives the whole; in between only
-attention talks. What the model computes outside of its blocks is computed by every worker alike, so positions, shifted labels
-and losses are those of the whole, and no user's code has to know of it.
+The first block of a list takes this worker's places of its input, and the last block returns the whole. In between only
+attention communicates. Every worker computes everything outside the blocks alike, so positions, shifted labels and losses are
+those of the whole sequence, and the user's code needs no change. Each worker's loss counts 1 / n, and gradients are summed over
+the workers, so every parameter's gradient is right wherever it is used.
 
-Each worker's loss counts for 1 / n, and gradients are summed over the workers: then each parameter's is right, wherever it is
-used.
+    2 workers, 8 places     0 1 2 3 4 5 6 7
+    worker                  0 0 1 1 1 1 0 0     a piece from the front and one from the back
+
+In causal attention the last places have the most work, so this split balances it, as in torch's ring attention.
+
+For each call of torch's scaled_dot_product_attention the workers' keys and values are gathered, and torch's kernels compute
+this worker's queries. Llama 3 was trained so (https://arxiv.org/abs/2407.21783, section 3.3.2). It works on CPUs and with any
+mask. torch's ring attention does not support the kernels of CPUs.
 """
 
 from __future__ import annotations
@@ -34,10 +41,10 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 
 
 def apply(model: nn.Module, world: World) -> list[str]:
-    """Let the blocks compute this rank's part of each sequence, in place; what was done, in words.
+    """Let the blocks compute this rank's part of each sequence. Return a description.
 
     Raises:
-        ParallelError: there is no list of blocks, or none of a name.
+        ParallelError: The model has no list of blocks, or none of the given name.
     """
     layout = world.layout
     names = _lists(model) if layout.context_lists is None else list(layout.context_lists)
@@ -63,7 +70,10 @@ def apply(model: nn.Module, world: World) -> list[str]:
 
 
 def _lists(model: nn.Module, prefix: str = "") -> list[str]:
-    """The outermost lists of blocks; of lists in a list, the inner ones. Experts are no blocks: each is given some places."""
+    """Return the outermost lists of blocks. For lists in a list, return the inner ones.
+
+    Experts are not blocks: each gets only some places.
+    """
     if isinstance(model, _LISTS) and len(model) and not any(isinstance(child, nn.ModuleList) for child in model):
         return [prefix]
     experts = list_of(model)
@@ -72,13 +82,13 @@ def _lists(model: nn.Module, prefix: str = "") -> list[str]:
 
 
 class _List(SharedByCopies):
-    """A list of blocks, all of which are called in their order."""
+    """A list of blocks that are all called in order."""
 
     def __init__(self, name: str, blocks: list[nn.Module], world: World, dim: int) -> None:
         self._name, self._blocks, self._dim = name, blocks, dim
         self._group = world.group("context")
         self._known: dict[int, Places] = {}
-        #: Those of the sequence that is under way.
+        #: Those of the current sequence.
         self.places: Places | None = None
 
     def begin(self) -> None:
@@ -97,7 +107,7 @@ class _List(SharedByCopies):
             give_forward(block, InParts, _in_parts)
             held: Any = block
             held._paceline_list = self
-            # Hooks are outside of what is computed again in a backward pass, so that the parts are what is kept for it.
+            # Hooks are outside of a recomputed block, so recomputation keeps the parts.
             block.register_forward_pre_hook(self._taking(index), with_kwargs=True)
         self._blocks[-1].register_forward_hook(self._giving)
 
@@ -145,7 +155,7 @@ class _List(SharedByCopies):
 
 
 def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
-    """This rank's places of what a block is given, by its shape: hidden states, masks, positions."""
+    """Return this rank's places of a block's argument: hidden states, masks or positions."""
     length, shape = places.length, tensor.shape
     if tensor.dim() >= 2 and shape[-1] == shape[-2] == length:
         # A mask of queries and keys: it has all keys.
@@ -158,7 +168,7 @@ def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
 
 
 class InParts:
-    """Mixed into the class of a block that computes a part of a sequence."""
+    """A mark for the class of a block that computes a part of each sequence."""
 
 
 def _in_parts(kind: Any, block: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -168,9 +178,9 @@ def _in_parts(kind: Any, block: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def attending_to_all(places: Places) -> Iterator[None]:
-    """Until the block ends, torch's attention of parts of sequences is that of their parts to the whole."""
+    """Make torch's attention over parts of sequences attend to the whole, within the block."""
     was_fast = torch.backends.mha.get_fastpath_enabled()
-    # In evaluation mode nn.MultiheadAttention has a kernel for all of it, which knows nothing of other workers.
+    # In evaluation mode nn.MultiheadAttention uses one fused kernel, which knows nothing of other workers.
     torch.backends.mha.set_fastpath_enabled(False)
     mode = _Attending(places)
     _functional.scaled_dot_product_attention = mode.attend
@@ -187,9 +197,9 @@ _TORCHS = F.scaled_dot_product_attention
 
 
 class _Attending(TorchFunctionMode):
-    """Meets torch's function under whatever name a script has imported it.
+    """A mode that intercepts torch's attention function under any imported name.
 
-    A mode does not see calls in torch's own functions of Python, such as that of nn.MultiheadAttention: those find `attend` in
+    A mode does not see calls within torch's Python functions, such as nn.MultiheadAttention's. Those find `attend` in
     torch.nn.functional.
     """
 
@@ -203,7 +213,7 @@ class _Attending(TorchFunctionMode):
         return called(*args, **(kwargs or {}))
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        # What torch's function consists of (a causal bias dispatches itself) has to find torch's own.
+        # torch's own function must find torch's attention when it calls itself, as a causal bias does.
         _functional.scaled_dot_product_attention, self._is_attending = _TORCHS, True
         try:
             return _attend(self._places, *args, **kwargs)
@@ -223,7 +233,7 @@ def _attend(
 ) -> Tensor:
     options["dropout_p"] = dropout_p
     if key.shape[-2] != places.own:
-        # Whole already, such as an encoder's output.
+        # The input is whole already, such as an encoder's output.
         if is_causal:
             raise _refusal(f"is causal over {key.shape[-2]} keys, and this worker has {places.own}")
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -238,7 +248,7 @@ def _attend(
     for first, end in places.pieces:
         size = end - first
         own, start = query.narrow(-2, start, size), start + size
-        # Keys behind the piece count for none of its queries: they are left out, and each worker has as much to do.
+        # Keys after the piece matter to none of its queries. Omitting them balances the work.
         keys, values = key.narrow(-2, 0, end), value.narrow(-2, 0, end)
         if first == 0:
             found.append(F.scaled_dot_product_attention(own, keys, values, is_causal=True, **options))
@@ -248,10 +258,10 @@ def _attend(
 
 
 def _causal(size: int, end: int, device: torch.device) -> Any:
-    """The mask for the last queries, so many, of `end` places: each has the keys up to its own."""
+    """Return the causal mask of the last `size` queries over `end` places."""
     if device.type == "cuda":
-        # Kernels of GPUs know this one without a tensor of that size. Below a dispatch mode, as in the first step's
-        # comparison, torch can't make it.
+        # GPU kernels support this bias without a tensor. Within a dispatch mode, as in the first step's comparison, torch
+        # cannot make it.
         with contextlib.suppress(RuntimeError):
             return causal_lower_right(size, end)
     return torch.arange(end - size, end, device=device)[:, None] >= torch.arange(end, device=device)
@@ -266,11 +276,10 @@ def _both(places: Places, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _whole_mask(places: Places, mask: Tensor) -> Tensor:
-    """The mask for all keys."""
     if mask.shape[-1] in (1, places.length):
         return mask
     if mask.shape[-1] == places.own and (mask.dim() < 2 or mask.shape[-2] == 1):
-        # It says which keys count, for all queries.
+        # A mask of keys only, for all queries.
         return places.together(mask, -1) if mask.is_floating_point() else places.gather(mask.int(), -1).bool()
     raise _refusal(
         f"has a mask of the shape {list(mask.shape)} for {places.length} keys. Make it before the first block, for the whole "
@@ -285,14 +294,16 @@ def _refusal(what: str) -> ParallelError:
 class Places:
     """The places of sequences of one length.
 
-    length: of the whole. own: how many of them this rank has.
+    Attributes:
+        length: The length of the whole.
+        own: How many places this rank has.
     """
 
     def __init__(self, length: int, group: Any, device: torch.device) -> None:
-        """group: the ranks among which each sequence is cut.
+        """Split `length` places over the ranks of `group`.
 
         Raises:
-            ParallelError: there are fewer places than pieces.
+            ParallelError: There are fewer places than pieces.
         """
         self.length, self.group = length, group
         self._ranks, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -305,9 +316,9 @@ class Places:
         self._of_rank = [torch.cat([pieces[one], pieces[-1 - one]]) for one in range(self._ranks)]
         self._mine = self._of_rank[rank]
         self.own = len(self._mine)
-        #: This rank's two pieces, as from and to in the whole.
+        #: This rank's two pieces, as start and end in the whole.
         self.pieces = [(int(piece[0]), int(piece[-1]) + 1) for piece in (pieces[rank], pieces[-1 - rank])]
-        # Messages are of one size: the shorter ones are filled up.
+        # All messages have the same size, so shorter ones are padded.
         self._most = max(map(len, self._of_rank))
         slots = torch.empty(length, dtype=torch.int64, device=device)
         for one, places in enumerate(self._of_rank):
@@ -315,11 +326,11 @@ class Places:
         self._slots = slots
 
     def take(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's places; the gradient of the others is 0 here."""
+        """Return this rank's places. The gradient of other places is 0 here."""
         return whole.index_select(dim, self._mine)
 
     def together(self, part: Tensor, dim: int) -> Tensor:
-        """The whole from all ranks' parts; the gradients of all ranks for this rank's part are summed."""
+        """Return the whole from all ranks' parts. Its backward sums all ranks' gradients."""
         apply: Any = _Together.apply
         whole: Tensor = apply(part, self, dim)
         return whole

@@ -1,11 +1,12 @@
-"""The random numbers of each replica and stage: dropout and the like. Loaded on use: it imports torch.
+"""Random numbers per replica and stage, and fixed ones for comparisons of layouts.
 
-Each step starts its stream anew, from (seed, step, replica, stage): two runs give the same numbers, a run that was
-resumed gives those it would have had, replicas and stages have different ones, and the ranks of a tensor group, which
-compute the same rows together, the same. The process's own generators are put back afterwards.
+`Streams` seeds each step anew from (seed, step, replica, stage). Two runs draw the same numbers, a resumed run draws what it
+would have drawn, replicas and stages draw different numbers, and the ranks of a tensor group, which compute the same rows
+together, the same. The process's own generators are restored afterwards. In a world of one dropout draws from torch's
+generators as in a plain loop. So with dropout a step differs between two layouts, but is reproducible on each.
 
-A world of one is left alone: there, dropout draws from torch's generators as in a plain loop. So with dropout a step is
-not equal on two layouts; it is reproducible on each.
+`Steady` replaces each random number by a fixed one, so that two layouts can be compared: dropout keeps everything, and noise is
+a constant.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from paceline.torch_private import DispatchMode
 
 
 class Streams:
-    """This rank's random streams."""
+    """The random streams of this rank."""
 
     def __init__(self, *, seed: int, replica: int, stage: int, device: torch.device, active: bool) -> None:
         self.seed = seed
@@ -35,18 +36,17 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """Torch's generators, set to the stream of this purpose and number, until the block ends."""
+        """Set torch's generators to the stream of this purpose and number, within the block."""
         if not self._active:
             yield
             return
-        # A stream begins anew in each step, and does not go on from the last one, so that a run that is resumed at a step
-        # draws what it would have drawn.
+        # Each step starts a new stream, so that a run resumed at a step draws what it would have drawn.
         seed = derive(purpose, self.seed, number, self._replica, self._stage)
         with generators(seed, self._device):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of a checkpoint that is kept here: the seed; in a world of one the state of torch's generators too."""
+        """Return the seed, and in a world of one the state of torch's generators too."""
         state: dict[str, Any] = {"seed": self.seed}
         if not self._active:
             state["cpu"] = torch.get_rng_state()
@@ -55,7 +55,7 @@ class Streams:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; the generators' own state only from a world of one to a world of one."""
+        """Restore a state. The generators' state goes only from a world of one to another."""
         self.seed = int(state["seed"])
         if not self._active and "cpu" in state:
             torch.set_rng_state(state["cpu"])
@@ -64,13 +64,16 @@ class Streams:
 
 
 def derive(purpose: str, *numbers: int) -> int:
-    """A seed of 63 bits; frozen, for checkpoints go on with it."""
+    """Return a seed of 63 bits. Never change it: checkpoints continue with it."""
     text = f"paceline stream 1 {purpose} {' '.join(map(str, numbers))}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
-    """Standard normal numbers, the same for purpose and numbers; drawn on the CPU, for a GPU's generator gives others."""
+    """Draw standard normal numbers that depend only on purpose and numbers.
+
+    They are drawn on the CPU, because a GPU's generator gives others.
+    """
     generator = torch.Generator().manual_seed(derive(purpose, *numbers))
     with drawing():
         return torch.randn(shape, generator=generator, device="cpu")
@@ -78,10 +81,10 @@ def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
 
 @contextlib.contextmanager
 def generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's generators for the CPU and for `device`, seeded, and put back afterwards."""
+    """Seed torch's generators of the CPU and of `device` within the block."""
     before = torch.get_rng_state()
     before_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    # `torch.manual_seed` would also seed GPUs other than this rank's, and put none of them back.
+    # `torch.manual_seed` would also seed other GPUs than this rank's, and restore none.
     torch.default_generator.manual_seed(seed)
     if before_cuda is not None:
         torch.cuda.manual_seed(seed)
@@ -101,7 +104,7 @@ def _numpy_state() -> Hashable:
     return state["key"].tobytes(), state["pos"]
 
 
-#: Which it is -> its state, which a draw changes.
+#: The generator's name -> its state, which each draw changes.
 GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
     ("Python's `random`", random.getstate),
     ("numpy's random numbers", _numpy_state),
@@ -110,7 +113,7 @@ GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Both are put back when the block ends."""
+    """Restore Python's and numpy's generators after the block."""
     own, numpy = random.getstate(), sys.modules.get("numpy")
     others = None if numpy is None else numpy.random.get_state()
     try:
@@ -122,13 +125,13 @@ def generators_kept() -> Iterator[None]:
 
 
 class Steady(DispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, torch's random operations draw nothing.
+    """A mode in which torch's random operations draw nothing.
 
-    Below autograd and below functions that consist of others, so that dropout within attention is reached too. What a kernel
-    draws by itself, as cuDNN's recurrent layers do, is not: `states` tells.
+    It acts below autograd and composite functions, so it covers dropout within attention. It does not cover what a kernel draws
+    internally, as cuDNN's recurrent layers do; `states` detects that.
     """
 
-    #: Whether numbers are drawn all the same; see `drawing`.
+    #: Whether numbers are drawn in spite of the mode; see `drawing`.
     draws = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,12 +139,11 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
         if Steady.draws:
             return func(*args, **kwargs)
         name, place = _known(func)
-        # At this level operations are torch's own kernels: whatever a layer is made of, its random numbers come from one
-        # of these.
+        # Operations at this level are torch's kernels: every layer's random numbers come from one of these.
         fixed = _FIXED.get(name)
         if fixed is not None:
             return fixed(args, kwargs)
-        # Fused attention draws inside of one kernel, which takes the probability as an argument.
+        # Fused attention draws inside its kernel, which takes the probability as an argument.
         if place is not None:
             kwargs = dict(kwargs)
             if place < len(args):
@@ -153,7 +155,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Within the block numbers are drawn, from a generator of Paceline's own that gives the same on every layout."""
+    """Draw numbers within the block, from a generator that gives the same on every layout."""
     before, Steady.draws = Steady.draws, True
     try:
         yield
@@ -162,7 +164,7 @@ def drawing() -> Iterator[None]:
 
 
 def states(device: torch.device) -> tuple[Hashable, ...]:
-    """The states of the generators of torch, Python and numpy; equal if nothing was drawn in between."""
+    """Return the states of torch's, Python's and numpy's generators, which each draw changes."""
     found: list[Hashable] = [hash(torch.get_rng_state().numpy().tobytes())]
     if device.type == "cuda":
         found.append(hash(torch.cuda.get_rng_state(device).cpu().numpy().tobytes()))
@@ -170,7 +172,7 @@ def states(device: torch.device) -> tuple[Hashable, ...]:
 
 
 def _known(func: Any) -> tuple[str, int | None]:
-    """An operation's name, and the place of `dropout_p` among its arguments: worked out once, for it runs thousands of times."""
+    """Return an operation's name, and the index of its argument `dropout_p`."""
     known = _KNOWN.get(func)
     if known is None:
         names = [argument.name for argument in func._schema.arguments]
@@ -226,7 +228,7 @@ def _integers(args: Any, kwargs: Any) -> Tensor:
 
 
 def _chosen(args: Any, kwargs: Any) -> Tensor:
-    # The likeliest first. With replacement more may be asked for than there are, and then they come round again.
+    # The likeliest first. With replacement there may be more draws than values, and the values repeat.
     weights, count = args[0], int(args[1])
     order = weights.argsort(-1, descending=True, stable=True)
     chosen: Tensor = order[..., torch.arange(count, device=weights.device) % weights.shape[-1]]

@@ -13,13 +13,15 @@ _Value = TypeVar("_Value", bound=Hashable)
 
 
 class ParallelError(UserError):
-    """A model, a strategy, a batch or a loss that can't be used as it is. Also a ValueError."""
+    """A model, strategy, batch or loss that cannot be used. Also a ValueError."""
 
 
 class WorkerError(PacelineError, RuntimeError):
-    """Another rank failed first, and this one can't go on without it.
+    """A failure of another rank, without which this rank cannot go on.
 
-    rank: the one that failed, or -1 where it could say nothing. cause_text: its traceback, or "".
+    Attributes:
+        rank: The rank that failed first, or -1 if it could not report.
+        cause_text: Its traceback, or "".
     """
 
     def __init__(self, message: str, *, rank: int, cause_text: str) -> None:
@@ -29,13 +31,13 @@ class WorkerError(PacelineError, RuntimeError):
 
 
 def told(error: BaseException) -> str:
-    """Another library's error as a part of a sentence: its class and the first line of what it says."""
+    """Return an error's class and first line, to be used within a sentence."""
     line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
-    """Each value -> the ranks that have it. values: of each rank, in their order."""
+    """Return each value with the ranks that have it. `values` are in the order of ranks."""
     found: dict[_Value, list[int]] = {}
     for rank, value in enumerate(values):
         found.setdefault(value, []).append(rank)
@@ -43,5 +45,5 @@ def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Rank 3, or ranks 0, 2."""
+    """Return "rank 3", or "ranks 0, 2"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

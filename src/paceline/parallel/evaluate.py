@@ -1,4 +1,4 @@
-"""A metric over all samples of a loader, each counted once, whatever the layout. Loaded on use: it imports torch."""
+"""Evaluation: a metric over all samples of a loader, each counted once in every layout."""
 
 from __future__ import annotations
 
@@ -34,16 +34,22 @@ def evaluate(
     task: Task,
     world: World,
 ) -> Any:
-    """The mean of the metric, the same on every rank: a number, or a dict of them where `metric` returns one.
+    """Return the mean of the metric, or a dict of means, the same on every rank.
 
-    metric: (output, target) -> the mean over these rows, or a dict of means.
-    weight: target -> what this mean is over; None: the rows.
-    In evaluation mode, without gradients. Called on all ranks.
+    The model computes in evaluation mode, without gradients. Every rank calls it.
+
+    Args:
+        executor: Computes the outputs.
+        loader: Yields global batches.
+        metric: (output, target) -> the mean over these rows, or a dict of means.
+        weight: target -> the count that this mean is over. None: the rows.
+        task: Splits the batches.
+        world: This rank's place.
 
     Raises:
-        ParallelError: the metric is no number, or the loader is empty.
+        ParallelError: The metric is not a number, or the loader is empty.
     """
-    # An evaluation counts by rows, of which padding has 0.
+    # An evaluation counts rows, and padding counts 0.
     counted = dataclasses.replace(task, loss_weight=None)
     means = _Means(
         metric,
@@ -73,7 +79,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def evaluating(executor: Executor) -> Iterator[None]:
-    """Everything in evaluation mode until the block ends; then each module in its own again."""
+    """Set everything to evaluation mode within the block, then restore each module's mode."""
     was_training = executor.module.training
     with modes_kept(executor.module):
         executor.train(False)
@@ -84,7 +90,7 @@ def evaluating(executor: Executor) -> Iterator[None]:
 
 
 class _Means:
-    """The function that `predict` is given: (output, micro) -> [weight * metric, ..., weight], float64."""
+    """A callable for `predict`: (output, micro) -> [weight * metric, ..., weight], float64."""
 
     def __init__(
         self,
@@ -95,7 +101,7 @@ class _Means:
         *,
         is_loss: bool,
     ) -> None:
-        """is_loss: the metric is the loss that is trained, and counts for what it is the mean over."""
+        """Wrap a metric. `is_loss`: it is the training loss, weighted as in training."""
         self._metric = metric
         self._weight = weight
         self._autocast = autocast
@@ -105,10 +111,10 @@ class _Means:
         self._called = False
 
     def __call__(self, output: Any, micro: Microbatch) -> Tensor:
-        # Under autocast, as the loss of a step is: it computes losses in float32, where outside of it a loss of bf16
-        # outputs would be rounded to bf16.
+        # Under autocast, like the loss of a step: autocast computes losses in float32, where bf16 outputs would give a bf16
+        # loss.
         weight = weigh(self._weight, micro.target, micro.rows)
-        # The metric is called with padding too, for only its result says how many numbers there are. What it keeps is put back.
+        # The metric also sees padding, because only its result shows how many numbers there are. Its state is restored.
         kept = contextlib.nullcontext() if weight else loss_kept(self._metric, self._model)
         with self._autocast(), kept, torch.set_grad_enabled(self._is_loss):
             if self._is_loss:
@@ -129,11 +135,11 @@ class _Means:
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
-        """The metric's names, which the ranks that don't see outputs learn from the others."""
+        """Return the metric's names, which only ranks that see outputs know."""
         group = world.group("pipe")
         if group is None:
             return self._names
-        # Only the last stage's worker has called the metric.
+        # Only the worker of the last stage has called the metric.
         everyone = gather(self._names if self._called else None, group)
         names = next((found for found in everyone if found is not None), None)
         assert names is None or len(names) == count

@@ -1,12 +1,12 @@
-"""Plain values between ranks, over the same groups as tensors. Loaded on use: it imports torch.
+"""Exchange of plain values between ranks, over the process groups of tensors.
 
-torch's own calls for this (`all_gather_object`, `broadcast_object_list`) send pickles, and Gloo asks nobody who he is: whoever
-reached a rank's port could run code there. Here it is JSON, from which nothing but plain values is made, and behind it the bytes
-of tensors:
+torch's own functions (`all_gather_object`, `broadcast_object_list`) send pickles, and Gloo does not authenticate: anybody who
+reaches a rank's port could run code there. These messages are JSON, from which only plain values are built, with the bytes of
+tensors behind it:
 
-    8 bytes: how long the JSON is | JSON | bytes of the tensors, one after the other
+    8 bytes: length of the JSON | JSON | bytes of the tensors, one after the other
 
-A message that was forged can be wrong, no more.
+A forged message can be wrong, but it cannot run code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": C
 
 
 class NotPlainError(ParallelError):
-    """A value that is not made of numbers, texts, lists, dicts and tensors. kind: what it is. Raised on all ranks."""
+    """A value that is not made of numbers, strings, lists, dicts and tensors.
+
+    Raised on all ranks. `kind` is its type.
+    """
 
     def __init__(self, kind: str, rank: int) -> None:
         super().__init__(
@@ -47,23 +50,23 @@ class NotPlainError(ParallelError):
 
 
 def gather(value: Any, group: Any = None) -> list[Any]:
-    """The value of each rank of the group, in their order, tensors on the CPU. Called on all ranks of it.
+    """Return each rank's value in rank order, with tensors on the CPU. Every rank calls it.
 
-    Of a rank that is alone it is the value itself, whatever it is.
+    In a world of one it returns the value itself, of any type. numpy's numbers arrive as Python's.
 
-    value: None, numbers, texts, bytes, types and devices of torch, tensors, in lists, tuples, sets and dicts. A number of
-        numpy's comes as Python's.
+    Args:
+        value: None, numbers, strings, bytes, torch dtypes and devices, tensors, and lists, tuples, sets and dicts of these.
+        group: The ranks that take part. None: the world.
 
     Raises:
-        NotPlainError: on every rank, where one's value is something else.
-        ParallelError: what came is not from here.
+        NotPlainError: On every rank, if one rank's value is something else.
+        ParallelError: A received message is malformed.
     """
     if _is_alone(group):
         return [value]
     data, device = _packed_or_refused(value), _device(group)
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
-    # Two collectives: first the lengths, then the messages, filled up to the longest one, for all ranks have to send as
-    # much.
+    # Two collectives: first the lengths, then the messages, padded to the longest because all ranks must send the same size.
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, size, group=group)
     lengths = [int(of_rank) for of_rank in sizes]
@@ -76,12 +79,12 @@ def gather(value: Any, group: Any = None) -> list[Any]:
 
 
 def from_first(value: Any, kinds: Sequence[type] = ()) -> Any:
-    """Rank 0's value, on every rank of the world; the others' is not looked at.
+    """Return rank 0's value on every rank. Other ranks' values are ignored.
 
-    value: as for `gather`. kinds: dataclasses that may be in it too.
+    `value` is as for `gather`; `kinds` are dataclasses that it may contain too.
 
     Raises:
-        NotPlainError, ParallelError: as `gather` does.
+        NotPlainError, ParallelError: As `gather` does.
     """
     if _is_alone(None):
         return value
@@ -95,10 +98,10 @@ def from_first(value: Any, kinds: Sequence[type] = ()) -> Any:
 
 
 def packed(value: Any, kinds: Sequence[type] = ()) -> Tensor:
-    """The message, uint8.
+    """Return the message as uint8.
 
     Raises:
-        TypeError: something in it is not plain; its text names what.
+        TypeError: The value holds something that is not plain. The text says what.
     """
     tensors: list[Tensor] = []
     text = json.dumps(_told(value, {kind.__name__: kind for kind in kinds}, tensors)).encode()
@@ -108,16 +111,15 @@ def packed(value: Any, kinds: Sequence[type] = ()) -> Tensor:
 
 
 def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
-    """The value that `packed` made the message of.
+    """Return the value in a message of `packed`.
 
     Raises:
-        ValueError: it is no such message.
+        ValueError: The message is malformed.
     """
     length = int.from_bytes(data[:_HEAD_BYTES].numpy().tobytes(), "little")
     text, rest = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
     try:
-        # A forged message may raise any of these. It becomes one kind of error, and the reader makes nothing but plain
-        # values of it.
+        # A forged message may raise any of these. They become one kind of error, and the reader builds only plain values.
         return _Reader(rest, kinds).value(json.loads(text.numpy().tobytes()))
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -127,8 +129,7 @@ def _packed_or_refused(value: Any, kinds: Sequence[type] = ()) -> Tensor:
     try:
         return packed(value, kinds)
     except TypeError as error:
-        # A rank that raised here would leave the others waiting for its message. So it sends the refusal, which raises on
-        # every rank.
+        # If this rank raised here, the others would wait for its message. So it sends the refusal, which raises on every rank.
         return packed(_Refused(str(error)))
 
 
@@ -151,7 +152,6 @@ class _Refused:
 
 
 def _told(value: Any, kinds: Mapping[str, type], tensors: list[Tensor]) -> Any:
-    """The JSON that stands for the value."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -228,7 +228,7 @@ class _Reader:
         kind = _dtype(dtype)
         size = math.prod(shape) * kind.itemsize
         part, self._rest = self._rest[:size], self._rest[size:]
-        # A copy, for a tensor of this type has to begin at a multiple of its size, and these bytes begin anywhere.
+        # A copy, because a tensor must start at a multiple of its item size, and these bytes start anywhere.
         return part.clone().view(kind).reshape(shape)
 
 
@@ -244,12 +244,12 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _is_alone(group: Any) -> bool:
-    """True if there is nobody to tell: a world of one may have no process group at all."""
+    """Return True without other ranks. A world of one may have no process group."""
     return not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1
 
 
 def _device(group: Any) -> torch.device:
-    """The device on which a group's messages have to lie: on the CPU where it can carry those."""
+    """Return the device for a group's messages: the CPU if the group supports it."""
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(group)).split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")

@@ -1,10 +1,10 @@
-"""The computation of one replica: the line between the training loop and the layouts. Loaded on use: it imports torch.
+"""The interfaces between the training loop, the layouts, and the checks above them.
 
     core.Plain          the whole model in one process, replicated or sharded
-    pipeline.build()    one stage, or several, of a model that is cut
+    pipeline.build()    one or several stages of a model that is cut
 
-`Parallel` does what is the same for all: it cuts the batch, sets the random streams (one per replica and stage, set
-before each call), clips, steps the optimizer and reports failures.
+`Parallel` does what all layouts share: it cuts the batch, sets the random streams (one per replica and stage, before each
+call), clips, steps the optimizer and reports failures.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from paceline.parallel.task import Task
 
 
 class Executor(Protocol):
-    """One rank's part of the computation. Every method but `named_parameters` is called on all ranks in the same order.
+    """One rank's part of the computation.
 
-    program: a number for what the last step's first microbatch went through, the same on all ranks; 0 without a trace.
-    written: name -> size, of each parameter that the last step's forward passes have changed in place; of a pipeline none.
+    Every rank calls every method except `named_parameters`, in the same order.
+
+    Attributes:
+        program: The number of the trace that the last step's first microbatch used, the same on all ranks. 0 without a trace.
+        written: Name -> size of each parameter that the last step's forward passes changed in place. Empty for a pipeline.
     """
 
     program: int
@@ -34,52 +37,57 @@ class Executor(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the model, under original names."""
+        """The part of the model on this rank, under original names."""
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Original name -> this rank's parameter, a DTensor where it is sharded; of a tie only the first name.
+        """Return original name -> this rank's parameter, a DTensor where it is sharded.
 
-        Two stages that hold copies of one tensor both list it, under the same name.
+        A tied parameter appears under its first name. Two stages that hold copies of one tensor both list it under the same
+        name.
         """
         ...
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        """The replica's sum of weight * loss, 0-dim, the same on all its ranks; gradients are left in `.grad`.
+        """Return the replica's sum of weight * loss, 0-dim, and leave gradients in `.grad`.
 
-        `.grad` is None before. After it and `finish_gradients` it is the gradient of the global mean loss.
+        All ranks of the replica get the same sum. `.grad` is None before. After it and `finish_gradients` it is the gradient of
+        the global mean loss.
         """
         ...
 
     def finish_gradients(self) -> None:
-        """Sum the gradients over the replicas, and those of ties over the stages that hold them."""
+        """Sum the gradients over the replicas, and of tied parameters over their stages."""
         ...
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
-        """The replica's sum of consume(output, micro), a vector of one shape, the same on all its ranks.
+        """Return the replica's sum of consume(output, micro), the same on all its ranks.
 
-        Without gradients, in the mode that the module is in.
+        `consume` returns vectors of one shape. It runs without gradients, in the module's current mode.
         """
         ...
 
     def train(self, mode: bool = True) -> None:
-        """Set the mode of all that this rank holds."""
+        """Set the mode of everything this rank holds."""
         ...
 
     def begin_anew(self) -> None:
-        """Forget what earlier steps have shown of which parameters are used: one was only a comparison."""
+        """Forget which parameters earlier steps used, after a step that was only a comparison."""
         ...
 
 
 class Progressed(Protocol):
-    """The position of the training."""
+    """The position of training."""
 
     @property
     def steps(self) -> int: ...
 
 
 class ParallelHandle(Protocol):
-    """A model in its layout, with its optimizer; each member as `training.Parallel` describes it."""
+    """A model in its layout with its optimizer, as checks and checkpoints see it.
+
+    `training.Parallel` implements it and describes each member.
+    """
 
     task: Task
     optimizer: torch.optim.Optimizer | None

@@ -1,12 +1,12 @@
-"""The experts of each mixture spread over the workers. Loaded on use: it imports torch.
+"""Expert parallelism: the experts of each mixture, spread over the workers.
 
-All workers of a group have the same rows. Each computes its own experts for them, and the sum of what all experts give is put
-together by one message; a second one, in the backward pass, sums the gradients of what goes into the mixture.
+All workers of a group have the same rows. Each computes its own experts for them, and one message sums the outputs of all
+experts. A second one, in the backward pass, sums the gradients of the mixture's inputs.
 
     kind      experts                                        each worker has
-    a list    an nn.ModuleList named `experts`               some of its modules; the others give zeros here
+    a list    an nn.ModuleList named `experts`               some of its modules; the others return zeros here
     fused     parameters [experts, ...] in one module of     its part of each parameter (DTensor), and calls
-              transformers: (hidden, top_k_index, weights)   with those indices alone that are its own
+              transformers: (hidden, top_k_index, weights)   with only its own indices
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.torch_private import keep_own_parts
 
-#: What tells transformers' kernels that some indices are of no expert here, or they leave rows of their output as memory was.
+#: Tells transformers' kernels that some indices have no expert here. Otherwise rows of their output stay uninitialised.
 TOLD = "_is_expert_parallel"
 
-#: The name of a list of experts, and how the forward of transformers' fused ones begins.
+#: The name of a list of experts, and the first arguments of the forward of transformers' fused experts.
 LIST = "experts"
 FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 
 
 def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]]:
-    """Leave this rank its own experts, in place: that in words, and the parameters of whose gradients it will have a part.
+    """Keep only this rank's experts. Return a description, and its partial parameters.
+
+    The gradients of the latter are partial too.
 
     Raises:
-        ParallelError: there are no experts, or the workers do not divide them.
+        ParallelError: The model has no experts, or their number is not divisible by the workers.
     """
     lines: list[str] = []
     summed: list[nn.Parameter] = []
@@ -93,7 +95,7 @@ def _spread_list(mixture: nn.Module, experts: nn.ModuleList, world: World) -> li
 
 
 class Elsewhere(nn.Module):
-    """In the place of an expert that another worker has: its part of the sum is 0 here."""
+    """A placeholder for an expert of another worker, which returns 0."""
 
     def forward(self, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return torch.zeros_like(given)
@@ -119,7 +121,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
 
 
 class _Held(SharedByCopies):
-    """The group of the other workers; of fused experts this one's first, and how many it has."""
+    """The process group of a mixture. For fused experts also this rank's first expert and their number."""
 
     def __init__(self, group: Any, first: int = 0, own: int = 0) -> None:
         self.group, self.first, self.own = group, first, own
@@ -135,7 +137,7 @@ def _summed(kind: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     def together(tensor: Tensor) -> Tensor:
         if tensor is first:
             return _sum(tensor, copied, group)
-        # Each worker computes it alike, from all rows: a router's numbers. Their gradients are summed with the experts'.
+        # Each worker computes these alike from all rows, as a router does. Their gradients are summed with the experts'.
         shared: Tensor = _shared(tensor, dist.get_world_size(group))
         return shared
 
@@ -146,8 +148,9 @@ def _of_indices(kind: Any, self: Any, hidden_states: Tensor, top_k_index: Tensor
     held = self._paceline_group
     (hidden, weights), _, copied = _copied(((hidden_states, top_k_weights), {}), held.group)
     is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
-    # One more than the last is how the kernels of transformers that are told of it know an expert that is not here. Others may
-    # have no room for that number, which on a GPU ends all: to them the weight of 0 tells.
+    # transformers' kernels that know of absent experts expect the index after the last one. Other kernels might read out of
+    # bounds
+    # there, which kills the process on a GPU; for them the weight of 0 suffices.
     nobody = held.own if hasattr(self, TOLD) else 0
     index = torch.where(is_own, top_k_index - held.first, nobody)
     weights = torch.where(is_own, weights, torch.zeros_like(weights))
@@ -158,7 +161,7 @@ def _of_indices(kind: Any, self: Any, hidden_states: Tensor, top_k_index: Tensor
 
 @contextlib.contextmanager
 def _local(module: nn.Module) -> Iterator[None]:
-    """This rank's parts in the places of the parameters."""
+    """Put this rank's parts in the places of the parameters, within the block."""
     held: dict[str, Any] = module._parameters
     before = dict(held)
     try:
@@ -171,7 +174,7 @@ def _local(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_numbers_after(training: bool) -> Iterator[None]:
-    """Each worker's experts may draw as they like: behind the mixture all workers draw the same again."""
+    """Let each worker's experts draw freely, and all workers draw alike after the block."""
     seed = int(torch.randint(2**62, ())) if training else None
     try:
         yield
@@ -183,7 +186,7 @@ def _same_numbers_after(training: bool) -> Iterator[None]:
 
 
 def _copied(given: Any, group: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
-    """The same arguments, the gradients of which are summed over the group."""
+    """Return the same arguments with gradients that are summed over the group."""
     learning = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
     if not learning or not torch.is_grad_enabled():
         return (*given, ())
@@ -196,7 +199,7 @@ def _copied(given: Any, group: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
 
 def _sum(part: Tensor, copied: tuple[Tensor, ...], group: Any) -> Tensor:
     for tensor in copied:
-        # Nothing, but a way back: a worker none of whose experts were asked takes part in the backward pass's message.
+        # Adds nothing but a path for gradients, so that a worker without any routed rows joins the backward pass's message.
         part = part + tensor.flatten()[:0].sum().to(part.dtype)
     apply: Any = _Sum.apply
     whole: Tensor = apply(part, group)
@@ -247,17 +250,20 @@ class _Shared(torch.autograd.Function):
 
 
 class Spread:
-    """Mixed into the class of a mixture whose experts are spread."""
+    """A mark for the class of a mixture whose experts are spread."""
 
 
 def list_of(mixture: nn.Module) -> nn.ModuleList | None:
-    """The list of experts that this module holds, or None."""
+    """Return the module's list of experts, or None."""
     found = mixture._modules.get(LIST)
     return found if isinstance(found, nn.ModuleList) and len(found) > 1 else None
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Say if all of its parameters have a first dimension of experts, and it is called as transformers' are."""
+    """Return True for transformers' fused experts.
+
+    Every parameter's first dimension is that of the experts, and the forward takes the arguments of `FUSED`.
+    """
     own = list(module.parameters(recurse=False))
     if not own or len(own) != len(list(module.parameters())):
         return False
@@ -266,7 +272,6 @@ def is_fused(module: nn.Module) -> bool:
 
 
 def expert_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of all experts."""
     for module in model.modules():
         if is_fused(module):
             yield from module.parameters()

@@ -1,4 +1,4 @@
-"""The layout of a model, its cost and the reason for it, in words; of a pipeline the stages and the schedule. Imports torch.
+"""The text of `explain`: the layout, its cost and the reason for it. For a pipeline also the schedule.
 
 Formulas, for p stages, M microbatches, v stages a worker, n replicas or shards, W and G bytes of parameters and gradients:
 
@@ -17,24 +17,27 @@ from paceline.parallel.pipeline.cut import STATE_FACTOR, parameter_bytes
 from paceline.parallel.pipeline.executor import Pipelined
 from paceline.parallel.pipeline.timeline import Event, bubble, draw_text, in_flight, save_png, simulate
 
-#: A picture in text with more columns than this is left out.
+#: The most columns of a schedule that is drawn as text.
 WIDEST = 200
 
 
 class Explanation(str):
-    """The text, which can draw the pipeline's schedule too. events: of one step; empty without a pipeline."""
+    """An explanation as text, which can draw the pipeline's schedule too.
+
+    `events` are those of one step, empty without a pipeline.
+    """
 
     events: list[Event]
     workers: int
-    #: The forecast of each layout, by its name; empty where nothing could be measured. chosen: the name of the one in use.
+    #: Layout's name -> its forecast; empty without measurements. `chosen` is the name of the layout in use.
     forecasts: dict[str, Forecast]
     chosen: str
 
     def save_png(self, path: str | Path) -> Path:
-        """Draw the schedule of one step; the path. Needs matplotlib.
+        """Draw the schedule of one step as a PNG and return the path. Needs matplotlib.
 
         Raises:
-            ParallelError: matplotlib is missing, or there is no pipeline.
+            ParallelError: matplotlib is missing, or the layout has no pipeline.
         """
         from paceline.parallel.errors import ParallelError
 
@@ -44,7 +47,10 @@ class Explanation(str):
 
 
 def explain(par: Any) -> Explanation:
-    """The text of `Parallel.explain`. It asks no other rank: unless "auto" has measured, forecasts go by this one's times."""
+    """Return the text of `Parallel.explain`, without any communication.
+
+    Unless "auto" has measured, forecasts use this rank's times.
+    """
     world, task = par.world, par.task
     layout = world.layout
     lines = [f"{par.skeleton.name} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]
@@ -86,7 +92,7 @@ def explain(par: Any) -> Explanation:
 
 
 def _forecasts(par: Any) -> tuple[dict[str, Forecast], list[str]]:
-    """The forecast of each layout for as many workers, and what is to be said of them."""
+    """Return the forecast of each layout for this number of workers, and lines about them."""
     from paceline.parallel.forecast.measure import measured
     from paceline.parallel.recompute import recompute
 
@@ -100,7 +106,7 @@ def _forecasts(par: Any) -> tuple[dict[str, Forecast], list[str]]:
                 recompute(model, par.recompute)
             par.measured = measured(model, task, [par.micro], par.device, par.optimizer)
         except Exception as error:
-            # What is told of other layouts must not end a training.
+            # A failed forecast of other layouts must not end training.
             return {}, [f"  other layouts: not forecast ({type(error).__name__}: {str(error).partition(chr(10))[0]})"]
     found = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once, par.world.layout)
     link = par.measured.bandwidth_bytes_s / 1e9
@@ -116,7 +122,7 @@ def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Any) -> list
     rows = [("stage", "worker", "begins with", "blocks", "F + B ms", "share", "parameters", "kept", "memory")]
     for stage, (own, cost) in enumerate(zip(plan.plan.parts(plan.blocks), costs, strict=True)):
         held = parameter_bytes(own)
-        # FullyShard leaves a worker its part of what is kept for each parameter.
+        # FullyShard leaves each worker a fraction of the memory per parameter.
         memory = plan.plan.memory_bytes[stage] - STATE_FACTOR * held * (1 - 1 / layout.shard)
         kept = in_flight(layout.schedule, stage, plan.stages, workers, microbatches)
         rows.append(
@@ -165,13 +171,13 @@ def _traffic_lines(executor: Any, layout: Any) -> list[str]:
     whole = sum(param.nbytes for param in executor.named_parameters().values())
     lines = []
     if layout.shard > 1:
-        # Parameters are gathered for the forward pass and again for the backward pass, and gradients are scattered once.
+        # Parameters are gathered in the forward pass and again in the backward pass, and gradients are scattered once.
         sent = 3 * (layout.shard - 1) / layout.shard * whole
         lines.append(
             f"  shard {layout.shard}: each worker sends about {shown_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
         )
     if layout.data > 1:
-        # Over the replicas each worker sums the gradients of its own shard alone.
+        # Over the replicas each worker sums only the gradients of its own shard.
         sent = 2 * (layout.data - 1) / layout.data * whole / layout.shard
         lines.append(
             f"  data {layout.data}: each worker sends about {shown_bytes(sent)} a step (2 (n - 1) / n of its gradients)"
@@ -193,11 +199,14 @@ def _traffic_lines(executor: Any, layout: Any) -> list[str]:
 
 
 def _events(executor: Pipelined, microbatches: int, layout: Any) -> list[Event]:
-    """The step as it should go with the measured costs; the average forward pass takes 1."""
+    """Return the expected events of a step with the measured costs.
+
+    The average forward pass takes 1.
+    """
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
-    # Blocks may be so small that the clock sees no time pass.
+    # Blocks may be too fast for the clock.
     unit = sum(forward) / len(forward) or 1.0
     return simulate(
         layout.schedule,
@@ -210,5 +219,5 @@ def _events(executor: Pipelined, microbatches: int, layout: Any) -> list[Event]:
 
 
 def _rounded(microbatches: int, layout: Any) -> list[Event]:
-    """The step with a forward pass of 1 and a backward pass of 2 in every stage, for a picture in cells."""
+    """Return the events of a step with forward passes of 1 and backward passes of 2."""
     return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)

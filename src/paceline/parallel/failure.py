@@ -1,12 +1,17 @@
-"""One rank fails, and all say why: the first error that is not about communication is what each rank reports.
+"""Propagation of failures: every rank reports the first error that is not about communication.
 
     rank 3 fails         writes its traceback to the store, raises its own error
-    rank 1 waits for it  gets "connection closed by peer", looks into the store, raises WorkerError with rank 3's traceback
-    rank 2 hears nothing its watcher sees the message, and ends the process if it doesn't come out within seconds
+    rank 1 waits for it  gets "connection closed by peer", reads the store, raises WorkerError with rank 3's traceback
+    rank 2 gets no error its watcher reads the message, and ends the process if it is still blocked seconds later
 
-    rank 0 calls save()  and rank 1 step(): each waits for the other; the watchers compare what they wait in, and say so
+    rank 0 calls save()  and rank 1 step(): each waits for the other; the watchers compare the calls and report them
 
-Loaded on use: it imports torch.
+The ranks' messages in the store, whatever the collectives are doing:
+
+    failed/<round>     the first error of this round: rank, stage, microbatch, traceback
+    seen/<rank>        this rank has read it, or has failed itself
+    in/<rank>          the calls of a rank that has been waiting long
+    end, ended/<rank>  rank 0 wants to leave; this rank has stopped watching
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ import torch.distributed as dist
 from paceline.parallel.errors import WorkerError
 from paceline.parallel.mesh import World
 
-#: Of the backends' own texts alone: a script's "timed out" is its own error.
+#: Only the backends' own messages: a script's "timed out" is its own error.
 _COMMUNICATION = re.compile(
     r"gloo/|nccl|connection (closed|reset|refused)|broken pipe|timed out waiting \d+ ?ms|application timeout|"
     r"tcpstore|watchdog|monitoredbarrier",
@@ -39,29 +44,29 @@ _COMMUNICATION = re.compile(
 
 _microbatch: int | None = None
 
-#: How often a rank looks whether another one has failed.
+#: How often a rank checks for failures of others.
 POLL_S = 0.5
-#: How long a rank that waits for others goes on waiting after one of them has failed, before its process is ended.
+#: How long a blocked rank may stay blocked after another rank has failed, before its process ends.
 GRACE_S = 5.0
-#: How long rank 0, where the messages lie, waits at its end until the others have read them.
+#: How long rank 0, which serves the messages, waits at its end until the others have read them.
 LAST_S = 3.0
 
-#: After so long in one call a rank says which it is, for the others to compare.
+#: After this time in one call a rank publishes its calls, for the others to compare.
 STUCK_S = 10.0
 
 
 @contextlib.contextmanager
 def at_microbatch(index: int) -> Iterator[None]:
-    """Name this microbatch in the report of an error that the block raises."""
+    """Name this microbatch in the report of an error in the block."""
     global _microbatch
     _microbatch = index
     yield
-    # This line is not in a `finally`: after an error the number stays, for `guard`, further out, still has to report it.
+    # Not in a `finally`: after an error the outer `guard` still reports the number.
     _microbatch = None
 
 
 def is_communication(error: BaseException) -> bool:
-    """True if the error says only that another rank is gone or silent."""
+    """Return True if the error only says that another rank is gone or silent."""
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
     if type(error).__name__ in ("CollectivesError", "ShutDownError"):
@@ -70,7 +75,7 @@ def is_communication(error: BaseException) -> bool:
 
 
 class FailureWatch:
-    """Tells the other ranks of this one's failures, and this one of theirs. Does nothing in a world of one."""
+    """The exchange of failures with other ranks. Does nothing in a world of one."""
 
     def __init__(self, world: World) -> None:
         self._line = _line_of(world)
@@ -78,12 +83,12 @@ class FailureWatch:
 
     @contextlib.contextmanager
     def guard(self, what: str = "") -> Iterator[None]:
-        """An error within the block is told to all ranks, which enter blocks in the same order.
+        """Report an error in the block to all ranks, which enter blocks in the same order.
 
-        what: the call that this is, for messages; the same on all ranks.
+        `what` names the call in messages, the same on all ranks.
 
         Raises:
-            WorkerError: another rank's error has come first.
+            WorkerError: Another rank failed first.
         """
         global _microbatch
         line = self._line
@@ -94,8 +99,7 @@ class FailureWatch:
         try:
             yield
         except Exception as error:
-            # An error of communication is only the echo of another rank's failure. That rank may need a moment to write
-            # its own down.
+            # A communication error only echoes another rank's failure. That rank may need a moment to write its own.
             if is_communication(error) and line.wait_for_root():
                 raise line.worker_error() from error
             line.tell(error, lost=is_communication(error), stage=self._stage, microbatch=_microbatch)
@@ -111,7 +115,7 @@ _line: ErrorLine | None = None
 
 
 def _line_of(world: World) -> ErrorLine | None:
-    """The one line to the other ranks that this process has, or None in a world of one."""
+    """Return this process's one connection to the other ranks, or None in a world of one."""
     global _line
     if world.store is None:
         return None
@@ -123,10 +127,10 @@ def _line_of(world: World) -> ErrorLine | None:
 
 
 class ErrorLine:
-    """Messages over the store, and the thread that looks for them.
+    """Messages over the store, and the thread that polls it.
 
-    A round is one guarded block, the same on all ranks. A rank that has failed in a round itself has no use for the
-    others' errors of it: what was wrong was wrong for all, and a caller who handles that may go on.
+    A round is one guarded block, the same on all ranks. A rank that has failed in a round ignores the others' errors of that
+    round: the fault was the same everywhere, and a caller who handles the error may go on.
     """
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
@@ -144,8 +148,7 @@ class ErrorLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="paceline-failures", daemon=True)
         self._thread.start()
-        # An error that no call of ours sees, such as one in the script between two steps, is noticed at the end of the
-        # process.
+        # An error outside of our calls, such as one in the script between two steps, is noticed when the process ends.
         self._before = sys.excepthook
         sys.excepthook = self._uncaught
         atexit.register(self.close)
@@ -164,12 +167,12 @@ class ErrorLine:
     def tell(
         self, error: BaseException, *, lost: bool = False, stage: int | None = None, microbatch: int | None = None
     ) -> None:
-        """Leave this rank's error where the others look. Rank 0, where the messages lie, stays until they have read it."""
+        """Publish this rank's error. Rank 0, which serves the messages, waits until all have read it."""
         with self._reading:
             self._own_failures.add(self._round)
-            # The watcher may have read another rank's error of this very round just before this rank made its own. It has
-            # to go then: the caller may handle the error and enter the next round, where `enter` would raise what is
-            # over.
+            # The watcher may have read another rank's error of this round just before this rank failed. Drop that error: the
+            # caller may
+            # handle its own and enter the next round, where `enter` would raise the old one.
             if self._root is not None and self._root_round in self._own_failures:
                 self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -177,13 +180,14 @@ class ErrorLine:
         message = {"rank": self.rank, "stage": stage, "microbatch": microbatch, "what": what, "text": text}
         key = "lost" if lost else f"failed/{self._round}"
         with contextlib.suppress(Exception):
-            # Of several ranks that fail in one round the first one counts: `compare_set` writes only where nothing is
-            # written. The store itself may be gone already, and then there is nobody left to be told.
+            # `compare_set` writes only to an empty key, so the first of several failing ranks wins. If the store is gone, no
+            # rank is left to
+            # read it.
             self.store.compare_set(key, "", json.dumps(message))
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """True if another rank has told what was wrong; one that is about to is waited for."""
+        """Return True if another rank has reported the cause, after waiting for it shortly."""
         deadline = time.monotonic() + GRACE_S
         while self._root is None and time.monotonic() < deadline:
             try:
@@ -213,7 +217,7 @@ class ErrorLine:
         )
 
     def lost(self, error: BaseException) -> WorkerError:
-        """The message where no rank has told why."""
+        """Return the error for a failure whose cause no rank has reported."""
         for rank in range(self.size):
             if rank != self.rank and self._has_ended(rank):
                 return WorkerError(
@@ -234,18 +238,18 @@ class ErrorLine:
         try:
             return bool(self.store.check([f"ended/{rank}" if rank else "end"]))
         except Exception:
-            # The store is served by rank 0, which may have ended.
+            # Rank 0 serves the store and may have ended.
             return False
 
     def close(self) -> None:
-        """Look no more. At the end of the process; rank 0 lets the others go first, for they ask its store."""
+        """Stop watching, at the end of the process. Rank 0 lets the others leave first."""
         atexit.unregister(self.close)
         if self._over.is_set():
             return
         if self.rank == 0 and self._thread.is_alive():
             with contextlib.suppress(Exception):
                 self.store.set("end", "1")
-            # The store goes with this process, so the others say first that they look no more.
+            # The store ends with this process, so wait until the others have stopped watching.
             self._wait_for_others("ended")
         self._over.set()
         self._thread.join(2 * POLL_S)
@@ -256,9 +260,9 @@ class ErrorLine:
             sys.excepthook = self._before
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # This error was raised by the script, between two of our calls. The other ranks go on into their next call and
-        # would wait there until the time limit of the process group, so they are told before the interpreter prints the
-        # traceback.
+        # The script raised this error between two of our calls. The other ranks would wait in their next call until the process
+        # group's
+        # timeout, so report it before the interpreter prints the traceback.
         if (
             isinstance(error, Exception)
             and not isinstance(error, WorkerError)
@@ -281,9 +285,8 @@ class ErrorLine:
             while time.monotonic() < deadline and not self.store.check(others):
                 time.sleep(0.02)
 
-    # A thread of its own: the main thread may be inside of a collective, which returns only when all ranks have come.
+    # In a thread of its own: the main thread may be in a collective, which returns only when all ranks have joined.
     def _look(self) -> None:
-        """The watcher's thread."""
         ends_at: float | None = None
         while not self._over.wait(POLL_S):
             try:
@@ -293,23 +296,23 @@ class ErrorLine:
                     self.store.set(f"ended/{self.rank}", "1")
                     return
             except Exception:
-                # Rank 0 has gone, and its store with it. If the main thread is in a collective with it, torch raises an
-                # error there.
+                # Rank 0 has ended with its store. If the main thread is in a collective with it, torch raises an error there.
                 return
             if self._root is None or not self.is_inside:
                 ends_at = None
                 continue
-            # With Gloo the collective often fails by itself within this time, for the failed rank closes its connections;
-            # `guard` then raises a WorkerError, which the script can handle. Only a rank that hears nothing is ended.
+            # With Gloo the collective often fails within this time, because the failed rank closes its connections. `guard`
+            # then raises a
+            # WorkerError, which the script can handle. Only a rank without such an error is ended.
             ends_at = ends_at or time.monotonic() + GRACE_S
             if time.monotonic() > ends_at:
-                # The main thread waits in a collective, in C++, from which no exception can bring it back. `os._exit`,
-                # for a regular exit would wait for that thread.
+                # The main thread waits in C++, where no exception reaches it. A regular exit would wait for that thread, so use
+                # `os._exit`.
                 print(f"paceline: {self.worker_error()}", file=sys.stderr, flush=True)
                 os._exit(1)
 
     def _compare_calls(self) -> None:
-        """End the process if this rank has been waiting long, and another one that waits has made other calls."""
+        """End the process if this rank and another one wait in different calls."""
         if not self.is_inside or time.monotonic() - self._since < STUCK_S:
             return
         own = dict(self._calls)
@@ -317,8 +320,9 @@ class ErrorLine:
         for rank in range(self.size):
             if rank == self.rank or not self.store.check([f"in/{rank}"]):
                 continue
-            # A rank may be slow and another one a call ahead of it, which is no error. So calls are compared by their
-            # numbers: two ranks that gave different names to one number can never meet.
+            # A slow rank may be a call behind another one, which is no error. So compare calls by their numbers: two ranks with
+            # different names
+            # for one number can never meet.
             for number, call in json.loads(self.store.get(f"in/{rank}")):
                 if own.get(number, call) == call:
                     continue
@@ -328,13 +332,13 @@ class ErrorLine:
                     file=sys.stderr,
                     flush=True,
                 )
-                # The other rank's watcher has to read this rank's calls, so that it says the same, before this process
-                # ends and, if it is rank 0, takes the store along.
+                # The other rank's watcher has to read this rank's calls before this process ends, which on rank 0 ends the
+                # store.
                 time.sleep(4 * POLL_S)
                 os._exit(1)
 
     def _read(self) -> None:
-        """Another rank's error of this round, or of the two before, in which this rank has found nothing wrong."""
+        """Read another rank's error of this round, or of the two before if this rank passed them."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: a rank that has sent its part of a collective goes on while others still

@@ -1,8 +1,8 @@
-"""A short comparison with the plain model before the first step, so that a wrong one is not trained on. Imports torch.
+"""A short comparison with the plain model before the first step, to prevent wrong training.
 
-A few rows of the first batch go through the model as it is laid out and through a plain copy of it, and loss, gradients and
-buffers are compared (`check`). What that needs, once: the plain model with its gradients beside the other, twice the
-parameters' size on each device and once on its host; where that is not free, nothing is compared, and `explain` says so.
+A few rows of the first batch go through the model in its layout and through a plain copy, and their losses, gradients and
+buffers are compared (`check`). This needs, once, memory for the plain model with its gradients: twice the parameters' size on
+each device, and once on its host. Without that memory the comparison is skipped, and `explain` says so.
 
     pipeline            as many microbatches as it has stages, whole, for their shapes are known
     any other layout    two rows of each replica, of two microbatches
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Of each replica and microbatch, where there is no pipeline; more with batch normalisation, which makes nothing of two rows.
+#: Rows per replica and microbatch without a pipeline. Batch normalisation needs more than two.
 ROWS, ROWS_NORMALISED = 2, 4
 MICROBATCHES = 2
 #: The part of the free memory that the comparison may take.
@@ -40,15 +40,15 @@ SHARE = 0.5
 
 
 def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> str:
-    """Compare the first rows with the plain model; the result in words for `explain`. Called on all ranks.
+    """Compare the first rows with the plain model. Return the result for `explain`.
 
-    batch: what `step` was given; micros: this rank's share of it.
+    Every rank calls it. `batch` is the argument of `step`, and `micros` this rank's share of it.
 
     Raises:
-        ParallelError: the layout computes something else than the plain model, on every rank; or it can't be trained at all.
+        ParallelError: On every rank: the layout computes something else than the plain model, or cannot be trained.
     """
     if par.world.size == 1:
-        # One process computes the plain model itself; only that a batch is computed in parts may make a difference.
+        # A single process computes the plain model itself. Only the cut into microbatches can make a difference.
         warn_of_parts(par, _short(par, batch, micros, min(MICROBATCHES, len(micros))), min(MICROBATCHES, len(micros)))
         return ""
     try:
@@ -70,7 +70,7 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
 def _compared(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> Any:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
-    # All ranks leave out the comparison together, or some would wait in it for the others.
+    # All ranks skip the comparison together. Otherwise some would wait in it for the others.
     if anywhere(bool(par.skeleton.reason), par.world):
         raise CannotCompareError(par.skeleton.reason or "another rank can't copy it")
     _refuse_large(par)
@@ -83,8 +83,10 @@ def _compared(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> 
 
 
 def _refuse_large(par: ParallelHandle) -> None:
-    """Raises:
-    CannotCompareError: there is no room for the plain model, on some rank.
+    """Refuse models that leave some rank no memory for the plain model.
+
+    Raises:
+        CannotCompareError: A rank has too little memory.
     """
     size, device = par.skeleton.bytes, par.device
     # The host holds the whole state, and the device the model and its gradients.
@@ -98,7 +100,7 @@ def _refuse_large(par: ParallelHandle) -> None:
 
 
 def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count: int) -> Parts:
-    """The first rows of the first microbatches, of all replicas, on every rank."""
+    """Return the first rows of the first microbatches of all replicas, on every rank."""
     world = par.world
     parts = split(batch, par.task)
     rows = Rows(parts)
@@ -121,7 +123,7 @@ def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count:
             ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
     if not can_join(pieces):
-        # Each replica has padded its rows to its own longest one. As many rows of one replica are cut over all of them.
+        # Each replica has padded its rows to its own longest. Take as many rows of one replica, and cut them over all replicas.
         most = min(sum(Rows(piece).count for piece in pieces), rows.count)
         return most_rows(move(rows.take(0, most), torch.device("cpu")), parts, world.replica_group)
     short: Parts = join_rows(pieces)

@@ -1,11 +1,11 @@
-"""Tensors put together from their parts."""
+"""DTensors and the whole tensors they are parts of."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-#: It tells of two messages where one might do, in lines that nobody who trains can do anything about.
+#: It warns about two messages where one might do, which a user cannot change.
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 
@@ -14,15 +14,15 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def is_part(tensor: Any) -> bool:
-    """Say if it is in parts (a DTensor)."""
+    """Return True for a DTensor."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Any) -> Any:
-    """The whole of a tensor that is in parts (a DTensor), on all ranks that hold them; anything else as it is."""
+    """Gather a DTensor on all ranks that hold it. Return any other tensor unchanged."""
     if not is_part(tensor):
         return tensor
-    # A filter, not a level: to set one makes Python go through all loggers, of which torch has a thousand.
+    # A filter instead of a level: setting a level makes Python visit all of torch's thousand loggers.
     _TORCHS.addFilter(_is_error)
     try:
         return tensor.full_tensor()
@@ -31,7 +31,7 @@ def whole(tensor: Any) -> Any:
 
 
 def cut_as(whole: Any, part: Any) -> Any:
-    """This rank's part of a tensor that is in parts as `whole` is."""
+    """Return a DTensor of this rank's `part` with the placements of `whole`."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -40,15 +40,14 @@ def cut_as(whole: Any, part: Any) -> Any:
 
 
 def axes_of(tensor: Any) -> set[str]:
-    """The axes of the mesh along which it is in parts."""
+    """Return the axes of the mesh along which a tensor is split."""
     split: set[str] = set()
     placements: Any = getattr(tensor, "placements", None)
     if placements is not None:
         names = tensor.device_mesh.mesh_dim_names or ()
         for axis, placement in zip(names, placements, strict=True):
             assert not placement.is_partial(), "it has to be summed first"
-            # A tensor that is cut along two axes of the mesh has a placement (`_StridedShard`) which says no to
-            # `is_shard()`.
+            # A tensor that is cut along two axes has a placement (`_StridedShard`) for which `is_shard()` is False.
             if not placement.is_replicate():
                 split.add(axis)
     return split

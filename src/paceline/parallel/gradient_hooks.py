@@ -1,7 +1,7 @@
-"""The user's hooks on gradients: `register_hook` and `register_post_accumulate_grad_hook` of a parameter. Imports torch.
+"""The user's gradient hooks, `register_hook` and `register_post_accumulate_grad_hook`.
 
-They belong to the tensor that a layout may put another one in the place of. Each replica calls them with the gradient of its
-own rows, before it is summed, as torch's own wrappers do.
+A layout may replace the tensor that they are registered on. As in torch's own wrappers, each replica calls them with the
+gradient of its own rows, before the sum.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ _BEFORE, _AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
 class Hooks:
-    """Those of some tensors that stand for one parameter, now or later; a handle's `remove` is heard."""
+    """The hooks of all tensors that stand for one parameter, now or later.
+
+    A handle's `remove` takes effect.
+    """
 
     def __init__(self, *tensors: Tensor) -> None:
-        # The tables of hooks are kept, and not the tensors: these are parts of the whole model, and would stay in memory.
+        # Keep the hook tables instead of the tensors, which are parts of the whole model and would stay in memory.
         found = [(name, getattr(tensor, name, None)) for tensor in tensors for name in (_BEFORE, _AFTER)]
         self._tables = [(name, table) for name, table in found if table is not None]
         self._later: list[Tensor] = []
 
     def also(self, tensor: Tensor) -> Hooks:
-        """This object, with those that the tensor is given from now on too."""
+        """Follow another tensor's hooks too. Return self."""
         self._later.append(tensor)
         return self
 
@@ -33,24 +36,24 @@ class Hooks:
 
     @property
     def after(self) -> bool:
-        """True if one of them is called once the gradient has been added up."""
+        """True if a hook runs after the gradient has been accumulated."""
         return any(True for _ in self._of(_AFTER))
 
     def change(self, grad: Tensor) -> Tensor:
-        """The gradient as the hooks leave it."""
-        # Over a copy: a hook may remove itself while it is called.
+        """Return the gradient after all hooks."""
+        # Iterate over a copy: a hook may remove itself.
         for hook in list(self._of(_BEFORE)):
             result = hook(grad)
             grad = grad if result is None else result
         return grad
 
     def added(self, tensor: Tensor) -> None:
-        """Called when `tensor.grad` is there."""
+        """Run the hooks for an accumulated gradient."""
         for hook in list(self._of(_AFTER)):
             hook(tensor)
 
     def put_on(self, tensor: Any) -> None:
-        """Let the tensor's gradient go by way of the hooks."""
+        """Route the tensor's gradient through the hooks."""
         if tensor.requires_grad:
             tensor.register_hook(self.change)
             tensor.register_post_accumulate_grad_hook(self.added)
@@ -59,9 +62,9 @@ class Hooks:
         tables = [table for kind, table in self._tables if kind == name]
         for tensor in self._later:
             table = getattr(tensor, name, None)
-            # Several tensors may share one table, whose hooks are called once.
+            # Several tensors may share one table, whose hooks run once.
             if table is not None and not any(table is other for other in tables):
                 tables.append(table)
         for table in tables:
-            # Paceline's own hooks, which note the gradients that come, stand in the same tables.
+            # The tables also contain Paceline's own hooks, which note incoming gradients.
             yield from (hook for hook in table.values() if not getattr(hook, "__module__", "").startswith("paceline."))

@@ -1,4 +1,4 @@
-"""A model that `parallelize` has taken over, and what is said where its owner goes on as if it had not. Imports torch."""
+"""Refusals: models and optimizers that a layout cannot train, and misuse after `parallelize`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from paceline.parallel.strategy import Layout
 
 
-#: Optimizers that torch's DTensor has no rule for, and why: they write to a parameter, or to a gradient, in place.
+#: Optimizers that write in place to a parameter or a gradient without a DTensor rule, and how.
 _NOT_IN_PARTS = {"Adafactor": "looks at whole matrices", "Rprop": "changes single numbers of a gradient in place"}
 
 
 class KeptTensors:
-    """The types and devices that parameters had when they were taken over."""
+    """The dtypes and devices of the parameters when `parallelize` took them over."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         self._params = dict(params)
@@ -37,10 +37,10 @@ class KeptTensors:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """An error within the block that comes from the model's having been converted or moved since is told as that.
+        """Explain errors in the block that come from converting or moving the model.
 
         Raises:
-            ParallelError: in place of such an error, with a parameter's name.
+            ParallelError: In place of such an error, with a parameter's name.
         """
         try:
             yield
@@ -60,7 +60,7 @@ class KeptTensors:
 
 
 class _Taken(NamedTuple):
-    """The training that a module is part of. root: its model."""
+    """The training that a module belongs to. `root` is its model."""
 
     root: weakref.ref[nn.Module]
     layout: Layout
@@ -70,25 +70,25 @@ _taken: weakref.WeakKeyDictionary[nn.Module, _Taken] = weakref.WeakKeyDictionary
 
 
 def take(model: nn.Module, layout: Layout) -> None:
-    """Note that `parallelize` has laid out this model and all of its modules."""
+    """Record that `parallelize` has laid out this model and all of its modules."""
     taken = _Taken(weakref.ref(model), layout)
     for module in model.modules():
         _taken[module] = taken
 
 
 def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
-    """Refuse a model with a module that another training has, unless both leave it whole.
+    """Refuse a model that shares a module with another training, unless both keep it whole.
 
-    layout: the one that the model is to have; None: not known yet.
+    `layout` is the model's future layout, None if unknown.
 
     Raises:
-        ParallelError: before anything is cut, with the module's name.
+        ParallelError: Before anything is cut, with the module's name.
     """
     for name, module in model.named_modules():
         taken = _taken.get(module)
         if taken is None or not any(True for _ in module.parameters()):
             continue
-        # What was cut stays so. What was left whole is free again once its training, or this one, is over.
+        # A cut is permanent. A module that stayed whole is free once either training is over.
         is_apart = taken.root() is not model
         if _cuts(taken.layout) and not is_apart:
             raise ParallelError(
@@ -109,14 +109,13 @@ def _cuts(layout: Layout) -> bool:
 
 
 class Layers:
-    """Sees that a layer or a parameter of a model is put in place of another, or beside it, once the model is taken over.
+    """A watch for layers or parameters that are replaced or added after `parallelize`.
 
-    The gradients of such a one are synchronised by nobody, and under a pipeline it is not even computed: the ranks would
-    train different models without a word.
+    Their gradients would not be synchronised, and a pipeline would not even compute them: the ranks would silently diverge.
     """
 
     def __init__(self, model: nn.Module, held: nn.Module) -> None:
-        """model: the user's. held: what this rank computes with; the same object, or cut from it."""
+        """Watch the user's `model`, and `held`, the part that this rank computes."""
         self._names = weakref.WeakKeyDictionary({module: name for name, module in model.named_modules()})
         self._is_whole = held is model
         self._held = held
@@ -127,8 +126,7 @@ class Layers:
             if (layers := own()) is not None and new is not None:
                 layers._see(owner, name, new)
 
-        # torch has these hooks only for all modules of the process at once, and calls them before the new part is in its
-        # place.
+        # torch has these hooks only for all modules of the process, and calls them before the change.
         for handle in (
             register_module_module_registration_hook(see),
             register_module_parameter_registration_hook(see),
@@ -136,11 +134,14 @@ class Layers:
             weakref.finalize(self, handle.remove)
 
     def refuse_changed(self) -> None:
-        """Raises:
-        ParallelError: one was put into the model and is there still.
+        """Refuse to go on after a change that is still in place.
+
+        Raises:
+            ParallelError: A layer or a parameter was replaced or added.
         """
-        # FSDP2 puts the whole parameter and this rank's part in each other's place. Modules with a `__setattr__` of their
-        # own, such as RNNs, make that look like a change by the user.
+        # FSDP2 swaps the whole parameters and this rank's parts. In modules with their own `__setattr__`, such as RNNs, that
+        # looks like a
+        # change by the user.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()
@@ -158,7 +159,7 @@ class Layers:
         if owner not in self._names or (isinstance(new, nn.Module) and new in self._names):
             return
         if self._is_whole:
-            # A new part with no parameters but known ones, such as a compiled layer, is trained as before.
+            # A new part without new parameters, such as a compiled layer, trains as before.
             known = {id(param) for module in self._names for param in module.parameters(recurse=False)}
             params = [new] if isinstance(new, nn.Parameter) else list(new.parameters())
             if all(id(param) in known for param in params):
@@ -167,7 +168,7 @@ class Layers:
 
 
 def refuse_calls(model: nn.Module) -> None:
-    """Let a call of the user's own model, of which this rank holds a part alone, say so."""
+    """Make a call of the user's model, of which this rank holds a part, raise an error."""
 
     def refuse(*_: Any) -> None:
         raise ParallelError(
@@ -186,10 +187,10 @@ def _kind(param: nn.Parameter) -> str:
 def check_fits(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, layout: Layout, microbatches: int = 1
 ) -> None:
-    """Nothing where the layout can train this model with this optimizer.
+    """Refuse a model or an optimizer that the layout cannot train.
 
     Raises:
-        ParallelError: it can't, where torch would fail in the middle of a step with words of its own.
+        ParallelError: In place of an error that torch would raise in the middle of a step.
     """
     if layout.replicas > 1 or layout.tensor > 1 or layout.context > 1:
         for name, module in model.named_modules():
@@ -252,8 +253,10 @@ def check_fits(
 
 
 def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
-    """Raises:
-    ParallelError: an embedding scales the rows that its batch looks up, and not every copy of it gets the same batch.
+    """Refuse an embedding with max_norm whose copies see different batches.
+
+    Raises:
+        ParallelError: It rescales the rows that its batch looks up, so its copies would diverge.
     """
     tied = {name for group in find(model) for name in group}
     for name, module in model.named_modules():
@@ -273,6 +276,6 @@ def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Say if torch.compile was called on this module, or its own `compile`."""
-    # torch.compile(module) is another module around the first one; module.compile() only sets an attribute.
+    """Return True after torch.compile(module) or module.compile()."""
+    # torch.compile(module) wraps the module, while module.compile() sets an attribute.
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

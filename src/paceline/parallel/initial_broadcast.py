@@ -1,4 +1,4 @@
-"""All ranks have to start from the same model: that they do is checked, and then made so to the bit. Imports torch."""
+"""The same initial model on all ranks: a comparison, then a broadcast of rank 0's values."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from paceline.parallel.task import Task
 def check(
     task: Task, optimizer: torch.optim.Optimizer | None, place: WorldPlace, settings: Mapping[str, Any] | None = None
 ) -> None:
-    """Compare the models, losses and optimizers of all ranks. Called on all ranks.
+    """Compare the models, losses and optimizers of all ranks. Every rank calls it.
 
-    settings: what else has to be the same, by name.
+    `settings` are further values that must agree, by name.
 
     Raises:
-        ParallelError: on every rank, with the first difference and who has what.
+        ParallelError: On every rank, with the first difference and the ranks' values.
     """
     if place.size == 1:
         return
@@ -38,7 +38,7 @@ def check(
 
 
 def share(model: nn.Module) -> None:
-    """Overwrite parameters and buffers by rank 0's: seeds may have differed. Called on all ranks."""
+    """Overwrite parameters and buffers with rank 0's. Every rank calls it."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     seen: dict[int, Tensor] = {
@@ -48,7 +48,7 @@ def share(model: nn.Module) -> None:
 
 
 def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """One line for each thing that has to be the same, the most telling ones first."""
+    """Return a line for each thing that must agree, the most informative first."""
     model = task.model
     lines = [f"model: {type(model).__qualname__}"]
     lines += [
@@ -74,16 +74,14 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
 
 
 def first_difference(everyone: list[list[str]]) -> str:
-    """A sentence on the first line that is not the same everywhere.
-
-    everyone: [rank] -> its lines.
-    """
+    """Return a sentence about the first line that differs. `everyone` has the ranks' lines."""
     for index in range(max(map(len, everyone))):
         lines = [lines[index] if index < len(lines) else "nothing more" for lines in everyone]
         if len(set(lines)) == 1:
             continue
-        # If only some ranks have a parameter, all later lines are moved on those. The message names that parameter, and
-        # no moved line.
+        # If only some ranks have a parameter, all later lines are shifted on those ranks. The message names that parameter, and
+        # no
+        # shifted line.
         sets = [set(own) for own in everyone]
         alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
         what = alone.partition(": ")[0]

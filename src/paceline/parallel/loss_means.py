@@ -1,12 +1,12 @@
-"""What a loss is the mean over, and whether it is one. Loaded on use: it imports torch.
+"""The count that a loss is a mean over, and a test whether it is a mean.
 
     F.cross_entropy(output, target)                 the targets that count, or the sum of their classes' weights
-    (losses * mask).sum() / mask.sum()              what it is divided by
-    losses[mask].mean()                             the numbers that a mask or an index has chosen
+    (losses * mask).sum() / mask.sum()              the divisor
+    losses[mask].mean()                             the numbers that a mask or an index has selected
     losses.mean(), F.mse_loss(output, target)       rows
 
-Autograd's graph of a loss has that number, whatever function of the script's has computed it. So parts of a batch are weighted
-by it where `loss_weight` is not given. What can't be read there is found by computing a few rows together and in two parts.
+Autograd's graph of a loss contains this count, whichever function of the script computed it. Without `loss_weight`, parts of a
+batch are weighted by it. Where the graph does not show it, a few rows are computed together and in two parts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import local
 from paceline.torch_private import without_modes
 
-#: A graph of more nodes than these is not read further.
+#: The most nodes of a graph to read.
 MOST_NODES = 64
-#: Rows, and numbers of the output, that are computed together and in two parts.
+#: The most rows, and numbers of the output, to compute together and in two parts.
 ROWS, NUMBERS = 8, 1 << 20
-#: By how much the two may differ, as a part of the loss; and in rounding errors of numbers as large as the output's.
+#: The largest difference of the two, as a fraction of the loss, and in rounding errors of numbers as large as the output's.
 LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
-#: One value in, and it times a constant out.
+#: Functions that multiply their one input by a constant.
 _SCALED = {
     *("MulBackward", "NegBackward", "ToCopyBackward", "CloneBackward", "AliasBackward", "ViewBackward"),
     *("UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward"),
@@ -43,26 +43,32 @@ _REDUCED_BY_MEAN, _REDUCED_BY_SUM = 1, 2
 
 @dataclass(frozen=True)
 class MeanOver:
-    """What a loss is the mean over. count: None for rows. is_sole: False if a sum has terms that are means over other things."""
+    """The count that a loss is a mean over.
+
+    Attributes:
+        count: None for rows.
+        is_sole: False if the loss is a sum of means over different things.
+    """
 
     count: float | None = None
     is_sole: bool = True
-    #: A sum was divided by it.
+    #: The loss is a sum divided by the count.
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
-        """Say if this is a part in which nothing counts, for which its loss gives 0: it leaves out the mean, or clamps a count.
+        """Return True if nothing counts in this part, and so its loss is 0.
 
-        Where parts are means over rows, it makes no difference. On a GPU the value of such a loss would have to be waited for.
+        The loss may then omit the mean or clamp the count. For means over rows this never matters. On a GPU, reading the loss
+        would stall.
         """
-        # 1 may stand for 0: mask.sum().clamp(min=1).
+        # 1 may stand for 0, as in mask.sum().clamp(min=1).
         is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
         return is_looked_at and not bool(loss.detach())
 
 
 def mean_over(loss: Tensor) -> MeanOver:
-    """Read what a loss is the mean over from its graph."""
-    # What the graph has saved is not read by the loss, and a number in it is no tensor for a mode.
+    """Read from a loss's graph what it is the mean over."""
+    # A mode must not see these tensors: the loss itself does not read what the graph has saved.
     with without_modes():
         return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
 
@@ -86,7 +92,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
         if _is_sum(inputs[0]):
             return MeanOver(abs(divisor), is_divisor=True)
         inner = _read(inputs[0], left)
-        # losses.sum() / tokens / rows, of which both are counts; any other divisor is a constant of the loss.
+        # losses.sum() / tokens / rows, where both are counts. Any other divisor is a constant of the loss.
         if inner.is_divisor and inner.count is not None and divisor.is_integer():
             return MeanOver(inner.count * divisor, is_divisor=True)
         return inner
@@ -116,7 +122,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _mean_size(node: Any, name: str) -> float | None:
-    """The count of numbers that this node takes the mean of; None if it takes none."""
+    """Return how many numbers this node averages, or None."""
     if name == "MeanBackward" and node.next_functions:
         size = getattr(node, "_saved_self_sym_numel", None)
         return None if size is None else float(size)
@@ -128,7 +134,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Say if a mask or an index has chosen what this node gives, as in losses[mask].mean()."""
+    """Return True if a mask or an index selected this node's output, as in losses[mask].mean()."""
     left[0] -= 1
     if node is None or left[0] < 0:
         return False
@@ -143,13 +149,15 @@ def _close(one: float, other: float) -> bool:
 
 @dataclass
 class StepMeans:
-    """What the losses of one step's microbatches on this rank are means over.
+    """The counts that the losses of one step's microbatches on this rank are means over.
 
-    weight: the sum of the microbatches' shares of the batch, each times its count for each row.
-    known, unclear, rows: how many losses were means over counts, sums of means over several things, and means over rows.
-    ratios, squares: the sums of the counts for each row of all but the last kind, and of their squares.
-    sample: a loss's arguments, of few rows, where the next microbatch's are wanted; checks: whether they are.
-    keeps_state: whether the loss keeps what changes its next value, as a counter does.
+    Attributes:
+        weight: The sum over microbatches of their share of the batch times their count per row.
+        known, unclear, rows: The numbers of losses that are means over counts, sums of several means, and means over rows.
+        ratios, squares: The sums of the counts per row of the first two kinds, and of their squares.
+        sample: The arguments of a loss, few rows, or None.
+        checks: Whether to keep the next microbatch's arguments as sample.
+        keeps_state: Whether the loss has state that changes its next value, as a counter does.
     """
 
     weight: float = 0.0
@@ -163,12 +171,12 @@ class StepMeans:
     keeps_state: bool = False
 
     def begin(self, *, checks: bool = False) -> None:
-        """Forget the last step. checks: whether a sample of this one is wanted."""
+        """Forget the last step. `checks` asks for a sample of this one."""
         self.fill([0.0] * 6)
         self.checks, self.sample = checks, None
 
     def numbers(self) -> list[float]:
-        """The sums, which are summed over ranks with different microbatches."""
+        """Return the sums, to be added over ranks with different microbatches."""
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
@@ -176,7 +184,7 @@ class StepMeans:
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
-        """Count a loss; the weight with which it counts, before all are divided by the sum of them."""
+        """Count a loss. Return its weight, before the division by the sum of all weights."""
         if over.count is None:
             self.rows += 1
             return weight
@@ -191,10 +199,10 @@ class StepMeans:
         return weight * ratio
 
     def factor(self) -> float:
-        """The number by which gradients and loss are multiplied, once these are the sums over all replicas.
+        """Return the factor for gradients and loss after the sum over all replicas.
 
         Raises:
-            ParallelError: the parts of the batch can't be weighted.
+            ParallelError: The parts of the batch cannot be weighted.
         """
         count = self.known + self.unclear
         if not count:
@@ -217,12 +225,12 @@ class StepMeans:
             )
         if not self.weight > 0:
             raise ParallelError("no target of this batch counts for the loss. Leave out such batches.")
-        # To the bit what it was, where all count.
+        # Unchanged to the bit if everything counts.
         return 1.0 if abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
 
 
 def is_due(steps: int) -> bool:
-    """Say if the loss is to be looked at in the step after so many: in the 1st, 2nd, 4th, 8th, then in each 16th."""
+    """Return True in the 1st, 2nd, 4th and 8th step, then in each 16th."""
     return (steps < 16 and (steps + 1) & steps == 0) or steps % 16 == 15
 
 
@@ -237,7 +245,7 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 
 
 def few_rows(output: Any, target: Any) -> tuple[Any, Any] | None:
-    """A copy of the first rows of a loss's arguments; None where they have no two rows in common."""
+    """Copy the first rows of a loss's arguments, or return None without two common rows."""
     try:
         outputs, targets = Rows(output), Rows(target)
         if outputs.count != targets.count:
@@ -259,9 +267,10 @@ def no_mean(
     sample: tuple[Any, Any] | None,
     loss_weight: Callable[[Any], Any] | None,
 ) -> str:
-    """Compute a few rows together and in two parts: why the parts, weighted as those of a batch are, do not make the whole.
+    """Say why weighted parts of a few rows do not make the whole, or return "".
 
-    "" if they do, or if nothing can be said. sample: from `few_rows`. What the loss keeps between its calls is put back.
+    It computes a few rows (`sample`, from `few_rows`) together and in two parts. "" also means that nothing can be said. The
+    loss's state is restored.
     """
     if sample is None:
         return ""
@@ -291,10 +300,10 @@ def no_mean(
     largest = max(
         (float(x.abs().max()) for x in tensors_in(sample[0]) if x.numel() and x.is_floating_point()), default=1.0
     )
-    # Parts of two sizes, for what is wrong in both alike would not be seen.
+    # Parts of two sizes, to notice errors that equal parts share.
     first = max(3 * count // 8, 1)
     spans = ((0, count), (0, first), (first, count))
-    # In float64, where the loss can be computed in it, for late in training a loss may be as small as its rounding.
+    # In float64 where possible, because late in training a loss may be as small as its rounding.
     for is_wide in (True, False):
         try:
             (whole, of_whole, dtype, _), *parts = (part(start, stop, is_wide=is_wide) for start, stop in spans)
@@ -303,7 +312,7 @@ def no_mean(
             continue
     else:
         return ""  # not made for so few rows, or for rows of one target
-    # Random numbers of a loss's own differ from call to call.
+    # Random numbers of a loss's own differ in each call.
     if not torch.equal(drawn, torch.get_rng_state()) or not of_whole > 0:
         return ""
     if loss_weight is None and any(over is not None and over.count is not None for *_, over in parts):

@@ -1,11 +1,16 @@
-"""What a loss keeps between its calls, put back after calls that the script does not make. Loaded on use: it imports torch.
+"""The state of a loss between its calls, and the model's tensors that a loss reads.
+
+State, restored after calls that the script does not make: the comparison, and trials before a model is cut.
 
     self.calls += 1            an attribute of a loss that is an object, or a bound method
     self.mean.lerp_(x, 0.1)    a buffer, a parameter and its gradient, any other tensor
     nonlocal calls             a variable of an enclosing function
     CALLS, HISTORY             a global variable that the function names, or a helper of the script's that it calls
 
-The comparison, and the trials before a model is cut, call the loss more often than a plain loop does.
+Reads beside output and target. Where a model is cut, these may be in another process, or here in part only.
+
+    0.1 * model.last.weight.square().sum()     a parameter or a buffer
+    sum(block.aux for block in model.blocks)   what a call of the model has left, with a gradient or without
 """
 
 from __future__ import annotations
@@ -30,20 +35,22 @@ from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.source import Line, is_users, users_line
 from paceline.torch_private import lost_arguments
 
-#: Of a container with more items only the container itself is kept, not what its items hold.
+#: Of a larger container only the container is saved, without its items' contents.
 MANY = 1000
-#: So many objects are looked at.
+#: The most objects to visit.
 MOST = 20_000
-#: So many bytes of tensors and arrays are copied, and of parameters that do not learn, as a teacher's, only small ones.
+#: The most bytes of tensors and arrays to copy, and of a parameter that does not learn, such as a teacher's.
 COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
 
 
 class LossState:
-    """The state that can be reached from a loss, as it is now.
+    """The current state that a loss can reach.
 
-    loss: any callable of the script's. model: its modules and tensors are left out, for others keep those.
-    numbers: name -> a number or a copy of a tensor, to be compared with those of another time.
-    iterators: names of those that were found, which can't be put back.
+    The model's modules and tensors are left out; others restore those.
+
+    Attributes:
+        numbers: Name -> a number or a copy of a tensor, for comparisons with another time.
+        iterators: Names of iterators, which cannot be restored.
     """
 
     def __init__(self, loss: Callable[..., Any], model: nn.Module) -> None:
@@ -51,14 +58,14 @@ class LossState:
         self.iterators: list[str] = []
         self._put_back: list[Callable[[], None]] = []
         self._left_bytes = COPIED_BYTES
-        # Held, for another object could else get the same identity.
+        # Held, because another object could reuse the id.
         self._seen: dict[int, Any] = {
             id(value): value for value in (*model.modules(), *dict(all_names(model)).values())
         }
         self._look(loss, getattr(loss, "__qualname__", type(loss).__qualname__))
 
     def put_back(self) -> None:
-        """Make it again what it was when this was made."""
+        """Restore the state."""
         for put_back in self._put_back:
             put_back()
 
@@ -70,7 +77,7 @@ class LossState:
         if id(value) in self._seen or len(self._seen) > MOST:
             return
         self._seen[id(value)] = value
-        # An object of somebody's own may fail when it is asked for its parts, as a proxy does outside of its context.
+        # A foreign object may fail when it is inspected, as a proxy does outside of its context.
         with contextlib.suppress(Exception):
             self._look_closer(value, name)
 
@@ -102,7 +109,7 @@ class LossState:
             return
         is_named = isinstance(value, dict)
         for key, item in list(value.items() if is_named else enumerate(value)):
-            # The tables of a module are no part of its attributes' names.
+            # A module's tables do not appear in its attributes' names.
             own = "" if key in ("_parameters", "_buffers", "_modules") else f".{key}" if is_named else f"[{key}]"
             self._look(item, name + own)
 
@@ -124,7 +131,7 @@ class LossState:
 
     def _keep_tensor(self, tensor: Tensor, name: str) -> None:
         is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-        # A trace leaves tensors without values where a hook of the script keeps an output. Their memory is on "meta".
+        # A trace leaves tensors without values if a user's hook keeps an output. Their memory is on "meta".
         has_values = local(tensor.detach()).untyped_storage().device.type != "meta"
         if not has_values or (is_frozen and tensor.nbytes > SMALL_BYTES) or not self._may_copy(tensor.nbytes):
             return
@@ -134,7 +141,7 @@ class LossState:
 
         def put_back() -> None:
             with torch.no_grad():
-                # Each write raises a tensor's version, and autograd refuses a saved tensor of another one.
+                # Each write increments a tensor's version, and autograd refuses a saved tensor of another version.
                 if not torch.equal(own, before):
                     own.copy_(before)
                 if tensor.is_leaf and (tensor.grad is not None or grad is not None):
@@ -159,7 +166,7 @@ class LossState:
 
 @contextlib.contextmanager
 def loss_kept(loss: Callable[..., Any], model: nn.Module) -> Iterator[LossState]:
-    """What the loss keeps is put back when the block ends."""
+    """Restore the loss's state after the block."""
     state = LossState(loss, model)
     try:
         yield state
@@ -168,7 +175,7 @@ def loss_kept(loss: Callable[..., Any], model: nn.Module) -> Iterator[LossState]
 
 
 def _fill(container: Any, before: Any) -> None:
-    """Give a container the items that it had, if it has others."""
+    """Give a container its former items, if they have changed."""
     if len(container) == len(before) and all(map(_is_same, _items(container), _items(before))):
         return
     if isinstance(container, list):
@@ -187,7 +194,7 @@ def _is_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """All names that a function, or one within it, may look up among the global variables."""
+    """Return all global names that a function, or a function within it, may look up."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
 
@@ -195,37 +202,39 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    # A namespace of the standard library is nothing but its attributes.
+    # A standard library namespace holds nothing but its attributes.
     return kind.__module__ in ("__main__", "types", "argparse") or (file is not None and is_users(file))
 
 
 class LossReads(TorchFunctionMode):
-    """Active while a loss is computed, on the tensors of this process.
+    """A mode that notes which of the model's tensors a loss reads.
 
-    state: names of the parameters and buffers that it reads. left: what calls of the model have left -> the line that reads it.
-    parts: names of those that are in parts, each worker having one.
+    Attributes:
+        state: Name of a parameter or buffer -> the line that reads it.
+        left: Name of a tensor that a model's call has left -> the line that reads it.
+        parts: The same as `state`, for tensors that are split over workers.
     """
 
     def __init__(self, model: nn.Module, before: Iterable[Tensor] = ()) -> None:
-        """before: the tensors that the model's modules had as plain attributes before the call; see `attributes_of`."""
+        """Watch `model`. `before` are its plain tensor attributes before the call; see `attributes_of`."""
         super().__init__()
         self.state: dict[str, Line | None] = {}
         self.left: dict[str, Line | None] = {}
         self.parts: dict[str, Line | None] = {}
         self._model = model
         self._before = {id(tensor): tensor for tensor in before}
-        # Held, for another tensor could else get the same identity.
+        # Held, because another tensor could reuse the id.
         self._own: dict[int, Tensor] = {}
         self.look_again()
 
     def look_again(self) -> None:
-        """Know what the model has now, after another call."""
+        """Update the names after another call of the model."""
         self._own.clear()
         self._names = {id(tensor): name for name, tensor in reversed(all_names(self._model))}
         self._left = {id(tensor): name for name, tensor in attributes_of(self._model) if id(tensor) not in self._before}
 
     def may_read(self, *values: Any) -> None:
-        """These, such as the output and the target, are what a loss is for."""
+        """Allow tensors that a loss is expected to read, such as the output and the target."""
         self._own.update((id(tensor), tensor) for tensor in tensors_in(values))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -246,7 +255,7 @@ class LossReads(TorchFunctionMode):
 
 
 def attributes_of(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """The tensors that the modules have as plain attributes, with their names."""
+    """Return the tensors among the modules' plain attributes, with their names."""
     return [
         (f"{name}.{attribute}".lstrip("."), tensor)
         for name, module in model.named_modules()

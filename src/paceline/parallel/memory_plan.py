@@ -1,11 +1,11 @@
-"""The memory that a worker's part of a training takes, compared with what there is before the first step. Imports torch.
+"""The memory that a worker's training needs, compared with the free memory before the first step.
 
-    parameters      this worker's part: it is there already
-    gradients       as large as what is trained
-    optimizer       tried on a small parameter: what it keeps for each number
-    activations     of a step, only where "auto" has measured the model: else nobody knows before the first step
+    parameters      this worker's part, which is already allocated
+    gradients       as large as the trained parameters
+    optimizer       measured on a small parameter: the state per number
+    activations     of a step, only where "auto" has measured the model; otherwise unknown before the first step
 
-A run's failure report reads what is written of it (`attempts/<k>/memory_<rank>.json`), where a worker runs out of memory.
+After an out-of-memory failure the run's report reads this plan (`attempts/<k>/memory_<rank>.json`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of one worker. optimizer: None where it could not be tried. activations: None where nothing was measured.
+    """The memory of one worker in bytes.
 
-    coming: of the first three, what is still to be taken. free: what may be taken. limit: what sets that, in words. spare: swap.
+    Attributes:
+        optimizer: None if the trial failed.
+        activations: None without a measurement.
+        coming: The part of the first three that is not allocated yet.
+        free: The memory that may be used.
+        limit: The source of that number, in words.
+        spare: Free swap.
     """
 
     parameters: int
@@ -57,7 +63,7 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """What is known to be needed in all."""
+        """The known needs in total."""
         return self.parameters + self.gradients + (self.optimizer or 0) + (self.activations or 0)
 
     def __str__(self) -> str:
@@ -70,13 +76,13 @@ class MemoryPlan:
 
 
 def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """What this worker takes, and has. memory_bytes: what a worker has, if the caller says so."""
+    """Return this worker's plan. `memory_bytes` is the user's limit, or None."""
     params = list(par.executor.named_parameters().values())
     own = sum(local(param).nbytes for param in params)
     trained = sum(local(param).nbytes for param in params if param.requires_grad) if par.optimizer is not None else 0
     numbers = tried_state_numbers(par.optimizer, par.device)
     optimizer = None if numbers is None else numbers * trained
-    # One that has trained before, or was loaded, has its state already.
+    # An optimizer that has trained or was loaded has its state already.
     held = _held(par.optimizer)
     activations = None
     if par.measured is not None:
@@ -99,11 +105,12 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 def refuse_too_large(
     model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, place: WorldPlace, memory_bytes: int | None
 ) -> None:
-    """Nothing where an equal part of parameters, gradients and optimizer fits each worker, of a model that each has whole. Called
-    on all ranks, before the model is copied or cut.
+    """Refuse a whole model whose equal share does not fit on each worker.
+
+    Every rank calls it before the model is copied or cut.
 
     Raises:
-        ParallelError: as `check`.
+        ParallelError: As `check`.
     """
     params = list(model.parameters())
     whole = sum(param.nbytes for param in params)
@@ -111,7 +118,7 @@ def refuse_too_large(
     share = share_of(model, layout)
     numbers = tried_state_numbers(optimizer, place.device)
     gradients, states = int(trained * share), None if numbers is None else int(numbers * trained * share)
-    # What is cut away of the parameters is free then.
+    # Cutting frees the rest of the parameters.
     coming = gradients + max(0, (states or 0) - _held(optimizer)) - int(whole * (1 - share))
     free, limit, spare = _room(place.device, whole, memory_bytes)
     own = MemoryPlan(
@@ -128,10 +135,11 @@ def refuse_too_large(
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """This worker's plan, if there is room on every worker. Called on all ranks.
+    """Return this worker's plan if every worker has enough memory. Every rank calls it.
 
     Raises:
-        ParallelError: on every rank, where one has no room for gradients and optimizer: the kernel would end its first step.
+        ParallelError: On every rank, if one lacks memory for gradients and optimizer: the kernel would kill it in the first
+            step.
     """
     own, world = plan(par, memory_bytes), par.world
     rank, worst = _refuse(own, par.skeleton.name, world.layout, world.size)
@@ -144,7 +152,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """The rank that has the least room, and its plan, if it has enough."""
+    """Return the rank with the least memory, and its plan, if that is enough."""
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
@@ -163,11 +171,11 @@ def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int,
 
 
 def _room(device: torch.device, held: int, memory_bytes: int | None) -> tuple[int, str, int]:
-    """Bytes that this worker may take, what sets that, and swap. held: what it has of the model already."""
+    """Return usable bytes, the limit's name, and swap. `held` is the model's memory here."""
     if memory_bytes is not None:
         return max(0, memory_bytes - held), f"memory_bytes={memory_bytes}", 0
     if device.type == "cuda":
-        # What torch's allocator keeps and nobody uses is free too.
+        # Memory that torch's allocator has cached counts as free.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(0, available_bytes(device) + kept), "the GPU's memory", 0
     there = memory()
@@ -192,7 +200,7 @@ def _held(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def _tell(own: MemoryPlan, rank: int) -> None:
-    """Write it where a failure report looks; not worth a training where that can't be."""
+    """Write the plan for failure reports. An error here must not end training."""
     run_dir, attempt = os.environ.get("PACELINE_RUN_DIR"), os.environ.get("PACELINE_ATTEMPT")
     if not run_dir or not attempt:
         return
@@ -201,7 +209,7 @@ def _tell(own: MemoryPlan, rank: int) -> None:
 
 
 def share_of(model: nn.Module, layout: Layout) -> float:
-    """The part of the parameters' bytes that each worker keeps, if all keep as much."""
+    """Return the fraction of the parameters' bytes that each worker keeps."""
     parts = layout.shard * layout.pipe * layout.tensor
     if layout.expert == 1:
         return 1 / parts
@@ -213,10 +221,10 @@ def share_of(model: nn.Module, layout: Layout) -> float:
 def refuse_no_room(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, memory_bytes: int | None
 ) -> None:
-    """Nothing where an equal part of parameters, gradients and optimizer fits each worker. Called on all ranks.
+    """Refuse an empty model whose equal share does not fit on each worker. Every rank calls it.
 
     Raises:
-        ParallelError: on every rank; else torch would fail to take memory, or the kernel end the process, on its way.
+        ParallelError: On every rank, before an allocation fails or the kernel kills a process.
     """
     params = list(model.parameters())
     whole = sum(param.nbytes for param in params)

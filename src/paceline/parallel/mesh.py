@@ -1,8 +1,8 @@
-"""This process's place in the world: torch.distributed started or joined, the device, and the groups of the mesh.
+"""The place of this process in the world: torch.distributed, the device, and the groups of the mesh.
 
     axes, outermost first        pipe  data  shard  context  expert  tensor
 
-Ranks of one tensor group are neighbours, so that what talks most is closest. Loaded on use: it imports torch.
+Ranks of one tensor group are neighbours, because they communicate most.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AXES = ("pipe", "data", "shard", "context", "expert", "tensor")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorldPlace:
-    """This process among all: what is known before the layout is."""
+    """A process's rank, world size and device, known before the layout."""
 
     rank: int
     size: int
@@ -38,11 +38,11 @@ class WorldPlace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class World(WorldPlace):
-    """This process among all, and the groups that its layout makes.
+    """A process in the world, with the groups of its layout.
 
-    mesh: with those axes of `AXES` that have more than one rank.
-        None in a world of one, where there may be no process group at all.
-    store: what the ranks leave messages in, or None in a world of one.
+    Attributes:
+        mesh: The axes of `AXES` with more than one rank. None in a world of one, which may have no process group.
+        store: Where the ranks leave messages, or None in a world of one.
     """
 
     layout: Layout
@@ -51,16 +51,16 @@ class World(WorldPlace):
     groups: dict[frozenset[str], Any] = field(default_factory=dict)
 
     def group(self, *axes: str) -> Any:
-        """The process group of the ranks that differ from this one along these axes alone; None if that is it alone."""
+        """Return the group of ranks that differ only along these axes, or None if it is this rank."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 
     def extent(self, axis: str) -> int:
-        """The number of ranks along the axis."""
+        """Return the number of ranks along the axis."""
         return int(getattr(self.layout, axis))
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place along the axis, from 0."""
+        """Return this rank's index along the axis."""
         return coordinates(self.layout, self.rank)[axis]
 
     @property
@@ -70,7 +70,7 @@ class World(WorldPlace):
 
     @property
     def replica(self) -> int:
-        """The number of this rank's part."""
+        """The index of this rank's part."""
         return self.coordinate("data") * self.layout.shard + self.coordinate("shard")
 
     @property
@@ -90,12 +90,12 @@ class World(WorldPlace):
 
     @property
     def holder_axis(self) -> str:
-        """The axis along which a rank may lack a whole parameter that others have: stages, or workers with other experts."""
+        """The axis along which ranks hold different whole parameters: stages, or experts."""
         return "expert" if self.layout.expert > 1 else "pipe"
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
-    """Axis -> where the rank stands along it."""
+    """Return the rank's index along each axis."""
     found: dict[str, int] = {}
     for axis in reversed(AXES):
         rank, found[axis] = divmod(rank, int(getattr(layout, axis)))
@@ -103,12 +103,12 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
 
 
 def start(device: torch.device | str | None = None) -> WorldPlace:
-    """This process's rank, the world's size and its device; torch.distributed is started where a launcher asks for it.
+    """Return this process's rank, world size and device, and start torch.distributed if needed.
 
-    A process group that is there already is used as it is. With neither a group nor a launcher it is a world of one.
+    An existing process group is used. With neither a group nor a launcher the result is a world of one.
 
     Raises:
-        ParallelError: the launcher's variables are incomplete, or the world can't be joined.
+        ParallelError: The launcher's variables are incomplete, or joining the world fails.
     """
     if not dist.is_available():
         return WorldPlace(rank=0, size=1, device=_device(device, 0))
@@ -116,7 +116,7 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
         _initialise(device)
     if not dist.is_initialized():
         return WorldPlace(rank=0, size=1, device=_device(device, 0))
-    # A process group over Gloo or MPI carries tensors on the CPU alone, so a GPU is not chosen by itself.
+    # A group over Gloo or MPI supports only CPU tensors, so no GPU is chosen by default.
     chosen = _device(device, dist.get_rank()) if _backend_has_cuda() else torch.device(device or "cpu")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -124,20 +124,20 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 
 
 def joined(place: WorldPlace) -> World:
-    """The world before it has a layout: without groups, and with the store for messages. Called on all ranks."""
+    """Return the world before its layout, with the store but no groups. Every rank calls it."""
     store = _message_store(place) if place.size > 1 else None
     return World(**vars(place), layout=Layout(data=place.size), store=store)
 
 
 def build(place: WorldPlace, layout: Layout) -> World:
-    """The world with the groups of this layout. Called on all ranks.
+    """Return the world with the groups of this layout. Every rank calls it.
 
     Raises:
-        ParallelError: the script's own process group carries too little for this layout on GPUs.
+        ParallelError: The script's own process group does not support this layout on GPUs.
     """
     if place.size == 1:
         return World(**vars(place), layout=layout)
-    # Gloo sums tensors on GPUs; of what other layouts send there it ends the process without a word.
+    # Gloo sums tensors on GPUs, but other layouts' operations on them kill the process silently.
     if place.device.type == "cuda" and layout.data != layout.size and not _backend_has_cuda():
         raise ParallelError(
             f"{layout} on GPUs needs NCCL, and the script has made its process group with the backend {dist.get_backend()!r}. "
@@ -147,7 +147,7 @@ def build(place: WorldPlace, layout: Layout) -> World:
     return World(**vars(place), layout=layout, mesh=mesh, store=_message_store(place), groups=groups)
 
 
-#: What was made for the world's process group of now: shape -> mesh and groups. Making them takes many messages.
+#: A cache for the current process group: shape -> mesh and groups. Making them takes many messages.
 _made: dict[tuple[tuple[str, int], ...], Any] = {}
 _made_for: Any = None
 
@@ -156,11 +156,12 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
-    # No axis of one rank: torch makes a group for each axis, however short, and each group over Gloo has three threads, of which
-    # one wakes a hundred times a second.
+    # Skip axes of one rank: torch makes a group for each axis, and each Gloo group has three threads, of which one wakes a
+    # hundred
+    # times a second.
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     shape = tuple((axis, int(getattr(layout, axis))) for axis in axes)
-    # A script may end its process group and make another one; meshes and groups of the first one are dead then.
+    # A script may replace its process group, which invalidates meshes and groups.
     if _made_for is not dist.group.WORLD:
         _made.clear()
         _made_for = dist.group.WORLD
@@ -168,13 +169,11 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
         mesh = init_device_mesh(place.device.type, tuple(extent for _, extent in shape), mesh_dim_names=axes)
         active = set(axes)
         groups: dict[frozenset[str], Any] = {frozenset({axis}): mesh.get_group(axis) for axis in active}
-        # Axes that have all ranks are the world's own group; each further group costs connections between all of its
-        # ranks.
+        # Axes that span all ranks reuse the world's group. Each further group costs connections between all of its ranks.
         groups.setdefault(frozenset(active), dist.group.WORLD)
         for together in (("data", "shard"), ("data", "shard", "context"), ("pipe", "shard", "expert", "tensor")):
             wanted = frozenset(together) & active
-            # Every rank comes here with the same layout, so all make the same groups in the same order, which torch
-            # requires.
+            # Every rank has the same layout here, so all make the same groups in the same order, as torch requires.
             if wanted and wanted not in groups:
                 groups[wanted] = group_over(layout, wanted, range(place.size))
         _made[shape] = mesh, groups
@@ -183,9 +182,9 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
 
 
 def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> Any:
-    """The group of those of the ranks that share all coordinates but those along these axes.
+    """Return the group of those `ranks` that differ only along `axes`.
 
-    Every rank of the world makes all of them, in the same order.
+    Every rank of the world calls it in the same order.
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
@@ -219,16 +218,16 @@ def _initialise(device: torch.device | str | None) -> None:
 
 
 def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None:
-    """The backend that the launcher's variables and the machine call for; None where nothing launched this process.
+    """Return the backend for the launcher's variables and the machine, or None without a launcher.
 
     Raises:
-        ParallelError: a launcher has started several processes, but has not said which this one is.
+        ParallelError: A launcher started several processes, but does not say which one this is.
     """
     mpi_size = environment.get("OMPI_COMM_WORLD_SIZE")
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     given = [name for name in names if environment.get(name)]
     if has_cuda and len(given) == len(names):
-        # NCCL carries nothing but tensors on GPUs; what the ranks tell each other besides goes over Gloo.
+        # NCCL supports only GPU tensors. Other messages between ranks use Gloo.
         return "cpu:gloo,cuda:nccl"
     if mpi_size is not None and environment.get("WORLD_SIZE", mpi_size) == mpi_size:
         if mpi_size == "1" and len(given) < len(names):
@@ -242,8 +241,8 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
             return "mpi"
     if len(given) == len(names):
         return "gloo"
-    # MASTER_ADDR or MASTER_PORT alone, or WORLD_SIZE=1, may have been exported in a shell for another program, and says
-    # nothing. A rank, or a number of processes above 1, says that a launcher has started this process as one of several.
+    # MASTER_ADDR or MASTER_PORT alone, or WORLD_SIZE=1, may be exported in a shell for another program. A rank, or a number of
+    # processes above 1, shows that a launcher has started this process as one of several.
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PACELINE_WORLD_SIZE")
     started = next((environment[name] for name in sizes if environment.get(name)), None)
     if environment.get("RANK", "").isdigit() or (started is not None and started != "1"):
@@ -276,7 +275,7 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
     if device is not None and torch.device(device).index is not None:
         return torch.device(device)
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    # Some launchers show each process its own GPU alone, which has the number 0 then, whatever LOCAL_RANK is.
+    # Some launchers show each process only its own GPU, which is number 0 whatever LOCAL_RANK is.
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 
@@ -284,11 +283,11 @@ _stores: list[tuple[Any, Any, Any]] = []
 
 
 def _message_store(place: WorldPlace) -> Any:
-    """A connection of its own to a store that all ranks reach: one that waits must not keep others waiting.
+    """Return a separate connection to a store that all ranks reach, one per world group.
 
-    One for each process group that was the world's, however many models are spread over it.
+    It is separate because a blocking wait would block other users of the connection.
     """
-    # The type stubs of torch.distributed don't export its stores.
+    # torch.distributed's type stubs do not export its stores.
     stores: Any = dist
     for group, found, _ in _stores:
         if group is dist.group.WORLD:
@@ -298,8 +297,7 @@ def _message_store(place: WorldPlace) -> Any:
     if store is None:
         there: Any = None
         if place.rank == 0:
-            # A TCPStore serves whoever connects. So it listens at MASTER_ADDR alone, on the run's own network, or without
-            # that at loopback.
+            # A TCPStore accepts any client. So it listens only at MASTER_ADDR, on the run's own network, or else at loopback.
             address = os.environ.get("MASTER_ADDR", "")
             fd = store_listener(address, 0)
             given = {} if fd is None else {"master_listen_fd": fd}
@@ -317,7 +315,7 @@ def _message_store(place: WorldPlace) -> Any:
         own = store.clone()
     except (AttributeError, RuntimeError, NotImplementedError):
         pass
-    # The first connection is kept as well: with MPI it is the server itself, which ends when its object is collected.
+    # Keep the first connection too: with MPI it is the server, which ends when the object is collected.
     _stores[:] = [(dist.group.WORLD, stores.PrefixStore(f"paceline/parallel/{number}", own), store)]
     return _stores[0][1]
 
@@ -328,22 +326,29 @@ def _leave() -> None:
 
 
 def _let_gloo_finish() -> None:
-    """Give Gloo's threads a moment: one that still holds the last collective's tensor aborts a process that closes.
+    """Wait until Gloo's threads have finished.
 
-    "terminate called without an active exception", in 2 of 60 programs on torch 2.13
-    (https://github.com/pytorch/pytorch/pull/179291). Paceline's own workers wait as well.
+    A thread that still holds the last collective's tensor aborts a process that exits: "terminate called without an active
+    exception", in 2 of 60 programs on torch 2.13 (https://github.com/pytorch/pytorch/pull/179291). Paceline's own workers wait
+    as well.
     """
     time.sleep(0.05)
 
 
 def decide(world: WorldPlace, find: Callable[[], Any], kinds: Sequence[type] = (), what: str = "") -> Any:
-    """The result of `find` on rank 0. Called on all ranks, of which the others wait.
+    """Return the result of `find` on rank 0 to all ranks. Every rank calls it and waits.
 
-    kinds: the dataclasses that may be in it (see `exchange`). what: what the others are told to have failed where `find` raises
-        anything else than a ParallelError, which rank 0 raises itself; "": they are left to hear of it as of any failure.
+    Measurements and rounding may differ between machines, so one rank decides.
+
+    Args:
+        world: This rank's place.
+        find: Called on rank 0.
+        kinds: The dataclasses in the result (see `exchange`).
+        what: What failed, for the other ranks' message if `find` raises anything but a ParallelError, which rank 0 raises
+            itself. "" leaves such an error to the general report of failures.
 
     Raises:
-        ParallelError: on every rank, where `find` raised it.
+        ParallelError: On every rank, if `find` raised one.
     """
     found, failed, told = None, None, None
     if world.rank == 0:
@@ -353,7 +358,7 @@ def decide(world: WorldPlace, find: Callable[[], Any], kinds: Sequence[type] = (
             is_known = isinstance(error, ParallelError)
             if not is_known and not what:
                 raise
-            # Raised only when the others have been told, for they wait for the answer.
+            # Raise only after sending, because the other ranks wait for the answer.
             failed = error
             told = str(error) if is_known else f"{what} failed on rank 0: {type(error).__name__}: {error}"
     answer, reason = from_first((found, told), kinds)

@@ -1,4 +1,4 @@
-"""A model's structure without its values, to build the plain model again after it was cut. Imports torch."""
+"""A model's structure without its values, from which the plain model is rebuilt after a cut."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paceline.parallel.tracing.fake_model import AttributeMirror
 
 
 class Skeleton:
-    """The user's model as it was before it was cut, without its values: made before anything is changed."""
+    """A copy of the user's model without values, made before anything is changed."""
 
     def __init__(self, model: nn.Module) -> None:
-        # The name of the user's class, taken now: FSDP2 gives a model another class.
+        # Taken now, because FSDP2 gives a model another class.
         self.name = type(model).__name__
         self.ties = tied_parameters.find(model)
-        #: Why there is no copy; "" if there is.
+        #: Why there is no copy, or "".
         self.reason = ""
         #: Of all parameters and buffers.
         self.bytes = sum(tensor.nbytes for tensor in dict(tied_parameters.all_names(model)).values())
@@ -37,7 +37,7 @@ class Skeleton:
         self._mirror = AttributeMirror(model, self._model, by_version=True) if self._model is not None else None
 
     def follow(self) -> None:
-        """Take over what the user has set on the modules since: numbers, lists, plain tensors."""
+        """Copy later changes of the modules' attributes: numbers, lists, plain tensors."""
         if self._mirror is None:
             return
         try:
@@ -47,15 +47,15 @@ class Skeleton:
             self._model = self._mirror = None
 
     def begin(self) -> None:
-        """Take the modules' attributes as the layout has left them; only later changes are the user's."""
+        """Take the attributes after the layout as the baseline for the user's later changes."""
         if self._mirror is not None:
             self._mirror.begin()
 
     def shell(self) -> nn.Module:
-        """A plain model without values, with the attributes that the user's has now.
+        """Return a plain model without values, with the user's current attributes.
 
         Raises:
-            ParallelError: the model could not be copied.
+            ParallelError: The model could not be copied.
         """
         self.follow()
         if self._model is None:
@@ -63,10 +63,10 @@ class Skeleton:
         return copy.deepcopy(self._model)
 
     def filled(self, values: dict[str, Tensor], device: torch.device) -> nn.Module:
-        """A plain model with these values, and with the attributes that the user's has now.
+        """Return a plain model with these values, with the user's current attributes.
 
         Raises:
-            ParallelError: the model could not be copied.
+            ParallelError: The model could not be copied.
         """
         self.follow()
         if self._model is None:
@@ -75,7 +75,7 @@ class Skeleton:
         first = tied_parameters.first_names(model)
         for name in list(dict(tied_parameters.all_names(model))):
             if name not in values and first[name] not in values:
-                # A buffer that isn't in state dicts stays as it was when the model was copied.
+                # A non-persistent buffer keeps its value at the time of the copy.
                 continue
             value = values.get(name, values.get(first[name]))
             assert value is not None

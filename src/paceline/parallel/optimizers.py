@@ -1,4 +1,4 @@
-"""The user's optimizer, kept as the same object while the parameters under it change. Loaded on use: imports torch."""
+"""The user's optimizer, which stays the same object while its parameters change."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline.parallel.errors import ParallelError
 
 
 def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
-    """[group][parameter] -> its name in the model (the first, of a tied one). Asked before the model is changed.
+    """Return [group][parameter] -> its first name in the model, before the model changes.
 
     Raises:
-        ParallelError: it holds a parameter that is not the model's, or can't be stepped without a closure.
+        ParallelError: The optimizer holds a foreign parameter, or its step needs a closure.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ParallelError(
@@ -43,12 +43,11 @@ _guards: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
 
 
 def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> None:
-    """From now on a step of the optimizer is refused while `is_stepping()` is False.
+    """Refuse steps of the optimizer while `is_stepping()` is False.
 
-    Gradients that a script has computed by itself are those of one rank: after such a step the ranks would go apart
-    without a word.
+    Gradients that a script has computed itself belong to one rank. After such a step the ranks would silently diverge.
     """
-    # An optimizer may be given to parallelize again: the hook of the training before would refuse the steps of this one.
+    # A second `parallelize` may get the same optimizer. The first training's hook would refuse its steps.
     before = _guards.pop(optimizer, None)
     if before is not None:
         before.remove()
@@ -69,10 +68,10 @@ def adopt(
     old: Mapping[str, nn.Parameter],
     new: Mapping[str, nn.Parameter],
 ) -> None:
-    """Let the optimizer go on with `new`, by name, in the same groups; what this rank doesn't hold leaves its group.
+    """Replace the optimizer's parameters `old` by `new`, by name, in the same groups.
 
-    The object, its groups' settings and so its schedulers stay. State that it has (after steps, or loaded) goes over,
-    cut as its parameter is.
+    Parameters that this rank does not hold leave their group. The object, its groups' settings and so its schedulers stay.
+    Existing state, after steps or a load, is cut like its parameter.
     """
     state = optimizer.state
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
@@ -81,20 +80,20 @@ def adopt(
             before = old[name]
             if name in new and new[name] is before:
                 continue
-            # torch keeps an optimizer's state under the parameter itself, not under its name.
+            # torch keys an optimizer's state by the parameter, not by its name.
             values = state.pop(before, None)
             if values and name in new:
                 state[new[name]] = {key: _cut(value, before, new[name]) for key, value in values.items()}
         group["params"] = [new[name] for name in held]
         if len({getattr(param, "device_mesh", None) for param in group["params"]}) > 1:
-            # The fused and foreach forms of optimizers take no list in which DTensors and plain tensors are mixed.
+            # Fused and foreach optimizers do not accept a mix of DTensors and plain tensors.
             for way in ("foreach", "fused"):
                 if way in group:
                     group[way] = False
 
 
 def _cut(value: Any, before: Tensor, after: nn.Parameter) -> Any:
-    """State of the shape of the parameter is cut as the parameter is; anything else (a step's number) stays."""
+    """Cut state of the parameter's shape like the parameter. Keep other state, such as a step number."""
     placements: Any = getattr(after, "placements", None)
     if placements is None or not isinstance(value, Tensor) or value.shape != before.shape:
         return value

@@ -1,10 +1,10 @@
-"""Containers taken apart into leaves, and put together from leaves again. Loaded on use: it imports torch.
+"""Nested containers as lists of leaves, and back.
 
     {"x": [a, b], "y": c}   ->   [a, b, c]   and a Structure: dict("x": list(leaf, leaf), "y": leaf)
 
-A container is a mapping, a tuple, a named tuple, a list or a dataclass, of any class; all else is a leaf, None too.
-`torch.utils._pytree` and optree take a dataclass, a UserDict or a subclass of dict for a leaf unless somebody has registered
-its class for the whole process, and optree sorts the keys of a dict.
+Containers are mappings, tuples, named tuples, lists and dataclasses of any class. Everything else is a leaf, None too.
+`torch.utils._pytree` and optree treat a dataclass, a UserDict or a subclass of dict as a leaf unless its class is registered
+for the whole process, and optree sorts the keys of a dict.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: A way from a container to one of its values: ("item", key) is container[key], ("attr", name) is container.name.
+#: A step into a container: ("item", key) is container[key], ("attr", name) is container.name.
 Step = tuple[str, Any]
 Path = tuple[Step, ...]
 
@@ -27,7 +27,10 @@ Path = tuple[Step, ...]
 class Container:
     """A container without its values.
 
-    kind: its class. steps: one to each of its values, in order. factory: that of a defaultdict.
+    Attributes:
+        kind: Its class.
+        steps: The step to each of its values, in order.
+        factory: The default factory of a defaultdict.
     """
 
     kind: Any
@@ -35,15 +38,15 @@ class Container:
     factory: Any = None
 
     def make(self, values: Iterable[Any]) -> Any:
-        """A container of the same class that holds these values.
+        """Return a container of the same class with these values.
 
-        A dataclass is made by a call of its class: fields with init=False are what that computes, and not the values given.
+        A dataclass is built by calling its class, which computes fields with init=False itself.
         """
         kind, names = self.kind, [name for _, name in self.steps]
         if issubclass(kind, Mapping):
             return self._mapping(dict(zip(names, values, strict=True)))
         if issubclass(kind, (tuple, list)):
-            # A named tuple takes its values one by one, any other tuple or list takes one iterable.
+            # A named tuple takes positional values, any other tuple or list an iterable.
             return kind(*values) if hasattr(kind, "_fields") else kind(values)
         given = dict(zip(names, values, strict=True))
         return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.init})
@@ -58,25 +61,29 @@ class Container:
         except TypeError:
             pass
         try:
-            # A mapping that is a dataclass too, such as the outputs of some libraries.
+            # A mapping that is a dataclass too, such as some libraries' outputs.
             return self.kind(**values)
         except TypeError:
-            # No way to make one fits: a plain dict has the values at least.
+            # No constructor fits: a plain dict at least has the values.
             return values
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The containers of a value, which hold places for leaves. Equal to that of a value with the same containers.
+    """The nested containers of a value, with places for leaves.
 
-    container: None for a leaf. parts: the structure of each of the container's values.
+    Two values with the same containers have equal structures.
+
+    Attributes:
+        container: None for a leaf.
+        parts: The structure of each of the container's values.
     """
 
     container: Container | None = None
     parts: tuple[Structure, ...] = ()
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
-        """A value with this structure and these leaves, which are as many as it has places."""
+        """Return a value with this structure and these leaves."""
         return self._made(iter(leaves))
 
     def _made(self, leaves: Iterator[Any]) -> Any:
@@ -85,7 +92,7 @@ class Structure:
         return self.container.make([part._made(leaves) for part in self.parts])
 
     def paths(self) -> Iterator[Path]:
-        """The way to each leaf, in order."""
+        """Yield the path of each leaf, in order."""
         if self.container is None:
             yield ()
             return
@@ -98,7 +105,7 @@ _LEAF = Structure()
 
 
 def open_container(value: Any) -> tuple[Container, tuple[Any, ...]] | None:
-    """The container and the values that it holds; None if `value` is a leaf."""
+    """Return the container and its values, or None if `value` is a leaf."""
     kind = type(value)
     if isinstance(value, Tensor):
         return None
@@ -110,7 +117,7 @@ def open_container(value: Any) -> tuple[Container, tuple[Any, ...]] | None:
         return Container(kind, tuple(("attr", name) for name in value._fields)), tuple(value)
     if isinstance(value, (tuple, list)):
         return Container(kind, tuple(("item", index) for index in range(len(value)))), tuple(value)
-    # is_dataclass says yes to the class itself, too.
+    # is_dataclass is True for the class itself too.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return Container(kind, tuple(("attr", name) for name in names)), tuple(getattr(value, name) for name in names)
@@ -118,7 +125,7 @@ def open_container(value: Any) -> tuple[Container, tuple[Any, ...]] | None:
 
 
 def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
-    """The leaves in order, and the structure around them. is_leaf: says of a container that it is not to be opened."""
+    """Return the leaves in order, and their structure. `is_leaf` stops at a container."""
     leaves: list[Any] = []
 
     def structure(item: Any) -> Structure:
@@ -132,40 +139,43 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[l
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """The same containers with `change` applied to each leaf."""
+    """Return the same containers with `change` applied to each leaf."""
     leaves, structure = flatten(value, is_leaf)
     return structure.rebuild(map(change, leaves))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same containers with `change` applied to each tensor."""
+    """Return the same containers with `change` applied to each tensor."""
     return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor, in order."""
+    """Return all tensors, in order."""
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def tensors_at(value: Any) -> list[tuple[Path, Tensor]]:
-    """Every tensor with the way to it, in order."""
+    """Return all tensors with their paths, in order."""
     leaves, structure = flatten(value)
     return [(path, leaf) for path, leaf in zip(structure.paths(), leaves, strict=True) if isinstance(leaf, Tensor)]
 
 
 def sampled(tensor: Tensor, count: int) -> Tensor:
-    """At least so many numbers of the tensor, spread over all of it, if it has as many."""
+    """Return about `count` numbers of the tensor or more, spread over all of it."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(len(flat) // count, 1)]
 
 
 def in_reals(flat: Tensor) -> Tensor:
-    """These numbers; complex ones as two real ones each."""
+    """Return the numbers, complex ones as pairs of real ones."""
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 
 def signature(value: Any) -> Hashable:
-    """A key that two values share if one program computes both: containers, shapes and types, and all that is no tensor."""
+    """Return a key of containers, shapes, dtypes and all non-tensors.
+
+    Two values with the same key can share a traced program.
+    """
     leaves, structure = flatten(value)
     return structure, tuple(
         (tuple(leaf.shape), leaf.dtype, str(leaf.device), leaf.requires_grad)
@@ -176,5 +186,5 @@ def signature(value: Any) -> Hashable:
 
 
 def shown(path: Path) -> str:
-    """The way as Python writes it: args[0].mask."""
+    """Return the path in Python syntax, such as args[0].mask."""
     return "".join(f"[{key!r}]" if kind == "item" else f".{key}" for kind, key in path).removeprefix(".")

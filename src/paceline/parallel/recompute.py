@@ -1,7 +1,7 @@
-"""Activation checkpointing: a block keeps its input alone, and computes the rest again in the backward pass. Imports torch.
+"""Activation checkpointing: blocks keep only their input, and run again in the backward pass.
 
-By torch's own `torch.utils.checkpoint`, without reentrance, around the forward of each block. A block's class is replaced
-(`other_class`): copies of the model, names and hooks go on as they were.
+It wraps each block's forward in torch's `torch.utils.checkpoint`, non-reentrant. Only the block's class changes (`class_swap`),
+so copies, names and hooks keep working.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from paceline.parallel.replicas.shard import find_units
 
 
 class Recomputed:
-    """Mixed into the class of a block that is computed twice."""
+    """A mark for the class of a block that is computed twice."""
 
 
 def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
-    """Let these blocks be computed again in the backward pass, in place; their names.
+    """Let blocks be recomputed in the backward pass. Return their names.
 
-    blocks: "blocks" takes the elements of the model's lists, as FullyShard() does; or patterns (`fnmatch`) of names.
+    "blocks" takes the elements of the model's lists, as FullyShard() does. Otherwise `blocks` are patterns (`fnmatch`) of
+    names.
 
     Raises:
-        ParallelError: there are none, or a pattern matches no module.
+        ParallelError: The model has no blocks, or a pattern matches no module.
     """
     if blocks == "blocks":
         names = find_units(model)
@@ -68,10 +69,10 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    # A block within a block that is computed again would be computed three times.
+    # A block within a recomputed block would be computed three times.
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)
-    # A list or a dict among the arguments may be changed before the second pass, as DenseNet's list of features is.
+    # The model may change a list or dict argument before the second pass, as DenseNet's list of features.
     given = _copied((args, kwargs))
     passes = iter([(args, kwargs)])
 
@@ -82,7 +83,7 @@ def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -
     return checkpoint(
         forward,
         block,
-        # From these it knows the devices whose random numbers it has to repeat.
+        # These show the checkpoint which devices' random numbers to repeat.
         *args,
         use_reentrant=False,
         context_fn=lambda: (contextlib.nullcontext(), _second(block, normalization.counting_as_now())),
@@ -91,13 +92,13 @@ def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -
 
 
 def _copied(value: Any) -> Any:
-    """Return the same tensors in containers of their own."""
+    """Return the same tensors in new containers."""
     return map_tensors(value, lambda tensor: tensor)
 
 
 @contextlib.contextmanager
 def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterator[None]:
-    """The second pass leaves buffers as they are: running statistics would count each microbatch twice."""
+    """Leave buffers unchanged in the second pass: running statistics would count each microbatch twice."""
     saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     plain = [(module, dict(_numbers(module))) for module in block.modules()]
     try:
@@ -106,20 +107,24 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
     finally:
         with torch.no_grad():
             for buffer, value in saved:
-                # Through `.data`: autograd may still need what it has saved, and what it sees is not changed.
+                # Through `.data`, because autograd may need its saved tensors, and must not see a change.
                 buffer.data.copy_(value)
         for module, own in plain:
             vars(module).update(own)
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Counters and the like, which the first pass has set already."""
+    """Yield counters and similar attributes, which the first pass has set already."""
     return ((name, value) for name, value in itertools.islice(vars(module).items(), 200) if type(value) in (int, float))
 
 
 @contextlib.contextmanager
 def checkpoints_opened() -> Iterator[None]:
-    """Within the block reentrant checkpoints keep what they compute, as if the function in them were called alone."""
+    """Run reentrant checkpoints as plain calls within the block.
+
+    `checkpoint(use_reentrant=True)` is a custom autograd function whose inner operations are not in the graph, and
+    torch.autograd.grad refuses it. A plain call gives the same numbers.
+    """
 
     def apply(kind: Any, function: Callable[..., Any], keeps_random: bool, *args: Any) -> Any:
         return function(*args)
@@ -128,5 +133,5 @@ def checkpoints_opened() -> Iterator[None]:
     try:
         yield
     finally:
-        # What is left is the one of its base class.
+        # The base class's method remains.
         del CheckpointFunction.apply

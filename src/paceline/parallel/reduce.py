@@ -1,4 +1,8 @@
-"""Sums and broadcasts of many tensors, several in one message. Loaded on use: it imports torch."""
+"""Sums and broadcasts of many tensors in few messages, and the norm of all gradients.
+
+torch's `clip_grad_norm_` supports one mesh and no pipelines: clipping each stage by its own norm changes the direction of the
+step, and would count a tensor of two stages twice.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,22 @@ if TYPE_CHECKING:
     from paceline.parallel.mesh import World
 
 
-#: As in torch's DDP: large enough to use the line, small enough that sending one overlaps with filling the next.
+#: As in torch's DDP: large enough for the bandwidth, small enough to overlap sending one with filling the next.
 BUCKET_BYTES = 25 * 2**20
-#: A tensor of at least so many is sent by itself, as it lies.
+#: A tensor of at least this size is sent alone, without a copy.
 ALONE_BYTES = 2**20
 
 
 def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int = BUCKET_BYTES) -> None:
-    """Replace each gradient by its sum over the ranks of `group`, in place. group None: nothing to do.
+    """Replace each gradient by its sum over the ranks of `group`, in place.
 
-    params: the same, in the same order, on every rank; of a DTensor the local part is summed. Those that need no
-        gradient are passed over.
-    One that has a gradient on some ranks only counts as 0 on the others; one that has none anywhere keeps none.
+    A missing gradient counts as 0 if another rank has one, else it stays None.
+
+    Args:
+        params: The same parameters in the same order on every rank. Of a DTensor the local part is summed. Frozen ones are
+            skipped.
+        group: The ranks. None does nothing.
+        bucket_bytes: The size of a message.
     """
     if group is None:
         return
@@ -37,8 +45,9 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
     for bucket in _buckets(trained, bucket_bytes):
         flags = [float(param.grad is not None) for param in bucket]
         like = local(bucket[0])
-        # One number for each parameter says if this rank has a gradient for it. It goes in the same message: a second one
-        # would cost as much time as a small bucket.
+        # One flag per parameter says if this rank has a gradient. It shares the message, because a second one would cost as
+        # much time as
+        # a small bucket.
         parts = [*(_gradient_or_zeros(param).flatten() for param in bucket), like.new_tensor(flags)]
         flat = torch.cat(parts)
         running.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
@@ -46,11 +55,11 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
         assert work is not None
         work.wait()
         *sums, found = torch.split(flat, [*(local(param).numel() for param in bucket), len(bucket)])
-        # A GPU is waited for once for all flags, and not once for each.
+        # One transfer of all flags, because each transfer waits for the GPU.
         for param, part, flag in zip(bucket, sums, found.tolist(), strict=True):
             summed = part.view(local(param).shape)
-            # No rank has used this parameter. It keeps None in place of zeros, for an optimizer decays, and moves by
-            # momentum, what has a gradient of zeros.
+            # No rank has used this parameter. Keep None instead of zeros: an optimizer applies decay and momentum to a gradient
+            # of zeros.
             if flag == 0:
                 continue
             if param.grad is None:
@@ -61,13 +70,13 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
 
 
 def broadcast(tensors: Sequence[Tensor], group: Any) -> None:
-    """Overwrite each tensor by that of the first rank of `group`. group None: nothing to do."""
+    """Overwrite each tensor with the first rank's of `group`. None does nothing."""
     if group is None:
         return
     root = dist.get_global_rank(group, 0)
     with torch.no_grad():
         own = [local(tensor).detach() for tensor in tensors]
-        # By size alone, which is the same on all ranks. To copy a large one there and back costs as much as to send it.
+        # Chosen by size, which is the same on all ranks. Copying a large tensor twice costs as much as sending it.
         for tensor in filter(_is_large, own):
             whole = tensor.contiguous()
             dist.broadcast(whole, root, group=group)
@@ -86,7 +95,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def sum_number(value: float, group: Any, device: torch.device) -> float:
-    """The sum of a number over the ranks of `group`, in float64."""
+    """Return the sum of a number over the ranks of `group`, in float64."""
     if group is None:
         return value
     total = torch.tensor(value, dtype=torch.float64, device=device)
@@ -95,7 +104,7 @@ def sum_number(value: float, group: Any, device: torch.device) -> float:
 
 
 def anywhere(flag: bool, world: World) -> bool:
-    """True if the flag is set on any rank of the world."""
+    """Return True if the flag is set on any rank of the world."""
     if world.size == 1:
         return flag
     told = torch.tensor(float(flag), device=world.device)
@@ -104,7 +113,7 @@ def anywhere(flag: bool, world: World) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, sharing its memory; any other tensor itself."""
+    """Return this rank's part of a DTensor, sharing its memory, or the tensor itself."""
     part = getattr(tensor, "_local_tensor", None)
     return tensor if part is None else part
 
@@ -114,12 +123,11 @@ def _gradient_or_zeros(param: nn.Parameter) -> Tensor:
 
 
 def _buckets(tensors: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
-    """The tensors, grouped by type and device and then by size."""
+    """Group the tensors by dtype and device, and then by size."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Any]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    # Ranks have to send the same buckets in the same order, so a bucket depends on the sizes alone, and not on who has a
-    # gradient.
+    # Ranks must send the same buckets in the same order, so a bucket depends on sizes only, not on which gradients exist.
     for kind in kinds.values():
         bucket: list[Any] = []
         filled = 0
@@ -134,9 +142,9 @@ def _buckets(tensors: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
 
 
 class Clipper:
-    """Clips the gradients of one model on one layout. Made on all ranks.
+    """Gradient clipping for one model in one layout. Every rank makes one.
 
-    params: as `Executor.named_parameters` gives them.
+    `params` come from `Executor.named_parameters`.
     """
 
     def __init__(self, params: Mapping[str, nn.Parameter], world: World) -> None:
@@ -145,11 +153,11 @@ class Clipper:
         self._owned = _owned(self._params, world)
 
     def norm(self) -> Tensor:
-        """The 2-norm of the gradients of the whole model, 0-dim, the same on every rank. Called on all ranks."""
+        """Return the 2-norm of the whole model's gradients, 0-dim. Every rank calls it."""
         group = self._world.model_group
         if group is None:
             return torch.nn.utils.get_total_norm([p.grad for p in self._params.values() if p.grad is not None])
-        # Squares are summed in float64: in float32 the norm would depend on how the parameters are spread over the ranks.
+        # Sum squares in float64. In float32 the norm would depend on how the parameters are spread.
         squares = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for name, param in self._params.items():
             if param.grad is not None and name in self._owned and _counts_here(param.grad, self._world):
@@ -158,12 +166,15 @@ class Clipper:
         return squares.sqrt()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their norm is at most `max_norm`; the norm that they had. Called on all ranks."""
+        """Scale all gradients to a norm of at most `max_norm`. Return their former norm.
+
+        Every rank calls it.
+        """
         if self._world.model_group is None:
-            # torch's own function, as in a plain loop: the same sums to the last bit.
+            # torch's own function gives the same sums to the bit as a plain loop.
             return torch.nn.utils.clip_grad_norm_(self._params.values(), max_norm)
         norm = self.norm()
-        # The same small number as in torch's `clip_grad_norm_`.
+        # The constant in torch's `clip_grad_norm_`.
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for param in self._params.values():
             if param.grad is not None:
@@ -173,11 +184,11 @@ class Clipper:
 
 
 def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
-    """The names that this rank's stage counts: a tied tensor counts in the first stage that holds it."""
+    """Return the names that this rank's stage counts: a tied tensor counts in its first stage."""
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)
-    # Of a parameter that is in parts over these ranks each counts its own.
+    # A parameter that is split over these ranks counts on each.
     whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
     held = gather(whole, group)
     # All stages make the same list, so a copy of a tied parameter counts in exactly one of them.
@@ -186,7 +197,10 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
 
 
 def _counts_here(grad: Tensor, world: World) -> bool:
-    """True if this rank adds its part: every shard does; of equal copies along an axis only the first one."""
+    """Return True if this rank adds its part.
+
+    Every shard does. Of equal copies along an axis only the first one does.
+    """
     split = axes_of(grad)
     return all(world.coordinate(axis) == 0 for axis in ("shard", "tensor") if axis not in split)
 

@@ -1,9 +1,9 @@
-"""Strategies for spreading a model over the workers, as frozen data, and the layout that comes of it in a world of a given size.
+"""Strategies for spreading a model over workers, and the layout that follows for a world's size.
 
     DataParallel(2) @ PipelineParallel(2)        two replicas of two stages each: four workers
     FullyShard()                 all workers; parameters, gradients and optimizer states in equal parts
 
-A size that is left out is what the others leave of the world. Nothing here loads torch.
+An omitted size is the rest of the world. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHOICES = {"schedule": SCHEDULES, "batch_norm": BATCH_NORMS}
 
 
 class _Joinable:
-    """What can be joined with others: `a @ b` uses both."""
+    """A strategy that can be joined with others: `a @ b` uses both."""
 
     def __matmul__(self, other: object) -> Strategy:
         if not isinstance(other, _Joinable):
@@ -32,7 +32,7 @@ class _Joinable:
 
 
 class _Part(_Joinable):
-    """One way to spread a model. Fields of one name mean the same in each, and are checked here."""
+    """One way to spread a model. Fields of one name mean the same everywhere, and are checked here."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -42,7 +42,7 @@ class _Part(_Joinable):
             elif name in _CHOICES:
                 _check_choice(kind, name, value, _CHOICES[name])
             elif name in ("units", "cut", "lists") and value is not None:
-                # The class is frozen, and a list that was given has to become a tuple to be hashed.
+                # The class is frozen, and a list must become a tuple to be hashable.
                 object.__setattr__(self, name, _names(kind, name, value))
 
 
@@ -50,9 +50,10 @@ class _Part(_Joinable):
 class DataParallel(_Part):
     """Every worker has the whole model and a part of each batch.
 
-    size: the number of replicas.
-    batch_norm: "sync" normalises over the batch of all replicas, as one process would; "local" over each replica's own
-        part, which is faster and is not equal to one process.
+    Attributes:
+        size: The number of replicas.
+        batch_norm: "sync" normalises over the batch of all replicas, as one process would. "local" uses each replica's own
+            part, which is faster and differs from one process.
     """
 
     size: int | None = None
@@ -61,12 +62,15 @@ class DataParallel(_Part):
 
 @dataclass(frozen=True)
 class FullyShard(_Part):
-    """Every worker has an equal part of each parameter, and a part of each batch; a block is put together when it computes.
+    """Every worker has an equal part of each parameter, and a part of each batch.
 
-    size: the number of parts.
-    units: patterns (`fnmatch`, on module names) of the blocks that are put together one at a time; None finds the
-        blocks of the model's lists.
-    batch_norm: as for `DataParallel`.
+    A block's parameters are gathered while it computes.
+
+    Attributes:
+        size: The number of parts.
+        units: Patterns (`fnmatch`) of module names of the blocks to gather one at a time. None takes the blocks of the
+            model's lists.
+        batch_norm: As for `DataParallel`.
     """
 
     size: int | None = None
@@ -76,12 +80,14 @@ class FullyShard(_Part):
 
 @dataclass(frozen=True)
 class PipelineParallel(_Part):
-    """The model is cut into stages, one worker each; the microbatches of a batch go through one after the other.
+    """The model is cut into stages, which microbatches pass one after the other.
 
-    stages: the number of workers in a row.
-    schedule: "1f1b" (holds few activations), "gpipe", or "interleaved" (each worker has `chunks` stages: a smaller
-        bubble for more messages).
-    cut: the modules that begin a new stage, by name, in order; None measures and balances.
+    Attributes:
+        stages: The number of workers in a row.
+        schedule: "1f1b" (holds few activations), "gpipe", or "interleaved" (each worker has `chunks` stages: a smaller
+            bubble for more messages).
+        chunks: The stages of each worker with "interleaved".
+        cut: The names of the modules that start a new stage, in order. None measures and balances.
     """
 
     stages: int | None = None
@@ -92,14 +98,15 @@ class PipelineParallel(_Part):
 
 @dataclass(frozen=True)
 class TensorParallel(_Part):
-    """Single layers are cut over the workers, which all compute each batch together.
+    """Single layers are cut over workers, which all compute each batch together.
 
-    size: the number of parts.
-    plan: pattern of a module's name -> "colwise", "rowwise", "vocab" or "replicate"; None finds the usual pairs.
+    Attributes:
+        size: The number of parts.
+        plan: Pattern of a module's name -> "colwise", "rowwise", "vocab" or "replicate". None finds the usual pairs.
     """
 
     size: int | None = None
-    # A dict has no hash; without it the strategy has one.
+    # A dict is not hashable. Without it the strategy is.
     plan: Mapping[str, str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -107,19 +114,22 @@ class TensorParallel(_Part):
         if self.plan is not None:
             for pattern, placement in self.plan.items():
                 _check_choice("TensorParallel", f"plan[{pattern!r}]", placement, PLACEMENTS)
-            # A copy: the script may go on with its dict.
+            # A copy, because the script may change its dict.
             object.__setattr__(self, "plan", dict(self.plan))
 
 
 @experimental("0.1")
 @dataclass(frozen=True)
 class ContextParallel(_Part):
-    """Every worker has the whole model and a part of each sequence; attention gets the keys and values of all of them.
+    """Every worker has the whole model and a part of each sequence.
 
-    size: the number of parts. Goes with DataParallel and FullyShard.
-    dim: the dimension of the blocks' input [rows, sequence, features] that is the sequence.
-    lists: names of the lists of blocks (nn.ModuleList, nn.Sequential) from whose first block to the last the sequence is in
-        parts; None takes the model's outermost lists.
+    Attention gathers the keys and values of all workers.
+
+    Attributes:
+        size: The number of parts. Combines with DataParallel and FullyShard.
+        dim: The sequence dimension of the blocks' input [rows, sequence, features].
+        lists: Names of the lists of blocks (nn.ModuleList, nn.Sequential) between whose first and last block the sequence
+            is split. None takes the model's outermost lists.
     """
 
     size: int | None = None
@@ -135,9 +145,10 @@ class ContextParallel(_Part):
 @experimental("0.1")
 @dataclass(frozen=True)
 class ExpertParallel(_Part):
-    """Every worker has some of the experts of each mixture of experts, and the whole of all else.
+    """Every worker has some experts of each mixture, and the whole rest of the model.
 
-    size: the number of parts. Goes with DataParallel.
+    Attributes:
+        size: The number of parts. Combines with DataParallel.
     """
 
     size: int | None = None
@@ -145,7 +156,7 @@ class ExpertParallel(_Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(_Joinable):
-    """Several ways at once: what `a @ b` gives."""
+    """Several strategies at once: the result of `a @ b`."""
 
     parts: tuple[_Part, ...]
 
@@ -161,7 +172,7 @@ class Strategy(_Joinable):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The number of workers along each axis of the mesh; their product is the world's size."""
+    """The number of workers along each axis of the mesh. Their product is the world's size."""
 
     data: int = 1
     shard: int = 1
@@ -180,7 +191,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many workers it is for."""
+        """The number of workers."""
         return self.data * self.shard * self.pipe * self.tensor * self.context * self.expert
 
     @property
@@ -194,19 +205,19 @@ class Layout:
 
 
 def strategy_of(layout: Layout) -> Strategy:
-    """The strategy that gives the layout's sizes; of its other settings none."""
+    """Return a strategy with the layout's sizes, and default settings."""
     sizes = {kind: int(getattr(layout, axis)) for kind, axis in _AXES.items()}
     return Strategy(parts=tuple(kind(size) for kind, size in sizes.items() if size > 1))
 
 
 def shown(strategy: object) -> str:
-    """Its parts with their sizes, without other settings: DataParallel(2) @ PipelineParallel()."""
+    """Return its parts with their sizes only: DataParallel(2) @ PipelineParallel()."""
     sizes = ((type(part).__name__, _size(part)) for part in parts_of(strategy))
     return " @ ".join(f"{kind}({'' if size is None else size})" for kind, size in sizes)
 
 
 def parts_of(strategy: object) -> tuple[_Part, ...]:
-    """The single parts of a strategy; an instance is asked for where a class was given."""
+    """Return the single parts of a strategy. A class is refused: an instance is needed."""
     if isinstance(strategy, Strategy):
         return strategy.parts
     if isinstance(strategy, _Part):
@@ -220,10 +231,10 @@ def parts_of(strategy: object) -> tuple[_Part, ...]:
 
 
 def resolve(strategy: object, world_size: int) -> Layout:
-    """The layout of a strategy in a world of this size.
+    """Return the layout of a strategy in a world of this size.
 
     Raises:
-        ParallelError: the sizes don't multiply to the world's, or more than one was left out.
+        ParallelError: The sizes do not multiply to the world's, or more than one is omitted.
     """
     parts = parts_of(strategy)
     _check_together(parts)
@@ -253,7 +264,7 @@ def resolve(strategy: object, world_size: int) -> Layout:
     values["batch_norm"] = norms.pop() if norms else "sync"
     for part in parts:
         if isinstance(part, PipelineParallel):
-            # With the other schedules each worker has one stage, whatever `chunks` says: its default is meant for this one.
+            # `chunks` only matters for "interleaved": with other schedules each worker has one stage.
             chunks = part.chunks if part.schedule == "interleaved" else 1
             values |= {"schedule": part.schedule, "cut": part.cut, "chunks": chunks}
         elif isinstance(part, TensorParallel):
@@ -273,7 +284,7 @@ _AXES: dict[Any, str] = {
     ContextParallel: "context",
     ExpertParallel: "expert",
 }
-#: What these can be joined with.
+#: The strategies that these can be joined with.
 _WITH: dict[type, tuple[type, ...]] = {ContextParallel: (DataParallel, FullyShard), ExpertParallel: (DataParallel,)}
 
 
@@ -303,7 +314,7 @@ def _check_choice(kind: str, name: str, value: object, choices: tuple[str, ...])
 
 
 def _names(kind: str, name: str, value: object) -> tuple[str, ...]:
-    # A string would pass for a list of names of one letter each.
+    # A string would pass as a list of one-letter names.
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise ParallelError(f"{kind}({name}={value!r}): a list of names, such as {name}=['blocks.6'].")
     names = tuple(value)

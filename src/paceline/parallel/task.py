@@ -1,4 +1,4 @@
-"""The computation, whatever the layout: a model, its loss, and the weight of each batch. Loaded on use: imports torch."""
+"""The computation in any layout: a model, its loss, and the weight of each microbatch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from paceline.parallel.pytree import tensors_in
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model and all that is needed to compute its loss and gradients.
+    """A model with everything that its loss and gradients need.
 
-    model: the user's, whole, already on this rank's device.
-    loss: (output, target) -> the mean loss of these rows, a number (0-dim tensor).
-    loss_weight: target -> what this mean is over, such as the number of tokens that count; None: see `loss_means`.
-    split: a user's batch -> Parts.
-    microbatches: of a batch, all together. accumulate: in so many groups, one after the other.
-    precision: None, or "bf16" for autocast.
-    means: what the losses of the step that is being computed are means over.
+    Attributes:
+        model: The user's whole model, on this rank's device.
+        loss: (output, target) -> the mean loss of these rows, a 0-dim tensor.
+        loss_weight: target -> the count that this mean is over, such as the number of tokens that count. None: see
+            `loss_means`.
+        split: A user's batch -> Parts.
+        microbatches: The number per batch in total.
+        accumulate: The number of groups of microbatches that run one after the other.
+        precision: None, or "bf16" for autocast.
+        means: The counts that the current step's losses are means over.
     """
 
     model: nn.Module
@@ -43,17 +46,17 @@ class Task:
 
     @property
     def at_once(self) -> int:
-        """The count of microbatches that go through a pipeline together."""
+        """The number of microbatches that go through a pipeline together."""
         return max(self.microbatches // self.accumulate, 1)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """The context for the forward pass and the loss."""
+        """Return the context for the forward pass and the loss."""
         if self.precision is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, torch.bfloat16)
 
     def loss_of(self, output: Any, target: Any) -> Tensor:
-        """Call the loss. Raise ParallelError if it returns something else than one number."""
+        """Call the loss. Raise ParallelError unless it returns one number."""
         loss = self.loss(output, target)
         if isinstance(loss, Tensor) and loss.dim() == 0:
             return loss
@@ -64,13 +67,11 @@ class Task:
         )
 
     def weighted_loss(self, output: Any, micro: Microbatch) -> Tensor:
-        """The microbatch's share of the global mean loss: weight * loss, 0-dim, ready for `backward`.
+        """Return the microbatch's share of the global mean loss, weight * loss, 0-dim.
 
-        A weight of 0 (padding, or no token that counts) gives 0 with gradients of 0, whatever the loss would be: a mean
-        over nothing is nan, and so would be 0 times it.
-
-        Without a loss_weight a part of a batch counts for what its loss is the mean over, so that the sum of all shares has to be
-        multiplied by `means.factor()`.
+        A weight of 0 (padding, or no token that counts) gives 0 with gradients of 0, whatever the loss is: a mean over nothing
+        is nan, and 0 times nan too. Without a loss_weight each share is weighted by the count that its loss is a mean over, so
+        the sum of all shares must be multiplied by `means.factor()`.
         """
         means, is_part = self.means, float(micro.weight) < 1.0
         if float(micro.weight) == 0.0:
@@ -87,7 +88,7 @@ class Task:
                 "loss(output, target) returned a number without a gradient, though the output has one: nothing would be "
                 "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
             )
-        # In float32 at least: in bf16 a share such as 1/3 would keep three digits.
+        # At least float32: in bf16 a share such as 1/3 would keep three digits.
         dtype = torch.promote_types(loss.dtype, torch.float32)
         if is_part and self.loss_weight is None:
             over = mean_over(loss)
@@ -101,7 +102,10 @@ class Task:
 
 
 def zero_loss(output: Any) -> Tensor:
-    """0, through every tensor of `output` that has a gradient, so that each rank's backward pass does the same steps."""
+    """Return 0 through every tensor of `output` that has a gradient.
+
+    So each rank's backward pass does the same steps.
+    """
     zero: Tensor | None = None
     for tensor in tensors_in(output):
         if tensor.requires_grad or (zero is None and tensor.is_floating_point()):
@@ -112,15 +116,17 @@ def zero_loss(output: Any) -> Tensor:
         raise ParallelError(
             f"the model returned {type(output).__name__}, which holds no tensor of floating point; the loss needs one."
         )
-    # The type that `weighted_loss` gives.
+    # The dtype of `weighted_loss`.
     return zero.to(torch.promote_types(zero.dtype, torch.float32))
 
 
 def own_loss(output: Any, target: Any) -> Tensor:
-    """The loss in what a model has returned: a number (0-dim), "loss" of a dict, `.loss`, or the first of a tuple.
+    """Return the loss in a model's output.
+
+    It is a number (0-dim), the entry "loss" of a dict, the attribute `loss`, or the first value of a tuple.
 
     Raises:
-        ParallelError: there is none.
+        ParallelError: The output has none of these.
     """
     if isinstance(output, Tensor):
         found: Any = output
@@ -140,7 +146,7 @@ def own_loss(output: Any, target: Any) -> Tensor:
 
 
 def own_split(model: nn.Module) -> Callable[[Any], Parts]:
-    """A function from a batch to its parts: the model gets all of it, labels too. What `loss_weight` gets are the labels."""
+    """Return a split that gives the model the whole batch, and `loss_weight` the labels."""
     takes = inspect.signature(model.forward)
 
     def split(batch: Any) -> Parts:

@@ -1,4 +1,8 @@
-"""The names of a model's tensors, of which one tensor may have several. Loaded on use: it imports torch."""
+"""Tied parameters: tensors with several names, and their copies in the stages of a pipeline.
+
+Without `StageTies` each stage's copy would learn from its own stage's gradient, with a plausible loss. Buffers that the forward
+pass changes are never in two stages: `boundaries` does not cut there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from paceline.parallel.mesh import World, coordinates, group_over
 
 
 def find(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """The names that share one parameter or buffer, by identity; each group in the model's order, first name first."""
+    """Return groups of names that share one tensor, in the model's order."""
     names: dict[int, list[str]] = {}
     for name, tensor in all_names(model):
         names.setdefault(id(tensor), []).append(name)
@@ -20,13 +24,13 @@ def find(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer -> the first name of the same tensor."""
+    """Return every name of a parameter or buffer -> the first name of that tensor."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in all_names(model)}
 
 
 def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module in which something of this name lies, and its name there."""
+    """Return the module that holds something of this name, and its name there."""
     owner, _, last = name.rpartition(".")
     return model.get_submodule(owner), last
 
@@ -42,7 +46,7 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
 
 
 def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Every parameter and buffer with every name it has, in the model's order."""
+    """Return every parameter and buffer with all of its names, in the model's order."""
     return [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
@@ -50,17 +54,20 @@ def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 class StageTies:
-    """holders: first name -> the stages that use the parameter, where it is more than one. Made on all ranks.
+    """Parameters that several stages use: each has a copy, and all copies get one gradient.
 
-    uses: for each stage, the modules, parameters and buffers that it holds.
+    Every rank makes one. `uses` lists the modules, parameters and buffers of each stage.
+
+    Attributes:
+        holders: First name -> the stages that use the parameter, if there are several.
     """
 
     def __init__(self, model: nn.Module, uses: Sequence[frozenset[str]], world: World) -> None:
         self._world = world
         first = first_names(model)
         params = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        # Groups are made below in the order in which names come here, and every rank has to make them in one order. So
-        # there is no set among these: the order of a set of texts differs from process to process.
+        # A dict, not a set: every rank must make the groups below in the same order, and a set of strings has another order in
+        # each process.
         held: dict[str, set[int]] = {}
         for stage, names in enumerate(uses):
             for name in held_tensors(model, names):
@@ -68,13 +75,13 @@ class StageTies:
                     held.setdefault(first[name], set()).add(stage)
         self.holders = {name: tuple(sorted(stages)) for name, stages in held.items() if len(stages) > 1}
         workers = world.extent("pipe")
-        # With an interleaved schedule stage n is on worker n modulo their number; two stages of one worker share the tensor
+        # With an interleaved schedule stage n is on worker n modulo their number. Two stages of one worker share the tensor
         # itself.
         ranks = {name: frozenset(stage % workers for stage in stages) for name, stages in self.holders.items()}
         here = world.coordinate("pipe")
-        #: Of each group that this worker is in, the names of what its workers share.
+        #: Each group of this worker, with the names that it shares.
         self._own: list[tuple[Any, list[str]]] = []
-        # Sorted, for all ranks have to make the groups in one order.
+        # Sorted, because all ranks must make the groups in one order.
         for members in sorted(set(ranks.values()), key=sorted):
             if len(members) > 1:
                 group = _group(members, world)
@@ -82,19 +89,19 @@ class StageTies:
                     self._own.append((group, [name for name, own in ranks.items() if own == members]))
 
     def sum_gradients(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Give every copy the sum of all copies' gradients. Called on all ranks."""
+        """Give every copy the sum of all copies' gradients. Every rank calls it."""
         for group, names in self._own:
             reduce.sum_gradients([params[name] for name in names], group)
 
 
 def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
-    """The names of all parameters and buffers that lie in these modules, or are named themselves, in the model's order."""
+    """Return the parameters and buffers that are, or are within, these names, in model order."""
     prefixes = tuple(f"{name}." for name in names)
     return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
 
 
 def _group(members: frozenset[int], world: World) -> Any:
-    """The ranks with these stages that share all other coordinates."""
+    """Return the ranks with these stages that share all other coordinates."""
     if len(members) == world.extent("pipe"):
         return world.group("pipe")
     ranks = [rank for rank in range(world.size) if coordinates(world.layout, rank)["pipe"] in members]

@@ -1,4 +1,4 @@
-"""The handle that `parallelize` returns: one loop for every layout. Loaded on use: it imports torch."""
+"""`Parallel`, which `parallelize` returns: one training loop for every layout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The position of the training: the optimizer's steps, the epoch, and the samples of it that all replicas have seen."""
+    """The position of training: optimizer steps, epoch, and samples of it seen by all replicas."""
 
     steps: int = 0
     epoch: int = 0
@@ -45,10 +45,10 @@ class Progress:
 
 
 class Parallel:
-    """A model that is trained on all workers of the world; see `parallelize`.
+    """A model that all workers of the world train; see `parallelize`.
 
-    Every method is called on all ranks, in the same order; what they return is the same on every rank.
-    The layers below, for those who write tools: `executor`, `world`, `task`, `optimizer`.
+    Every rank calls every method in the same order, and gets the same result. Tools may use the layers below: `executor`,
+    `world`, `task`, `optimizer`.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Parallel:
         self.world = world
         self.clip_norm = clip_norm
         self.reason = None if choice is None else choice.reason
-        #: What the forecasts of `explain` go by; measured when it is first asked for, unless "auto" has measured it.
+        #: The basis of the forecasts in `explain`, measured on first use unless "auto" has measured it.
         self.measured = None if choice is None else choice.measured
-        #: The bytes of a worker that may be planned with, where that is known.
+        #: The bytes of a worker that may be used, if known.
         self.limit_bytes = None if choice is None else choice.limit_bytes
-        #: A microbatch of the first step, by which `explain` measures.
+        #: A microbatch of the first step, for the measurements of `explain`.
         self.micro: Any = None
-        #: Which blocks are computed again in the backward pass, as given to `parallelize`.
+        #: The recomputed blocks, as given to `parallelize`.
         self.recompute: Any = None
         self.skeleton = skeleton
-        #: The norm of the gradients before clipping, of the last step; None without clip_norm.
+        #: The norm of the last step's gradients before clipping. None without clip_norm.
         self.gradient_norm: Tensor | None = None
         self._feed = feed
         self._build = build
@@ -100,35 +100,35 @@ class Parallel:
         )
         self.watch = FailureWatch(world)
         self._is_stepping = False
-        #: The memory of a worker as the script has named it; what this worker takes and has, None before there is an executor.
+        #: The worker's memory that the script has given. `memory` is this worker's plan, None before there is an executor.
         self.memory_bytes: int | None = None
         self.memory: MemoryPlan | None = None
-        #: What came of the comparison with the plain model before the first step.
+        #: The result of the comparison with the plain model before the first step.
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
-        #: Where the parameters' values come from, in words; "" where the model had them.
+        #: The source of the parameters' values, in words. "" if the model had them.
         self.source = ""
         self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
         is_in_parts = world.replicas > 1 or task.microbatches > 1
         self._check_loss = check_first and is_in_parts and task.loss is not own_loss
         self._comparison = comparison
-        #: What follows the model's weights, in the order in which it was asked for.
+        #: The averages and twins, in the order of their creation.
         self.averages: list[Average | Twin] = []
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
-            # A weak reference: the optimizer may outlive this object, for a second `parallelize` may take it over.
+            # A weak reference, because a second `parallelize` may take over the optimizer.
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
     # Training.
 
     def step(self, batch: Any) -> Tensor:
-        """Train on one batch; the global mean loss before the update, 0-dim, the same on every rank.
+        """Train on one batch. Return the global mean loss before the update, 0-dim.
 
-        batch: from `epoch`, or a whole global batch, which has to be the same on every rank.
+        `batch` comes from `epoch`, or is a whole global batch that is the same on every rank.
 
         Raises:
-            ParallelError: the batch or the loss can't be used.
-            WorkerError: another rank has failed; the message has its traceback.
+            ParallelError: The batch or the loss cannot be used.
+            WorkerError: Another rank has failed. The message has its traceback.
         """
         with self.watch.guard("step()"):
             optimizer = self.optimizer
@@ -153,37 +153,39 @@ class Parallel:
             with self._streams.use("step", self._progress.steps), self._kept.explained(), watching:
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
-            # With one replica the loss is the same on all ranks already, and the message only compares where they are in
-            # the data. On a GPU that is left out, for to read the answer the GPU would have to be waited for.
+            # With one replica all ranks have the same loss, and the message only compares their places in the data. On a GPU it
+            # is skipped,
+            # because reading the answer would stall.
             if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
-                # One message has the loss and this rank's place in the data. All ranks send one type of number: the loss
-                # of padding has the type of the output, which may be another one.
+                # One message has the loss and this rank's place in the data. All ranks send one dtype: the loss of padding has
+                # the output's,
+                # which may differ.
                 wide = loss.double()
                 size = sum(executor.written.values())
                 numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
                 told = torch.stack([wide, *map(wide.new_tensor, numbers)])
                 work = dist.all_reduce(told, group=group, async_op=True)
-            # The message is under way while the gradients are summed.
+            # The message travels while the gradients are summed.
             executor.finish_gradients()
             if work is not None:
                 work.wait()
                 if group is not None:
                     loss = told[0].to(loss.dtype)
-                    # A GPU is not waited for where the loss is a mean over rows.
+                    # Do not wait for a GPU if the loss is a mean over rows.
                     if loss.device.type == "cpu" or not means.rows:
                         means.fill(told[5:].tolist())
                 agree_on_place(told[1:3], self._place(batch), executor.program, self.world)
-                # On a GPU in the first step alone, for the host has to wait for it.
+                # On a GPU only in the first step, because the host has to wait for it.
                 if group is not None and (told.device.type == "cpu" or self._progress.steps == 0):
                     agree_on_written(told[3:5], [*executor.written], self.world)
             if (factor := means.factor()) != 1.0:
                 loss = loss * factor
                 scale_gradients(executor.named_parameters(), factor)
             if means.checks:
-                # Random numbers of the script's own are left where they were.
+                # Leave the script's random numbers unchanged.
                 with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
-                # On all ranks at once: those that call no loss would go on.
+                # On all ranks together, because ranks that call no loss would go on.
                 if why := next(filter(None, gather(why) if self.world.size > 1 else [why]), ""):
                     raise ParallelError(why)
             if self.clip_norm is not None:
@@ -204,15 +206,13 @@ class Parallel:
         return loss
 
     def epoch(self, epoch: int) -> Iterator[OwnBatch | GlobalBatch]:
-        """The batches of an epoch, each of them this rank's part of a global batch, to be given to `step`.
+        """Yield the batches of an epoch, each this rank's part of a global batch, for `step`.
 
-        After `load` it goes on where the checkpoint was: an epoch that was done has no batches, and the one that was
-        under way has those that are left.
-
-        epoch: from 0; it seeds the order of the samples.
+        After `load` it continues at the checkpoint: a finished epoch yields nothing, and the interrupted one yields the rest.
+        `epoch` counts from 0, and seeds the order of the samples.
 
         Raises:
-            ParallelError: there is no loader, or the epoch is below 0.
+            ParallelError: There is no loader, or the epoch is negative.
         """
         if epoch < 0:
             raise ParallelError(f"epoch({epoch}): epochs are numbered from 0.")
@@ -233,11 +233,11 @@ class Parallel:
                 break
             yield batch
         if self._progress.epoch == epoch:
-            # A checkpoint that is saved between two epochs then goes on with the next one.
+            # A checkpoint between two epochs then continues with the next one.
             self._progress = dataclasses.replace(self._progress, epoch=epoch + 1, consumed=0)
 
     def __len__(self) -> int:
-        """The number of batches in an epoch."""
+        """Return the number of batches in an epoch."""
         if self._feed is None:
             raise ParallelError("without a loader there is no number of batches.")
         return len(self._feed)
@@ -251,10 +251,9 @@ class Parallel:
         *,
         weight: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """The mean of metric(output, target) over all samples, each counted once; see `evaluate.evaluate`.
+        """Return the mean of metric(output, target) over all samples; see `evaluate.evaluate`.
 
-        metric: None takes the loss, the model's own where that is what is trained.
-        weight: as `loss_weight`, which is its default where the metric is the loss.
+        Each sample counts once. The default metric is the training loss, with the training's `loss_weight`.
         """
         metric = metric or self.task.loss
         if weight is None and metric is self.task.loss:
@@ -267,7 +266,7 @@ class Parallel:
             return evaluate(executor, loader, metric, weight, self.task, self.world)
 
     def check(self, batch: Any, limit: float | None = None) -> Any:
-        """Loss and all gradients on this small batch, compared with the plain model in one process; see `check`."""
+        """Compare loss and all gradients on this batch with the plain model's; see `check`."""
         with self.watch.guard("check()"):
             from paceline.parallel.check import check
 
@@ -279,7 +278,7 @@ class Parallel:
         return self
 
     def eval(self) -> Parallel:
-        """Set the model to evaluation mode, as `nn.Module.eval`."""
+        """Set evaluation mode, as `nn.Module.eval`."""
         return self.train(False)
 
     # State.
@@ -287,21 +286,23 @@ class Parallel:
     def average(
         self, decay: Decay = None, *, every: int = 1, of: str | None = None, into: str | None = None
     ) -> Average | Twin:
-        """Average the weights from here on, after each step; under every layout, and in checkpoints.
+        """Average the weights after each step from now on, in every layout and in checkpoints.
 
-        The average begins with the weights of now, and after each update it is decay * average + (1 - decay) * weights.
+        The average starts with the current weights. Each update sets it to decay * average + (1 - decay) * weights.
 
         Args:
-            decay: From 0 (a copy) to 1; a function of the number of updates before; None: the mean of the weights at all updates.
-            every: Update after each so many steps.
-            of: With `into`: the names of two modules of the model. The second is frozen, and follows the first (a target network,
-                a momentum encoder). Without them the average of the whole model lies beside it.
+            decay: From 0 (a copy) to 1, or a function of the number of earlier updates. None: the mean of the weights at
+                all updates.
+            every: Update after this many steps.
+            of: With `into`: the names of two submodules. The second is frozen and follows the first (a target network, a
+                momentum encoder). Without them a copy of the whole model is averaged.
+            into: See `of`.
 
         Returns:
-            The average, with `applied()` and `full_state_dict()`; of a twin its number of updates alone.
+            The average, with `applied()` and `full_state_dict()`, or a twin with its number of updates.
 
         Raises:
-            ParallelError: the two modules are not of one shape, or the second is trained.
+            ParallelError: The submodules differ in shape, or the second is trained.
         """
         with self.watch.guard("average()"):
             from paceline.parallel.average import Average, Twin
@@ -330,14 +331,14 @@ class Parallel:
             return store.save(self, path, **options)
 
     def wait(self) -> None:
-        """Return once what `save(asynchronous=True)` has begun is written; see `checkpoint.wait`."""
+        """Wait until the writes of `save(asynchronous=True)` are complete; see `checkpoint.wait`."""
         with self.watch.guard("wait()"):
             from paceline.parallel.checkpoint import store
 
             store.wait(self)
 
     def load(self, path: str | Path | None = None, **options: Any) -> Any:
-        """Go on from a checkpoint, of whatever layout; see `checkpoint.load`."""
+        """Resume from a checkpoint of any layout; see `checkpoint.load`."""
         with self.watch.guard("load()"):
             self._refuse_averaged("load()")
             from paceline.parallel.checkpoint import store
@@ -345,7 +346,10 @@ class Parallel:
             return store.load(self, path, **options)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The whole model under its original names, on the CPU, for `model.load_state_dict` anywhere; on every rank."""
+        """Return the whole model on the CPU, on every rank.
+
+        The names are the model's, so `model.load_state_dict` takes it anywhere.
+        """
         with self.watch.guard("full_state_dict()"):
             from paceline.parallel.checkpoint import store
 
@@ -361,24 +365,24 @@ class Parallel:
 
     @property
     def progress(self) -> Progress:
-        """The position of the training."""
+        """The position of training."""
         return self._progress
 
     def state(self) -> dict[str, Any]:
-        """The part of a checkpoint beside the model and the optimizer; plain values and tensors."""
+        """Return a checkpoint's part beside model and optimizer: plain values and tensors."""
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, with this layout."""
+        """Resume from `state` in this layout."""
         self._progress = Progress(**state["progress"])
         self._resume = self._progress
         self._streams.load_state_dict(dict(state["random"]))
 
-    # What is below.
+    # Layers below.
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0."""
+        """The worker's number, from 0."""
         return self.world.rank
 
     @property
@@ -388,28 +392,31 @@ class Parallel:
 
     @property
     def device(self) -> torch.device:
-        """Where this worker computes."""
+        """The worker's device."""
         return self.world.device
 
     @property
     def module(self) -> nn.Module:
-        """This rank's part of the model, under original names. To look at: calling it trains on this rank's rows alone."""
+        """The part of the model on this rank, under original names.
+
+        For inspection only: a call trains on this rank's rows alone.
+        """
         return self.executor.module
 
     @property
     def executor(self) -> Executor:
-        """What computes a step with the chosen strategy; made when it is first asked for."""
+        """The computation of a step in this layout, made on first access."""
         return self.executor_for_sample(lambda: None)
 
     @property
     def clipper(self) -> Clipper:
-        """What clips the gradients by the norm of all of them together, on all workers."""
+        """The clipping of gradients by their norm over all workers."""
         if self._clipper is None:
             self._clipper = Clipper(self.executor.named_parameters(), self.world)
         return self._clipper
 
     def explain(self) -> str:
-        """The layout of the model, its cost, and the reason for it, in words."""
+        """Return the layout, its cost, and the reason for it as text."""
         from paceline.parallel.explain import explain
 
         return explain(self)
@@ -418,11 +425,11 @@ class Parallel:
         return f"Parallel({self.skeleton.name}, {self.world.layout}, rank {self.rank} of {self.world_size})"
 
     def executor_for(self, batch: Any) -> Executor:
-        """The executor, made with the help of this batch if it doesn't exist yet."""
+        """Return the executor, made with this batch if it does not exist yet."""
         return self.executor_for_sample(lambda: batch)
 
     def executor_for_sample(self, sample: Callable[[], Any]) -> Executor:
-        """The same, with a batch that is only asked for where it is needed."""
+        """Return the executor. `sample` is called only if making it needs a batch."""
         if self._executor is None:
             self.skeleton.follow()
             executor = self._build(sample)
@@ -435,7 +442,7 @@ class Parallel:
             self._kept = KeptTensors(executor.named_parameters())
             self._layers = Layers(self.task.model, executor.module)
             self._executor = executor
-            # A batch is not needed for it, and a model without an optimizer is not trained.
+            # Only training needs this, so not without an optimizer.
             if self.optimizer is not None:
                 from paceline.parallel import memory_plan
 
@@ -444,16 +451,16 @@ class Parallel:
 
     @property
     def gradient_hooks(self) -> dict[str, Hooks]:
-        """Parameter's name -> the user's hooks on its gradient, where it has some."""
+        """Parameter's name -> the user's hooks on its gradient."""
         return {name: hooks for name, hooks in self._hooks.items() if hooks}
 
     def settle_buffers(self) -> None:
-        """Make the replicas' buffers equal where each has followed its own rows (batch_norm="local"): the first one's."""
+        """Give all replicas the first one's buffers, which differ with batch_norm="local"."""
         if self.world.layout.batch_norm == "local":
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
 
     def _place(self, batch: Any) -> tuple[int, int, int]:
-        """Epoch and samples seen after this batch, and steps before it."""
+        """Return epoch and samples after this batch, and the steps before it."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps
 
@@ -463,7 +470,7 @@ class Parallel:
 
 
 class OriginalParameters:
-    """The parameters as the user's optimizer knew them, until it has been given those of the layout."""
+    """The user's optimizer and its parameters, until the layout's parameters replace them."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._params = dict(model.named_parameters())
@@ -473,5 +480,5 @@ class OriginalParameters:
         optimizers.adopt(optimizer, self._names, self._params, params)
 
     def forget(self) -> None:
-        """Let go of the whole parameters, which would else stay in memory beside the parts."""
+        """Release the whole parameters, which would stay in memory beside the parts."""
         self._params = {}
