@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.job.job import Job
 from paceline.runs import states
 from paceline.runs.failure import FailureReport
 from paceline.runs.record import Attempt, RunRecord, parse_utc, user_name, utc_now, utc_text
@@ -126,3 +127,17 @@ def test_a_user_without_a_name_is_unknown(monkeypatch):
 
     monkeypatch.setattr("getpass.getuser", nobody)
     assert user_name() == "unknown"
+
+
+def test_a_job_that_is_read_again_is_not_validated_again(monkeypatch):
+    data = RunRecord(run_id="lab_1_00000001", experiment="lab", job=make_job()).to_json()
+    first = RunRecord.from_json(data)
+    monkeypatch.setattr(Job, "__post_init__", None)
+    assert RunRecord.from_json(json.loads(json.dumps(data))).job is first.job
+
+
+def test_a_run_id_with_another_job_gets_that_job():
+    one, other = (
+        RunRecord(run_id="lab_1_00000002", experiment="lab", job=make_job(arguments=(word,))).to_json() for word in "ab"
+    )
+    assert [RunRecord.from_json(data).job.arguments for data in (one, other)] == [("a",), ("b",)]

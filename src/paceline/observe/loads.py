@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.observe.stragglers import RunPace, lines
 from paceline.runs.folder import RunFolder, load_logs, node_logs
-from paceline.runs.metrics import parsed_lines
+from paceline.runs.metric_reader import parsed_lines
 from paceline.runs.record import RunRecord
 from paceline.runs.series import MetricSeries, series_of
 from paceline.system.files import read_json

@@ -15,17 +15,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import MetricError
 from paceline.runs.folder import metric_logs
+from paceline.runs.metric_reader import parsed_lines
 
 Scalar: TypeAlias = "int | float | str | bool"
 
-#: Handed to the JSON parser at once, as one list: that is several times faster than line by line.
-_BYTES_AT_ONCE = 1 << 21
 _MOST_NAMES = 10_000
 
 
@@ -338,25 +337,6 @@ def _sortable(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
         time_s = max(time_s, entry.get("time", 0.0))
         entry["attempt"], entry["time"] = attempt, time_s
     return series
-
-
-def parsed_lines(path: Path) -> Iterator[Any]:
-    rest = b""
-    with open(path, "rb") as file:
-        while data := file.read(_BYTES_AT_ONCE):
-            # A line whose end is not there yet is being written, or never was; it counts once it is whole.
-            *lines, rest = (rest + data).split(b"\n")
-            try:
-                # All of the piece is parsed before its first line is given, so that no line comes twice where one of them is
-                # broken.
-                yield from json.loads(b"[" + b",".join([line for line in lines if line]) + b"]")
-            except ValueError:
-                # A line that a kill or a full disk cut short: take the others one by one.
-                for line in lines:
-                    try:
-                        yield json.loads(line)
-                    except ValueError:
-                        continue
 
 
 def _by_name(ranks: Mapping[int, Mapping[str, list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:

@@ -5,20 +5,18 @@ By IPython's display handle, which needs no widget library. The state of a widge
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder, metric_logs
 from paceline.runs.follow import duration_text, hang_status
+from paceline.runs.metric_reader import last_entries
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
 
@@ -96,7 +94,8 @@ def latest_metrics(folder: RunFolder) -> dict[str, dict[str, Any]]:
     """Return the last line of each metric, "value" and "step"; of several ranks that of the lowest."""
     found: dict[str, dict[str, Any]] = {}
     for attempts in metric_logs(folder.metrics).values():
-        found = {**_last_lines(attempts[max(attempts)]), **found}
+        entries = last_entries(attempts[max(attempts)], _END_BYTES)
+        found = {**{entry["name"]: entry for entry in entries}, **found}
     return found
 
 
@@ -109,26 +108,6 @@ def _metrics(folder: RunFolder) -> str:
     if len(found) > _MOST:
         lines.append(f"and {len(found) - _MOST} more")
     return "<br>".join(lines)
-
-
-def _last_lines(path: Path) -> dict[str, dict[str, Any]]:
-    """Metric -> its last line, by the end of the file: it may have millions, and a notebook looks twice a second."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return {}
-    found: dict[str, dict[str, Any]] = {}
-    # What stands behind the last end of a line is being written.
-    for line in lines[:-1]:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "value" in entry:
-            found[entry["name"]] = entry
-    return found
 
 
 def _status(record: RunRecord) -> str:

@@ -135,12 +135,27 @@ class RunRecord:
     def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
         """The record that `to_json` wrote; fields of a newer version are left out."""
         values = known_fields(cls, data)
-        values["job"] = Job.from_json(data["job"]) if data.get("job") else None
+        values["job"] = _job(str(values["run_id"]), data["job"]) if data.get("job") else None
         values["attempts"] = tuple(Attempt.from_json(a) for a in data.get("attempts") or ())
         values["warnings"] = tuple(data.get("warnings") or ())
         values["left_out"] = tuple(data.get("left_out") or ())
         values["failure"] = FailureReport.from_json(data["failure"]) if data.get("failure") else None
         return cls(**values)
+
+
+#: Run id -> its job as JSON and as a `Job`. Followers read a record many times, and its job never changes.
+_jobs: dict[str, tuple[Mapping[str, Any], Job]] = {}
+_MOST_JOBS = 64
+
+
+def _job(run_id: str, data: Mapping[str, Any]) -> Job:
+    """Return the job of a record, validated once in a process."""
+    known = _jobs.get(run_id)
+    if known is None or known[0] != data:
+        if len(_jobs) >= _MOST_JOBS:
+            _jobs.clear()
+        known = _jobs[run_id] = (data, Job.from_json(data))
+    return known[1]
 
 
 def utc_now() -> str:

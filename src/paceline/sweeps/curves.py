@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,7 @@ from typing import Any
 
 from paceline.runs import metrics
 from paceline.runs.folder import metric_logs
-
-#: How often a folder of metric logs is listed that seems to be the same.
-_LIST_S = 0.5
+from paceline.runs.metric_reader import FolderListing, LogTail
 
 
 @dataclass(frozen=True)
@@ -52,17 +49,19 @@ class CurveReader:
         self._metric = metric
         # The bytes that the writer puts there, which uses `json.dumps` too: a line without them need not be parsed.
         self._needle = json.dumps(metric).encode()
-        self._read: dict[Path, int] = {}
+        self._listing = FolderListing(directory)
         self._logs: dict[int, dict[int, Path]] = {}
-        self._stamp: int | None = None
-        self._listed_at = 0.0
+        self._tails: dict[Path, LogTail] = {}
+        self._sizes: dict[Path, int] = {}
         self._series: dict[int, list[float]] = {}
         #: The steps that were logged with them.
         self._steps: dict[int, list[float | None]] = {}
 
     def look(self) -> tuple[float, ...]:
         """The curve as it is now: numbers in order of their logging; what is no number is left out."""
-        logs = self._present()
+        if self._listing.is_due():
+            self._logs = metric_logs(self._directory)
+        logs = self._logs
         # A rank with a second log was restarted and may have repeated steps, so the series is put together anew from all
         # attempts.
         if any(len(paths) > 1 for paths in logs.values()):
@@ -73,19 +72,6 @@ class CurveReader:
                     self._read_on(rank, path)
         chosen = self._rank
         return () if chosen is None else tuple(self._series[chosen])
-
-    def _present(self) -> dict[int, dict[int, Path]]:
-        """The run's metric logs. The folder is listed only when it may have changed."""
-        now = time.monotonic()
-        try:
-            stamp = os.stat(self._directory).st_mtime_ns
-        except OSError:
-            return {}
-        # Two files may fall into one tick of the file system's clock, and a shared folder's clock is another one: so it is listed
-        # now and then at any rate.
-        if stamp != self._stamp or now - self._listed_at >= _LIST_S:
-            self._logs, self._stamp, self._listed_at = metric_logs(self._directory), stamp, now
-        return self._logs
 
     @property
     def steps(self) -> tuple[float | None, ...]:
@@ -109,21 +95,12 @@ class CurveReader:
         return set(metrics.entries_by_name(self._directory))
 
     def _read_on(self, rank: int, path: Path) -> None:
-        begin = self._read.get(path, 0)
-        try:
-            # Opened and not only looked up: a client of NFS keeps the size of a file that it has not opened anew.
-            with open(path, "rb", buffering=0) as file:
-                if os.fstat(file.fileno()).st_size <= begin:
-                    return
-                file.seek(begin)
-                data = file.read()
-        except OSError:
-            return
-        whole = data.rfind(b"\n") + 1  # a line without its end is being written
-        self._read[path] = begin + whole
-        for line in data[:whole].split(b"\n"):
-            if self._needle in line:
-                self._take(line, rank)
+        tail = self._tails.setdefault(path, LogTail(path))
+        with contextlib.suppress(OSError):
+            for data in tail.chunks():
+                for line in data.split(b"\n"):
+                    if self._needle in line:
+                        self._take(line, rank)
 
     def _take(self, line: bytes, rank: int) -> None:
         try:
@@ -141,9 +118,9 @@ class CurveReader:
     def _read_again(self, logs: dict[int, dict[int, Path]]) -> None:
         sizes = {path: path.stat().st_size for paths in logs.values() for path in paths.values()}
         # No log has grown: reading all attempts at each look would cost more the longer a trial runs.
-        if sizes == self._read:
+        if sizes == self._sizes:
             return
-        self._read = sizes
+        self._sizes = sizes
         self._series, self._steps = {}, {}
         for rank in logs:
             for entry in metrics.entries_by_name(self._directory, name=self._metric, rank=rank).get(self._metric, ()):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import threading
 from array import array
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
+from paceline.runs.metric_reader import FolderListing, LogTail
 
 #: Read at once: little, so that whoever else asks the server meanwhile waits a moment and no longer.
 _CHUNK = 1 << 17
@@ -100,34 +100,18 @@ class _Log:
     """One file of metrics, followed by its length."""
 
     def __init__(self, path: Path, rank: int, attempt: int, *, is_node: bool = False) -> None:
-        self._path, self._rank, self._attempt, self._is_node = path, rank, attempt, is_node
-        self._position = 0
+        self._tail = LogTail(path)
+        self._rank, self._attempt, self._is_node = rank, attempt, is_node
         self._patterns: dict[bytes, re.Pattern[bytes]] = {}
 
     def read_on(self, into: RunCurves) -> bool:
-        """Whether anything new was there."""
-        try:
-            # By the path and not an open file: an NFS client tells a new length to who opens it anew.
-            if os.stat(self._path).st_size <= self._position:
-                return False
-            with open(self._path, "rb") as file:
-                file.seek(self._position)
-                while data := file.read(_CHUNK):
-                    end = data.rfind(b"\n") + 1
-                    if end == 0:
-                        # A line longer than a chunk, or one that is being written.
-                        if len(data) < _CHUNK:
-                            break
-                        data += file.readline()
-                        end = data.rfind(b"\n") + 1
-                        if end == 0:
-                            break
-                    self._take(data[:end], into)
-                    self._position += end
-                    file.seek(self._position)
-        except OSError:
-            return False
-        return True
+        """Read what was appended. Return whether anything was."""
+        came = False
+        with contextlib.suppress(OSError):
+            for data in self._tail.chunks(_CHUNK):
+                came = True
+                self._take(data, into)
+        return came
 
     def _take(self, data: bytes, into: RunCurves) -> None:
         count = data.count(b"\n")
@@ -203,8 +187,7 @@ class RunCurves:
         self.has_times = has_times
         self._directory = folder.metrics
         self._logs: dict[Path, _Log] = {}
-        self._stamp: int | None = None
-        self._looks = 0
+        self._listing = FolderListing(folder.metrics)
         self.curves: dict[Key, Curve] = {}
         self.others: list[Other] = []
         self.left_out = 0
@@ -249,26 +232,17 @@ class RunCurves:
         return [(min(curve.steps), math.inf if attempt == last else max(curve.steps)) for attempt, curve in later]
 
     def _list(self) -> None:
-        try:
-            stamp = os.stat(self._directory).st_mtime_ns
-        except OSError:
+        if not self._listing.is_due():
             return
-        self._looks += 1
-        # Two files may fall into one tick of the clock, and an NFS client may keep a folder's time: so listed now and then.
-        if stamp == self._stamp and self._looks % 10:
-            return
-        self._stamp = stamp
         for rank, paths in metric_logs(self._directory).items():
             for attempt, path in paths.items():
                 if path not in self._logs:
                     self._logs[path] = _Log(path, rank, attempt)
-        for node_rank, path in node_logs(self._directory).items():
-            if path not in self._logs:
-                self._logs[path] = _Log(path, node_rank, 1, is_node=True)
-        # What workers take stands among the nodes' curves: their names begin with `rank_`.
-        for rank, path in load_logs(self._directory).items():
-            if path not in self._logs:
-                self._logs[path] = _Log(path, rank, 1, is_node=True)
+        # The names of workers' loads begin with `rank_`, so they stand among the nodes' curves.
+        for find in (node_logs, load_logs):
+            for number, path in find(self._directory).items():
+                if path not in self._logs:
+                    self._logs[path] = _Log(path, number, 1, is_node=True)
 
 
 def _by_name(lines: list[tuple[bytes, ...]]) -> dict[bytes, list[tuple[bytes, ...]]]:

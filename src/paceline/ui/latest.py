@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from paceline.runs.folder import RunFolder
+from paceline.runs.metric_reader import last_entries
 from paceline.ui.index import IndexEntry
 
 #: Read of a log, from its end: the latest line of each name is there.
@@ -44,27 +44,17 @@ class LatestValues:
             if known is None or known[0] != stamp:
                 if len(self._known) >= _MOST:
                     self._known.clear()
-                known = self._known[entry.run_id] = (stamp, _last_values(path, found.st_size))
+                known = self._known[entry.run_id] = (stamp, _last_values(path))
             return known[1]
         return []
 
 
-def _last_values(path: Path, size: int) -> _Values:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, size - _BYTES))
-            lines = file.read(_BYTES).split(b"\n")
-    except OSError:
-        return []
-    values: dict[str, Any] = {}
-    for line in lines:
-        # The first may be the end of one, and the last one that is being written.
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and "kind" not in entry and isinstance(entry.get("value"), (int, float)):
-            values[str(entry.get("name"))] = entry["value"]
+def _last_values(path: Path) -> _Values:
+    values = {
+        entry["name"]: entry["value"]
+        for entry in last_entries(path, _BYTES)
+        if "kind" not in entry and isinstance(entry["value"], (int, float))
+    }
     return sorted(values.items(), key=_interest)[:_NAMES]
 
 
