@@ -1,4 +1,4 @@
-"""The command line: one file for each group of verbs. Nothing imports it."""
+"""Verbs of the command line, one file for each group of verbs."""
 
 from __future__ import annotations
 

@@ -16,13 +16,14 @@ from paceline.runs.visible import visible_line
 
 @takes(
     VerbOption("path", "A folder, a Python file or a notebook.", "PATH", Path, default=Path()),
-    VerbOption("--all", "Also the uses that work as they are written.", type=bool, name="show_all"),
+    VerbOption("--all", "Show names that work unchanged, too.", type=bool, name="show_all"),
     JSON,
 )
 def check(*, path: Path, show_all: bool, as_json: bool) -> int:
-    """Read drivers and training scripts, without running them, and say of each name of the SDK's what becomes of it here.
+    """Check which names of the Azure ML SDK in these files run here.
 
-    Exits with 1 where something is missing. Variables are followed where the text shows their class.
+    Reads drivers and training scripts without running them, and follows variables where the text shows their class. Exits with 1
+    if a name is missing.
     """
     if not path.exists():
         raise UserError(f"there is no {str(path)!r}. Name a folder, a Python file or a notebook.")
@@ -47,16 +48,15 @@ def check(*, path: Path, show_all: bool, as_json: bool) -> int:
 
 
 def install() -> None:
-    """Let every program of this Python environment find Paceline's names as `azureml`, without a line in it.
+    """Make `import azureml` find Paceline's names in this Python environment.
 
-    Before the real SDK, where that is installed. Two small files among the environment's packages; `paceline azureml uninstall`
-    removes them.
+    Adds two small files to the environment's packages, ahead of the real SDK. `paceline azureml uninstall` removes them.
     """
     print(f"import azureml finds Paceline's names in every program of this environment: {everywhere.install()}")
 
 
 def uninstall() -> None:
-    """Take away what `paceline azureml install` has put into this Python environment."""
+    """Remove the files that `paceline azureml install` has added."""
     folders = everywhere.uninstall()
     for folder in folders:
         print(f"Removed from {folder}")

@@ -25,20 +25,26 @@ _CHUNK = 1 << 15
 
 
 @takes(
-    VerbOption("run_ids", "Runs, or the beginnings of their ids.", type=list, complete="run_ids", needed=True),
-    VerbOption("--wait", "Return only when they have ended.", type=bool),
-    VerbOption("--force", "Write down as Canceled those whose engine can't be asked any more.", type=bool),
+    VerbOption(
+        "run_ids",
+        "Runs: their ids, the beginnings of these, or their names.",
+        type=list,
+        complete="run_ids",
+        needed=True,
+    ),
+    VerbOption("--wait", "Return when the runs have ended.", type=bool),
+    VerbOption("--force", "Record runs as Canceled if their engine no longer answers.", type=bool),
     JSON,
 )
 def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> None:
-    """End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is."""
+    """End runs: send their workers SIGTERM, then SIGKILL after the grace period. Ended runs stay unchanged."""
     folders = [folder_of(run_id) for run_id in run_ids]
     for folder in folders:
         record = read.record(folder)
         if record.is_terminal:
             print(f"{folder.run_id} is {record.status} already.", file=sys.stderr)
         elif force and record.status == states.NOT_RESPONDING:
-            with contextlib.suppress(EngineError, TargetError):  # it can't be told either
+            with contextlib.suppress(EngineError, TargetError):  # the engine can't stop it either
                 read.request_cancel(folder, by=user_name())
             remote_status.write_off(folder, by=user_name())
             if not as_json:
@@ -49,7 +55,7 @@ def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> Non
             _request(folder, record)
             if not as_json:
                 print(f"{folder.run_id}: cancel requested")
-    # Each look also writes the end of a run whose supervisor was killed, so there is something to wait for.
+    # Each read also records the end of a run whose supervisor was killed, so this loop ends.
     while wait and not all(read.record(folder).is_terminal for folder in folders):
         time.sleep(0.05)
     if wait and not as_json:
@@ -70,46 +76,46 @@ def _request(folder: RunFolder, record: RunRecord) -> None:
 
 
 @takes(
-    VerbOption("run_id", "A run that runs.", "RUN", complete="run_ids", needed=True),
+    VerbOption("run_id", "A running run.", "RUN", complete="run_ids", needed=True),
     VerbOption("command", "The command and its arguments.", "-- COMMAND", list, needed=True),
-    VerbOption("--rank", "Beside this worker.", type=int, least=0, default=0),
-    VerbOption("--no-terminal", "Pipes, also where there is a terminal here.", type=bool),
+    VerbOption("--rank", "The worker beside which the command runs.", type=int, least=0, default=0),
+    VerbOption("--no-terminal", "Use pipes, even on a terminal.", type=bool),
 )
 def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) -> int:
     """Run a command on a worker's node, in its working folder and container, with its environment variables.
 
-    It has a terminal if there is one here, and its exit code is passed on. It ends with the run, or when this is ended.
+    The command gets a terminal if there is one here. Its exit code is passed on. It ends with the run, or with this program.
     """
     folder = folder_of(run_id)
     terminal = None
-    # As ssh does: with a terminal on both sides the command gets one too, else output stays byte for byte.
+    # As ssh does: the command gets a terminal if both sides are terminals, else its output stays byte for byte.
     if not no_terminal and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         terminal = _size()
     fd: int | None = None
-    # A program without a terminal may have no standard input at all, and that of a test has no descriptor.
+    # Standard input may be missing, and that of a test has no descriptor.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         fd = sys.stdin.fileno()
-    # The handler only notes it: sending from a signal handler could meet a half-sent message of the loop below.
+    # The handler only records the signal: sending could interrupt a half-sent message of the loop below.
     resized: list[int] = []
     with (
         Beside(folder, command, rank=rank, terminal=terminal, term=os.environ.get("TERM")) as beside,
         _raw(fd if terminal else None),
-        # They end this as Ctrl-C does, so that the command is told.
+        # As Ctrl-C, so that the run hears of the end.
         handled(_end, signal.SIGTERM, signal.SIGHUP),
     ):
         if terminal:
             signal.signal(signal.SIGWINCH, lambda *_: resized.append(1))
-        # There is no input at all (closed, or a test's): a command that reads must see its end at once.
+        # Without input, a command that reads must see its end at once.
         if fd is None:
             beside.end_input()
         while beside.exit_code is None:
-            # Input is only looked at, never waited for: `heard` below waits for both, the command's output and its end.
+            # Poll the input: `heard` below waits for both the command's output and its end.
             fd = _pass_on(beside, fd)
             if resized:
                 resized.clear()
                 beside.resize(*_size())
             for name, data in beside.heard():
-                # In bytes, for a command may print what is no text.
+                # In bytes: the output may be no text.
                 out = sys.stdout.buffer if name == "out" else sys.stderr.buffer
                 out.write(data)
                 out.flush()
@@ -117,8 +123,8 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
 
 
 def _pass_on(beside: Beside, fd: int | None) -> int | None:
-    """Pass on what was typed, if anything was; where it comes from, None once that has ended."""
-    # A terminal in raw mode, a pipe and a file alike: what is there now, at most one piece.
+    """Send pending input. Return the descriptor to read next, or None at the end of the input."""
+    # Works alike for a terminal in raw mode, a pipe and a file.
     if fd is None or not select.select([fd], [], [], 0)[0]:
         return fd
     try:
@@ -140,23 +146,23 @@ def _size() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _raw(fd: int | None) -> Iterator[None]:
-    """A terminal that hands every key on, Ctrl-C too."""
+    """Put the terminal in raw mode, so that each key, Ctrl-C too, goes to the command."""
     if fd is None:
         yield
         return
     import termios
     import tty
 
-    # Restored however this ends: a shell that is left in raw mode shows nothing of what is typed.
+    # A shell that is left in raw mode echoes nothing.
     before = termios.tcgetattr(fd)
     try:
         tty.setraw(fd)
         yield
     finally:
-        # After the output that is still on its way has been written: in cooked mode its line ends would change.
+        # TCSADRAIN: wait for pending output, whose line ends would change in cooked mode.
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 def _end(number: int, frame: object) -> None:
-    # An exception, so that the contexts above restore the terminal and tell the run.
+    # An exception, so that the contexts above restore the terminal and inform the run.
     raise SystemExit(128 + number)

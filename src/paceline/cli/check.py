@@ -1,4 +1,4 @@
-"""check: a script's first steps on one process and on several, compared."""
+"""check: compare a script's first steps on one process with those on several."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from paceline.system.files import read_json
 from paceline.system.units import size_text
 
 STEPS, MOST_STEPS = 3, 1000
-#: Said to the workers, and where they leave what came of it: `paceline.parallel.compared`, which imports torch.
+#: Variables for the workers. `paceline.parallel.compared`, which imports torch, reads them and writes its results.
 VARIABLE, FOLDER, VALUES, OUTCOME = "PACELINE_CHECK", "check", "values.pt", "outcome.json"
 
 _TAKEN = ("script", "arguments", "module", "nodes", "backend", "source", "env", "env_file", "python", "isolated")
 CHECK = (
     *(option for option in RUN if option.name in _TAKEN),
-    VerbOption("--steps", "So many steps are compared; default: 3.", "N", int),
+    VerbOption("--steps", "Steps to compare; default: 3.", "N", int),
     JSON,
 )
 
 
 @takes(*CHECK)
 def check(**given: Any) -> int:
-    """Compare a script's first steps on one process with those on several. Exits with 0 where they are equal, else 1.
+    """Compare a script's first steps on one process with those on several. Exits with 0 if equal, else 1.
 
-    The script calls paceline.parallelize. It runs twice on this machine, as it is, and ends after three steps: losses and
-    parameters have to be the same. Both begin with the same values, in float64, where rounding hides nothing, or in the
-    script's own type where it can't be computed so. Dropout and other random numbers of torch are fixed ones.
+    The script calls paceline.parallelize. It runs twice on this machine and ends after three steps; losses and parameters must be
+    equal. Both runs start with equal values, in float64, where rounding hides nothing, or in the script's dtype if float64 does
+    not work. Dropout and other random numbers of torch are fixed.
     """
     steps = STEPS if given["steps"] is None else given["steps"]
     if not 1 <= steps <= MOST_STEPS:
         raise JobError(f"--steps {steps}: a number from 1 to {MOST_STEPS}.")
     many = _wanted(given)
-    # Of an elastic job the most nodes: one comparison has one size.
+    # An elastic job is compared at its largest size.
     many = dataclasses.replace(many, job=dataclasses.replace(many.job, node_range=None))
     one = dataclasses.replace(
         many, job=dataclasses.replace(many.job, node_count=1, process_count_per_node=1, distributed_backend=None)
@@ -56,13 +56,12 @@ def check(**given: Any) -> int:
     try:
         return _compared(one, many, steps, view, made, as_json=given["as_json"])
     finally:
-        # The values are as large as the model, twice; what came of it stays.
+        # Remove the values, which are twice as large as the model. The results stay.
         for folder in made:
             shutil.rmtree(folder.outputs / FOLDER, ignore_errors=True)
 
 
 def _wanted(given: Mapping[str, Any]) -> Asked:
-    """The job of several workers."""
     file, description = words({option.name: option.default for option in RUN} | dict(given))
     if file is not None:
         from paceline.cli import job_file
@@ -125,9 +124,9 @@ def _run(wanted: Asked, told: Mapping[str, Any], made: list[RunFolder]) -> RunFo
 
 
 def _end(folder: RunFolder) -> RunRecord:
-    """The run's last record. Ctrl-C ends the run too, for nobody would look at it again."""
+    """Wait for the run to end, and return its record. Ctrl-C ends the run too."""
     try:
-        # Short at first, for most of these runs take seconds.
+        # Short at first: most of these runs take seconds.
         pause = 0.05
         while not (record := read.record(folder)).is_terminal:
             time.sleep(pause)
@@ -143,7 +142,7 @@ def _outcome(folder: RunFolder) -> dict[str, Any]:
 
 
 def _problem(record: RunRecord, outcome: Mapping[str, Any], steps: int, where: str, name: str) -> str:
-    """Why nothing can be compared; "" where something can."""
+    """Return the reason why the two runs can't be compared, or ""."""
     see = f"See `paceline logs {record.run_id}`."
     if record.status != states.COMPLETED:
         why = record.failure.exception or record.failure.message if record.failure is not None else record.status
@@ -159,7 +158,6 @@ def _problem(record: RunRecord, outcome: Mapping[str, Any], steps: int, where: s
 
 
 def _table(found: Mapping[str, Any], count: int) -> str:
-    """What a person reads."""
     layout = visible(str(found["layout"]))
     kind = "float64" if found["precision"] == "float64" else "the script's own type"
     lines = [f"{found['steps']} steps in {kind}: one process, and {count} workers ({layout})"]

@@ -1,4 +1,4 @@
-"""Helpers of several verbs: the workspace, a run by its id, plain tables, colours, JSON."""
+"""Helpers of several verbs: runs by their ids, tables, colours, JSON."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, 
 
 
 def folder_of(run_id: str | None) -> RunFolder:
-    """The run of this id (or its beginning), or the latest one that is no sweep's trial.
+    """Return the run with this id or beginning of an id; default: the latest that is no trial.
 
     Raises:
-        RunNotFoundError: there is none.
+        RunNotFoundError: There is no such run.
     """
-    # Not made: a verb that only looks leaves no folder where it happens to be called.
+    # Not created: a verb that only reads leaves no folder behind.
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         return store.find(runs_dir, run_id)
@@ -42,17 +42,15 @@ def folder_of(run_id: str | None) -> RunFolder:
 
 
 def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
-    """The runs of these ids, or the latest where there are none. Each once, also where it is named by its id and by the
-    beginning of it.
-    """
+    """Return the runs with these ids, each once; default: the latest run."""
     return list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
 
 
 def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int:
-    """Return the number of the run's ranks, those included that its script has started itself.
+    """Return the number of the run's ranks, including ranks that its script started.
 
     Raises:
-        UserError: the wanted rank is none of them.
+        UserError: `wanted` is not one of them.
     """
     count = len(folder.ranks(record.world_size))
     if wanted is not None and wanted >= count:
@@ -62,17 +60,17 @@ def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int
 
 
 def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tuple[RunFolder, RunRecord]:
-    """The sweep or pipeline of this id (or its beginning), or the latest one, and its record.
+    """Return the sweep or pipeline with this id, default the latest, and its record.
 
     Raises:
-        SweepError, PipelineError: there is none, or the run is another kind.
+        SweepError, PipelineError: There is no such run, or it is of another kind.
     """
     wrong = SweepError if kind == "sweep" else PipelineError
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         folder = store.find(runs_dir, run_id)
     else:
-        # Of a run of another kind this is as cheap as a look can be.
+        # The raw record: the cheapest way to skip runs of other kinds.
         found = (each for each in _newest_first(runs_dir) if (read.raw(each) or {}).get(kind))
         if (latest := next(found, None)) is None:
             raise wrong(f"there is no {kind} in {str(runs_dir.parent)!r} yet. `paceline {kind} run` starts one.")
@@ -84,25 +82,25 @@ def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tup
 
 
 def _newest_first(runs_dir: Path) -> Iterator[RunFolder]:
-    """The runs that are neither a sweep's trials nor a pipeline's steps."""
+    """Return the runs, without trials of sweeps and steps of pipelines."""
     return (RunFolder(runs_dir / run_id) for run_id in store.ids(runs_dir) if not is_trial(run_id))
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on standard output; NaN and the infinities as strings."""
+    """Print one JSON value; NaN and the infinities become strings."""
     print(json.dumps(json_safe(value), indent=2))
 
 
 def pairs_text(pairs: Mapping[str, Any]) -> str:
-    """ "epochs=3, best", of a tag without a value its name alone."""
+    """Return tags as text, such as "epochs=3, best"."""
     return ", ".join(key if value is None else f"{key}={value}" for key, value in pairs.items())
 
 
 def has_colour(stream: IO[str]) -> bool:
-    """Return True where output is to be coloured: on a terminal, unless NO_COLOR says no, and wherever FORCE_COLOR says yes."""
+    """Return True for a terminal, unless NO_COLOR or FORCE_COLOR decide."""
     if os.environ.get("NO_COLOR"):
         return False
-    # https://no-color.org and https://force-color.org: any value but the empty one counts.
+    # https://no-color.org and https://force-color.org: any non-empty value counts.
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
@@ -115,10 +113,10 @@ def rank_colour(rank: int) -> int:
 
 
 def state_named(text: str) -> str:
-    """The state of this name, in any case, for `--status`.
+    """Return the state with this name, in any case, for `--status`.
 
     Raises:
-        UserError: there is none.
+        UserError: There is no such state.
     """
     for state in states.ALL:
         if state.lower() == text.lower():
@@ -129,17 +127,17 @@ def state_named(text: str) -> str:
 
 
 def state_colour(status: str) -> int | None:
-    # A run that hangs has more words.
+    # The text of a hanging run has more words.
     return WARNING_COLOUR if "hangs" in status else _STATE_COLOURS.get(status)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_column: int | None = None) -> None:
-    """Columns under a header; in colour on a terminal, plain and unwrapped elsewhere. Control characters are shown."""
+    """Print columns under a header, coloured on a terminal, with control characters shown."""
     lines = [tuple(map(visible, row)) for row in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     colour = has_colour(sys.stdout)
     for number, line in enumerate(lines):
-        # Filled up before they are coloured, for the codes have letters that take no place on the screen.
+        # Padded before coloured: colour codes take no place on the screen.
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         if number == 0:
             cells = [coloured(cell, 1, colour) for cell in cells]
@@ -149,7 +147,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_
 
 
 def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[str]:
-    """Each line's cells in columns: numbers to the right, what is under one of the headers `left` to the left."""
+    """Align cells in columns: to the right, or to the left under the headers in `left`."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return [
         "  ".join(
@@ -161,9 +159,9 @@ def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[s
 
 
 def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: int = 13, **colours: int | None) -> None:
-    """A name and its text a line, those without a text left out. Control characters are shown.
+    """Print a name and its text on each line, and skip names without a text.
 
-    A text of several lines is a sequence of them. colours: name -> colour of the text's first word.
+    A text of several lines is a sequence. `colours` has the colour of the first word of a text. Control characters are shown.
     """
     for name, text in fields:
         lines = [visible(line) for line in ([text] if isinstance(text, str) else text)]
@@ -174,12 +172,12 @@ def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: in
 
 
 def warn(text: str) -> None:
-    """A line of ours on standard error, with control characters of other people's text in it shown."""
+    """Print a line on standard error, with control characters shown."""
     print(visible(text, lines=True), file=sys.stderr, flush=True)
 
 
 def age(created_utc: str | None) -> str:
-    """Return the time since then as people say it: "3 min ago"."""
+    """Return the time since then in words, such as "3 min ago"."""
     if not created_utc:
         return ""
     seconds = (dt.datetime.now(dt.timezone.utc) - parse_utc(created_utc)).total_seconds()

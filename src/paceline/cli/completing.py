@@ -1,6 +1,6 @@
-"""Words that a shell offers for an incomplete one, and the script by which a shell asks for them.
+"""Words that a shell offers for an incomplete one, and the shell's completion script.
 
-Somebody waits at a key: this module reads names of files and little else, and loads no library. It never raises.
+The user waits at a key, so this module reads little but names of files, loads no library, and never raises.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ _MOST = 100
 
 
 def offer(name: str, incomplete: str, given: Mapping[str, Any]) -> list[str]:
-    """Return the words of the kind `name` that begin with `incomplete`; none on any error.
+    """Return the words of a kind that begin with `incomplete`, or none on any error.
 
-    Args:
-        given: Values of the verb's other parameters.
+    `given` has the values of the verb's other parameters.
     """
     try:
         # Never created here: a key press must not leave a folder behind.
         words = _OFFERS[name](Workspace.from_config(create=False), incomplete, given)
-        # By a dictionary: in order, and each once.
+        # A dictionary keeps the order and drops duplicates.
         return list(islice((word for word in dict.fromkeys(words) if word.startswith(incomplete)), _MOST))
     except Exception:
         return []
 
 
 def script(shell: str | None = None) -> str:
-    """Return the completion script of a shell; default: that of $SHELL.
+    """Return the completion script of a shell, by default that of $SHELL.
 
     Raises:
-        UserError: There is none for it.
+        UserError: There is no script for this shell.
     """
     from click import Command
     from click.shell_completion import get_completion_class
@@ -54,7 +53,7 @@ def script(shell: str | None = None) -> str:
 
 
 def install() -> str:
-    """Set up completion for $SHELL, and return a line that says so."""
+    """Set up completion for $SHELL, and return a message about it."""
     shell, home = _shell(), Path.home()
     text = script(shell)
     if shell == "fish":
@@ -108,7 +107,7 @@ def _environments(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _datastores(workspace: Workspace, *_: object) -> Iterable[str]:
-    # By the names of their files: to open a store would load `paceline.data` while somebody waits at a key.
+    # From the names of files: opening a store would load `paceline.data` while the user waits.
     folder = workspace.path / "datastores"
     names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
     return dict.fromkeys(["default", *names])

@@ -1,4 +1,4 @@
-"""compute add, list, show, login, remove, doctor: the machines that runs may be given."""
+"""compute add, list, show, login, remove, doctor: the machines that runs use."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CLEAR_LINE = "\r\x1b[K"
 
 @takes(
     VerbOption("name", "The compute target; `local` is this machine.", complete="targets", needed=True),
-    VerbOption("--nodes", "Examine so many nodes.", "N", int, least=1),
-    VerbOption("--python", "Interpreter that scripts will run in.", "PATH"),
-    VerbOption("--interface", "Network interface that nodes will use.", "NAME"),
+    VerbOption("--nodes", "Number of nodes to examine.", "N", int, least=1),
+    VerbOption("--python", "Interpreter of the scripts.", "PATH"),
+    VerbOption("--interface", "Network interface of the nodes.", "NAME"),
     VerbOption(
         "--wait",
-        "Wait so long for the nodes to be had; default: 3m.",
+        "Time to wait for the nodes; default: 3m.",
         type=Duration(least=1),
         name="wait_s",
         default=180.0,
@@ -60,8 +60,8 @@ def doctor(
             }
         )
         return int(worst(findings) == FAIL)
-    # A table needs its widest row first. A file or a pipe gets each finding as it comes, so that one that is cut off has told
-    # what there was.
+    # A table needs its widest row first. A file or a pipe gets each finding at once, so that an interrupted examination has
+    # printed its findings so far.
     findings = _print_table(found) if sys.stdout.isatty() else _print_lines(found)
     _print_result(findings)
     return int(worst(findings) == FAIL)
@@ -77,7 +77,7 @@ def _findings(
 ) -> Iterator[Finding]:
     from paceline.doctor.doctor import examine
 
-    # First, for a kind that could not be loaded explains why a target of it can't be made.
+    # First, because a kind that failed to load explains why a target of it can't be made.
     for kind, message in load_errors().items():
         yield Finding(check="plug-ins", node=kind, level=WARN, seen=message)
     try:
@@ -99,7 +99,7 @@ def _findings(
 
 
 def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
-    """One line for each, as soon as it is found."""
+    """Print each finding on a line as soon as it comes."""
     printed = []
     for finding in map(_visible, findings):
         place = f"{finding.check} on {finding.node}" if finding.node else finding.check
@@ -110,9 +110,9 @@ def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
 
 
 def _print_table(findings: Iterator[Finding]) -> list[Finding]:
-    """A table; what to do stands below what was seen."""
+    """Print the findings as a table, each with its advice below it."""
     found = [_visible(finding) for finding in findings]
-    # The table takes the place of the last line of progress.
+    # The table replaces the last line of progress.
     _progress("")
     colour = has_colour(sys.stdout)
     folded = _folded(found)
@@ -130,7 +130,7 @@ def _print_table(findings: Iterator[Finding]) -> list[Finding]:
 
 
 def _visible(finding: Finding) -> Finding:
-    """Make an answer safe to print: a machine may answer anything."""
+    """Return the finding with control characters of the machine's answer shown."""
     return replace(
         finding,
         node=visible(finding.node) if finding.node else finding.node,
@@ -140,7 +140,7 @@ def _visible(finding: Finding) -> Finding:
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
-    """One finding for nodes of which the same is to be said, where nothing is to be done about it."""
+    """Merge equal findings of several nodes that need no action."""
     nodes: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
         if finding.node and not finding.advice:
@@ -167,7 +167,7 @@ def _print_result(findings: list[Finding]) -> None:
 
 
 def _progress(text: str) -> None:
-    """Show what is being looked at, in place of what was shown before."""
+    """Show the current check in place of the one before."""
     if sys.stderr.isatty():
         print(f"{_CLEAR_LINE}{text}{' ...' if text else ''}", end="", file=sys.stderr, flush=True)
 
@@ -176,7 +176,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-#: More runs that use a target are counted, not named.
+#: Runs that use a target and are named; more are only counted.
 _RUNS_SHOWN = 3
 
 
@@ -190,7 +190,7 @@ def _timeout(default_s: float) -> VerbOption:
 
 @takes(_timeout(15.0), JSON)
 def list_targets(*, timeout_s: float, as_json: bool) -> None:
-    """The compute targets: nodes, free cores and GPUs, who waits. All are asked at once."""
+    """List the compute targets with nodes, free cores and GPUs, and queues. Asks all at once."""
     workspace_dir = Workspace.from_config(create=False).path
     looks = look_at_all(workspace_dir, configured.names(workspace_dir), timeout_s)
     broken = load_errors()
@@ -207,7 +207,7 @@ def list_targets(*, timeout_s: float, as_json: bool) -> None:
 
 @takes(NAME, _timeout(30.0), JSON)
 def show(*, name: str, timeout_s: float, as_json: bool) -> None:
-    """A compute target's settings, its nodes and its queue."""
+    """Show a compute target's settings, nodes and queue."""
     workspace_dir = Workspace.from_config(create=False).path
     found = look(workspace_dir, name, timeout_s)
     if as_json:
@@ -243,7 +243,7 @@ def show(*, name: str, timeout_s: float, as_json: bool) -> None:
 
 @takes(NAME)
 def login(*, name: str) -> None:
-    """Log in where a target asks for a password or a second factor; what follows uses the connection."""
+    """Log in to a target that asks for a password or a second factor. Later commands use the connection."""
     workspace_dir = Workspace.from_config(create=False).path
     described = configured.read(workspace_dir, name)
     target: Any = described.make()
@@ -254,11 +254,11 @@ def login(*, name: str) -> None:
     target.login()
 
 
-@takes(NAME, VerbOption("--force", "Also while runs that have not ended use it.", type=bool))
+@takes(NAME, VerbOption("--force", "Remove the target even if living runs use it.", type=bool))
 def remove(*, name: str, force: bool) -> None:
-    """Forget a compute target. Its runs keep their copy of the settings; nothing is stopped."""
+    """Remove a compute target. Its runs go on with their copy of the settings."""
     workspace = Workspace.from_config(create=False)
-    # The first name is `local`, which is in use by most runs and is refused below for another reason.
+    # The first name is `local`: most runs use it, and its removal is refused below.
     if not force and name in configured.names(workspace.path)[1:]:
         using = [
             record.run_id
@@ -296,6 +296,6 @@ def _setting_text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-#: Its options are those of the target's kind.
+#: Verbs that read their words themselves: the options of `add` depend on the target's kind.
 raw = ("add",)
 verbs = {"add": add, "list": list_targets, "show": show, "login": login, "remove": remove, "doctor": doctor}

@@ -1,4 +1,4 @@
-"""compute add: reads its words itself, because the target's kind decides which options there are."""
+"""compute add: reads its words itself, because its options depend on the target's kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.workspace import Workspace
 
 _CHECK_S = 30.0
-#: Of more nodes that are down only the number is told.
+#: Nodes that are down and are named; more are only counted.
 _DOWN_SHOWN = 3
 _OWN = (
     Option("kind", "what the target is", is_required=True),
@@ -46,13 +46,13 @@ def add(*, words: list[str]) -> int:
         return 0
     own = {option.name for option in _OWN}
     settings, alone = parse_words(kind, (*options, *_OWN), given)
-    # The verb's own options were read together with the kind's; what is left belongs to the target.
+    # The words held the verb's own options too. The rest belongs to the target.
     asked = {name: settings.pop(name) for name in own & set(settings)}
     described = Configured(name=_one_name(alone), kind=kind, settings=settings)
     workspace = Workspace.from_config()
     is_new = described.name not in configured.names(workspace.path)
     before = None if is_new else configured.read(workspace.path, described.name)
-    # Kept before it is asked, for targets are asked by their names; one with a wrong setting is taken back.
+    # Stored first, because targets are asked by name. A target with a wrong setting is removed again.
     configured.add(workspace.path, described, replace=bool(asked.get("replace")))
     found = look_at_all(workspace.path, [described.name], _CHECK_S)[0] if asked.get("check", True) else None
     if found is not None and found.is_wrong:
@@ -65,7 +65,7 @@ def add(*, words: list[str]) -> int:
 
 
 def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> None:
-    """Leave the workspace as it was before a target was added."""
+    """Restore the workspace to its state before the target was added."""
     if before is None:
         configured.remove(workspace_dir, name)
     else:
@@ -73,9 +73,9 @@ def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> Non
 
 
 def _kind(words: Sequence[str]) -> str | None:
-    """The value of --kind, wherever it stands."""
+    """Return the value of --kind, at any position."""
     kind: str | None = None
-    # With an empty word at the end, so that the last one has a follower too.
+    # An empty word at the end gives the last word a follower.
     for word, following in pairwise([*words, ""]):
         if word == "--":
             break
@@ -98,7 +98,7 @@ def _one_name(alone: Sequence[str]) -> str:
 
 
 def _tell(found: TargetLook) -> None:
-    """Say how the new target stands. It is no failure that it can't be reached now."""
+    """Print the state of the new target, which may be unreachable now."""
     if found.error:
         warn(
             f"paceline: warning: {found.name} is kept, but can't be reached: {found.error} "

@@ -1,4 +1,4 @@
-"""data list, add, remove, ls, upload, download, cache, prune: datastores, their files, and what this machine keeps."""
+"""data list, add, remove, ls, upload, download, cache, prune: datastores and the cache."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from paceline.workspace import Workspace
 if TYPE_CHECKING:
     from paceline.data.stores.datastore import Datastore
 
-OVERWRITE = VerbOption("--overwrite", "Replace files that are there; else they stay.", type=bool)
+OVERWRITE = VerbOption("--overwrite", "Replace existing files; default: keep them.", type=bool)
 PLACE = VerbOption(
     "place", "A datastore, or a folder, file or pattern of it.", "STORE[:PATH]", complete="datastores", needed=True
 )
 
-# `lab`, `lab:mnist/train`; a further colon belongs to the path.
+# `lab` or `lab:mnist/train`; a second colon belongs to the path.
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
 
 @takes(JSON)
 def list_stores(*, as_json: bool) -> None:
-    """The datastores and datasets of the workspace."""
+    """List the datastores and datasets of the workspace."""
     from paceline.data.stores.datastore import Datastore
 
     workspace = Workspace.from_config(create=False)
@@ -55,15 +55,20 @@ def list_stores(*, as_json: bool) -> None:
 
 
 @takes(
-    VerbOption("name", "Letters, digits, '_' and '-'.", needed=True),
-    VerbOption("url", "A folder, or s3://, abfs://, gs://, sftp://, https://.", needed=True),
-    VerbOption("--option", "As fsspec's file system takes it; may be repeated.", "KEY=VALUE", list),
-    VerbOption("--credential", "env:VARIABLE, keyring:service/user or file:PATH; may be repeated.", "KEY=PLACE", list),
-    VerbOption("--default", "Make it the default store.", type=bool),
+    VerbOption("name", "Name of the store: letters, digits, '_' and '-'.", needed=True),
+    VerbOption("url", "A folder, or a URL: s3://, abfs://, gs://, sftp://, https://.", needed=True),
+    VerbOption("--option", "Option of fsspec's file system; may be repeated.", "KEY=VALUE", list),
+    VerbOption(
+        "--credential",
+        "Place of a credential: env:VARIABLE, keyring:service/user or file:PATH; may be repeated.",
+        "KEY=PLACE",
+        list,
+    ),
+    VerbOption("--default", "Make this the default store.", type=bool),
     VerbOption("--overwrite", "Replace a store of this name.", type=bool),
 )
 def add(*, name: str, url: str, option: list[str], credential: list[str], default: bool, overwrite: bool) -> None:
-    """Register a datastore. Its credentials are named by their places; no secret is taken here."""
+    """Register a datastore. Name the places of its credentials; secrets themselves are refused."""
     from paceline.data.stores.datastore import Datastore
 
     store = Datastore.register(
@@ -80,7 +85,7 @@ def add(*, name: str, url: str, option: list[str], credential: list[str], defaul
 
 @takes(VerbOption("name", "The datastore.", complete="datastores", needed=True))
 def remove(*, name: str) -> None:
-    """Forget a datastore. Its files stay where they are."""
+    """Remove a datastore from the workspace. Its files stay."""
     from paceline.data.stores.datastore import Datastore
 
     Datastore.get(Workspace.from_config(create=False), name).unregister()
@@ -89,7 +94,7 @@ def remove(*, name: str) -> None:
 
 @takes(PLACE, JSON)
 def list_files(*, place: str, as_json: bool) -> None:
-    """The files of a datastore, with their sizes."""
+    """List the files of a datastore with their sizes."""
     from paceline.data.transfer.progress import size_text
 
     store, path = _place(place)
@@ -98,18 +103,18 @@ def list_files(*, place: str, as_json: bool) -> None:
         print_json([asdict(info) for info in infos])
         return
     for info in infos:
-        # A web server need not tell how long a file is, which is -1 here.
+        # -1: a web server need not report the length of a file.
         print(f"{size_text(info.size) if info.size >= 0 else '?':>9}  {visible(info.path)}")
     print(f"{len(infos)} files, {size_text(sum(max(info.size, 0) for info in infos))}", file=sys.stderr)
 
 
-@takes(VerbOption("source", "A file, or a folder with all below it.", type=Path, needed=True), PLACE, OVERWRITE)
+@takes(VerbOption("source", "A file or a folder.", type=Path, needed=True), PLACE, OVERWRITE)
 def upload(*, source: Path, place: str, overwrite: bool) -> None:
     """Store a file or a folder."""
     store, path = _place(place)
     if not source.exists():
         raise DataError(f"there is no {str(source)!r} here. Name a file or a folder.")
-    Workspace.from_config()  # made: the store `default` lies in it
+    Workspace.from_config()  # created, because it holds the store `default`
     if source.is_dir():
         store.upload(source, path, overwrite=overwrite)
     else:
@@ -120,7 +125,7 @@ def upload(*, source: Path, place: str, overwrite: bool) -> None:
 
 @takes(PLACE, VerbOption("target", "The folder to copy to.", type=Path, needed=True), OVERWRITE)
 def download(*, place: str, target: Path, overwrite: bool) -> None:
-    """Copy files of a datastore to a folder, under their paths in the store. One that broke off is gone on with."""
+    """Copy files of a datastore to a folder, under their paths in the store. Continues an interrupted copy."""
     store, path = _place(place)
     count = store.download(target, path, overwrite=overwrite)
     kept = "" if overwrite or count else ": what is there stays as it is (--overwrite replaces it)"
@@ -129,7 +134,7 @@ def download(*, place: str, target: Path, overwrite: bool) -> None:
 
 @takes(JSON)
 def cache(*, as_json: bool) -> None:
-    """What this machine keeps of stores' files: where, how much, and up to which limit."""
+    """Show the cache of stores' files on this machine: place, size, limit."""
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.progress import size_text
 
@@ -144,9 +149,9 @@ def cache(*, as_json: bool) -> None:
     print(f"Limit:   {size_text(found.limit_bytes)}")
 
 
-@takes(VerbOption("--to", "Leave at most so much, such as 20GB.", "SIZE", default="0"))
+@takes(VerbOption("--to", "Size to leave at most, such as 20GB.", "SIZE", default="0"))
 def prune(*, to: str) -> None:
-    """Remove the least recently used files of the cache, but none that a run is using."""
+    """Remove the least recently used files of the cache, but none that a run uses."""
     from paceline.data.transfer.cache import DataCache, parse_size
     from paceline.data.transfer.progress import size_text
 
@@ -155,10 +160,10 @@ def prune(*, to: str) -> None:
 
 
 def _place(text: str) -> tuple[Datastore, str]:
-    """The store and the path in it of `STORE[:PATH]`.
+    """Return the datastore of `STORE[:PATH]`, and the path in it.
 
     Raises:
-        DataError: it is none, or there is no such store.
+        DataError: The text is wrong, or there is no such store.
     """
     from paceline.data.stores.datastore import Datastore
 
@@ -184,7 +189,7 @@ def _datasets(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def _options(words: list[str]) -> dict[str, Any]:
-    """KEY=VALUE, the value as JSON where it is some: true, 22, {"region_name": "eu-west-1"}."""
+    """Parse KEY=VALUE, with the value as JSON where it is valid: true, 22, {"region_name": "eu-west-1"}."""
     options: dict[str, Any] = {}
     for word in words:
         key, value = _pair("--option", word)
@@ -198,7 +203,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 def _pair(option: str, word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals or not key:
-        # What stands there may be a secret in the wrong place, so it is not repeated.
+        # Not repeated in the message: it may be a secret in the wrong place.
         raise DataError(f"{option} takes KEY=VALUE; what was given has no '='.")
     return key, value
 

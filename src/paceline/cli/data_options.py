@@ -1,4 +1,4 @@
-"""`--input` and `--output`: data in the words of the command line."""
+"""Data in the words of `--input` and `--output`."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from paceline.errors import JobError
 from paceline.job.data_reference import PARTITIONS, DataReference, Source
 from paceline.system.names import did_you_mean
 
-# `lab:mnist` is in the store lab; `s3://bucket` is a URL, and no path in a store s3.
+# `lab:mnist` is in the store lab; `s3://bucket` is a URL, not a path in a store s3.
 _STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
 
 
 def data_words(inputs: list[str] | None, outputs: list[str] | None) -> tuple[DataReference, ...]:
-    """The references that the words stand for: `train=lab:mnist/train,partition=rank`, `data=/data/mnist`.
+    """Return the data references of words such as `train=lab:mnist/train,partition=rank`.
 
     Raises:
-        JobError, DataError: a word that is none of these.
+        JobError, DataError: A word has another form.
     """
     return tuple([_input(word) for word in inputs or ()] + [_output(word) for word in outputs or ()])
 
 
 def absolute_word(option: str, word: str, base: Path | None = None) -> str:
-    """The word with an absolute path where it names a file or folder of this machine. base: what relative ones start from.
+    """Make the path of a local file or folder in the word absolute, relative to `base`.
 
     Raises:
-        JobError: it is not NAME=PLACE.
+        JobError: The word is not NAME=PLACE.
     """
     name, path, _ = _split(option, word)
     whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
-    # A file of this machine may be called `lab:x`; it goes before a store of the name lab, as in `_source`.
+    # A local file may be called `lab:x`; as in `_source`, it has priority over a store lab.
     if "://" in path or (_STORE.fullmatch(path) and not os.path.exists(whole)):
         return word
     return f"{name}={os.path.abspath(whole)}{word[len(name) + 1 + len(path) :]}"
@@ -72,7 +72,7 @@ def _output(word: str) -> DataReference:
 
 def _split(option: str, word: str) -> tuple[str, str, list[str]]:
     name, equals, rest = word.partition("=")
-    # At a comma with one of the options behind it: any other belongs to the path.
+    # Only a comma before one of the options separates; any other belongs to the path.
     path, *options = re.split(r",(?=partition=|mount$|download$|overwrite$|mount,|download,|overwrite,)", rest)
     if not equals or not path:
         raise JobError(f"{option} {word!r} is not NAME=STORE:PATH or NAME=PATH, such as train=lab:mnist/train.")
@@ -80,13 +80,12 @@ def _split(option: str, word: str) -> tuple[str, str, list[str]]:
 
 
 def _source(text: str) -> Source:
-    """`lab:mnist` is in a datastore; `https://...` and a path on this machine are what they are."""
     found = _STORE.fullmatch(text)
     if found and not Path(text).exists():
         return Source(datastore=found[1], path=found[2].strip("/"))
     if "://" in text:
         return Source(path=text)
-    # A pattern such as `/data/*.csv` is the name of no file.
+    # A pattern such as `/data/*.csv` is not the name of a file.
     if not Path(text).expanduser().exists() and not set(text) & set("*?["):
         raise JobError(f"there is no {text!r} here. Name a file, a folder, a URL, or STORE:PATH for a datastore's.")
     return Source(path=os.path.abspath(os.path.expanduser(text)))

@@ -1,10 +1,10 @@
-"""A job as people describe it: names of an estimator's parameters, and values as a job file has them.
+"""Descriptions of jobs: an estimator's parameters by name, with values as in a job file.
 
     command line ── asked.words ──┐
                                   ├── combined ── asked ── job, source, experiment, ...
     job.yaml ── job_file.read ────┘       └────── job_file.text ── job.yaml
 
-A description holds what was said alone; what was not has its default only in the job. Paths in it are absolute.
+A description holds only explicit values; the job adds defaults. Its paths are absolute.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from paceline.workspace import Workspace
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A job, the folder of its source, its experiment's name, its tags and display name.
+    """A job with its source folder, experiment, tags and display name.
 
-    values: of secrets that were given in files. leave_out: those files, and a job file with a variable that looks like a secret;
-    no snapshot is to hold them. link: as of `SourceCopy`.
+    Attributes:
+        values: Of secrets from files.
+        leave_out: Files with secrets, which no snapshot may hold.
+        link: As of `SourceCopy`.
     """
 
     job: Job
@@ -54,7 +56,7 @@ class Asked:
         return SourceCopy(directory=self.directory.absolute(), link=self.link)
 
     def submit(self, *, progress: Callable[[int, int], None] | None = None, run_id: str | None = None) -> RunFolder:
-        """Submit it in the workspace of this place. progress, run_id: as of `paceline.submit.submit`."""
+        """Submit the job in the configured workspace. See `paceline.submit.submit`."""
         return submit(
             self.job,
             self.source,
@@ -70,17 +72,16 @@ class Asked:
 
 
 def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two descriptions as one: what `above` says counts; variables and tags are taken together, name by name."""
+    """Merge two descriptions. Values in `above` win; variables and tags merge by name."""
     found = {**below, **above}
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
             found[key] = {**below[key], **above[key]}
-    # A name has a value or a place, whichever was said above.
+    # A name has either a value or a place: that of `above`.
     for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
         if key in above and other in below:
             found[other] = {name: value for name, value in found[other].items() if name not in above[key]}
-    # What a command line says in one way takes the place of what the file says in another: a module that of its script, -j that
-    # of its number of workers.
+    # An option replaces its counterpart in the file: a module replaces a script, -j a number of workers.
     for key, others in (
         ("entry_module", ("entry_script",)),
         ("entry_script", ("entry_module",)),
@@ -94,32 +95,33 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def whole(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The description with absolute paths for files that are looked for in several places."""
+    """Return the description with absolute paths for files that are searched in several places."""
     found = dict(description)
     for key in ("pip_requirements_file", "conda_dependencies_file"):
         if key in found:
-            # A name in a job file is meant from the source, one on a command line may be meant from here.
+            # A path in a job file is relative to the source; one on a command line may be relative to the working
+            # directory.
             beside = os.path.join(found.get("source_directory", "."), found[key])
             found[key] = os.path.abspath(beside if os.path.isfile(beside) else found[key])
-    # A bare name is a program on the PATH of whoever runs the file, so it stays.
+    # A bare name stays: it is looked up on the PATH of the user who runs the file.
     if os.sep in found.get("python", ""):
         found["python"] = os.path.abspath(os.path.expanduser(found["python"]))
     return found
 
 
 def asked(description: Mapping[str, Any]) -> Asked:
-    """Make the job that the description describes.
+    """Build the job of a description.
 
     Raises:
-        JobError: something in it is wrong.
+        JobError: A value is wrong.
     """
     said = dict(description)
-    # Now, for a dry run submits nothing.
+    # Here as well, because a dry run submits nothing.
     check_display_name(said.get("display_name"))
     directory = Path(said.get("source_directory") or Path.cwd())
     backend = said.get("distributed_backend")
     environment = _environment(said, directory)
-    # Refused here in the words of the command line; the job would do it in those of an estimator.
+    # Refused here, in the words of the command line; the job's own messages name parameters.
     if said.get("restart_on_exception") and not said.get("max_restarts"):
         raise JobError("--restart-on-exception without --max-restarts: say how often, such as --max-restarts 3.")
     if said.get("on_hang") == "restart" and not said.get("max_restarts"):
@@ -127,10 +129,10 @@ def asked(description: Mapping[str, Any]) -> Asked:
     files = tuple(map(Path, said.get("env_file") or ()))
     values, from_shell = read_env_files(files)
     recorded, named = said.get("environment_variables", {}), said.get("secrets", {})
-    # One that is written down, or has a place of its own, is not taken from a file.
+    # A variable with a value or a place in the description does not come from a file.
     in_files = [name for name in (*values, *from_shell) if name not in recorded and name not in named]
     secrets = {**{name: f"env:{name}" for name in in_files}, **named}
-    # A name of the environment's that is a secret in this job has the secret's value.
+    # A secret of the job replaces the environment's variable of that name.
     variables = {name: value for name, value in environment.environment_variables.items() if name not in secrets}
     given: dict[str, Any] = {
         name: said[name]
@@ -151,7 +153,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
         if name in said
     }
     if "gpu_share" in said:
-        with contextlib.suppress(ValueError):  # the job says what is wrong with a word
+        with contextlib.suppress(ValueError):  # the job refuses other words
             given["gpu_share"] = said["gpu_share"]
             given["gpu_share"] = float(said["gpu_share"])
     if "log_limit" in said:
@@ -194,14 +196,14 @@ def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
     given, processes = said.get("node_count", 1), said.get("process_count_per_node", 1)
     least, nodes = node_range(given)
     servers = said.get("parameter_server_count", 0)
-    # For messages: -j as it was most likely written.
+    # For messages: the likely spelling of -j.
     words = f"-j {processes}" if nodes == 1 else f"-j {range_text(least, nodes)}x{processes}"
     if backend is None and nodes * processes > 1:
         raise JobError(
             f"{words} makes {nodes * processes} processes. Say how they find each other: "
             "--backend mpi, gloo, nccl or tensorflow."
         )
-    # A job file names workers and servers each by their number, while -j counts both together.
+    # A job file counts workers and servers separately; -j counts both.
     if "worker_count" in said:
         return {"node_count": given, "worker_count": said["worker_count"], "parameter_server_count": servers}
     if backend == "ps" and not 0 < servers < nodes * processes:
@@ -225,7 +227,7 @@ def _environment(said: Mapping[str, Any], directory: Path) -> EnvironmentSpec:
         definition=Environment.get(Workspace.from_config(create=False), name) if name else None,
         source_directory=directory,
         python=interpreter(python) if image is None else python,
-        # As with the framework's estimators: what the interpreter has is there.
+        # As for estimators: the script sees the interpreter's packages.
         layered=said.get("layered", True),
         user_managed=False,
         pip_packages=said.get("pip_packages"),
@@ -239,20 +241,19 @@ def _environment(said: Mapping[str, Any], directory: Path) -> EnvironmentSpec:
 
 
 def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
-    """Name -> value of the files' lines, later files over earlier ones, and the names that stand there without a value: those
-    have the submitting shell's.
+    """Return the variables of dotenv files, and names without a value there.
 
-    Quotes, `export`, comments and values of several lines are python-dotenv's. A `${NAME}` in a value is not filled in: a
-    password may have one.
+    Later files win. Names without a value come from the submitting shell. Quotes, `export`, comments and multi-line values are
+    python-dotenv's, but `${NAME}` is not expanded: a password may contain it.
 
     Raises:
-        JobError: a file that can't be read, or a line that is no NAME=VALUE; file and line are named, the line is not shown.
+        JobError: A file can't be read, or a line is not NAME=VALUE. The message has file and line, but not the line's text.
     """
     values: dict[str, str] = {}
     bare: dict[str, None] = {}
     for path in paths:
         for name, value in _lines(path):
-            # A name has what its last line says: a value, or none, and never something of both.
+            # The last line of a name decides: a value, or none.
             values.pop(name, None)
             bare.pop(name, None)
             if value is None:
@@ -263,11 +264,11 @@ def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
 
 
 def _lines(path: Path) -> list[tuple[str, str | None]]:
-    # Its parser and not its reader, which fills in `${NAME}` and passes over lines that it can't read.
+    # The parser: python-dotenv's reader expands `${NAME}` and skips lines that it can't read.
     from dotenv.parser import parse_stream
 
     try:
-        # Editors on Windows put a mark in front, which would become a part of the first name.
+        # Strip a UTF-8 BOM: it would become part of the first name.
         with open(path, encoding="utf-8-sig") as file:
             bindings = list(parse_stream(file))
     except OSError as error:
@@ -281,7 +282,7 @@ def _lines(path: Path) -> list[tuple[str, str | None]]:
                 f"--env-file {str(path)!r}, line {binding.original.line}: this is no NAME=VALUE. Quote values with blanks or "
                 "quotes in them, and begin comments with #."
             )
-        # Comments and empty lines are bindings as well, without a name.
+        # Comments and empty lines are bindings without a name.
         if binding.key is not None:
             found.append((binding.key, binding.value))
     return found

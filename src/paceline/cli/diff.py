@@ -21,7 +21,7 @@ from paceline.runs.visible import visible
 from paceline.system.names import did_you_mean
 from paceline.workspace import Workspace
 
-#: So many lines of the code's diff are shown where it was not asked for.
+#: Lines of the code's diff that are shown without --code.
 _CODE_LINES = 60
 _LONGEST = 60
 
@@ -29,7 +29,7 @@ _LONGEST = 60
 @takes(
     VerbOption("a", "Run: its id, the beginning of it, or its name.", "A", complete="run_ids", needed=True),
     VerbOption("b", "Another run.", "B", complete="run_ids", needed=True),
-    VerbOption("--code", "All lines of the code that differ, however many.", type=bool),
+    VerbOption("--code", "Show all lines of code that differ.", type=bool),
     JSON,
 )
 def diff(*, a: str, b: str, code: bool, as_json: bool) -> None:
@@ -105,7 +105,7 @@ def _text(value: Any) -> str:
     VerbOption("--by", f"One of {', '.join(usages.KEYS)}.", "KEY", default="experiment"),
     VerbOption(
         "--since",
-        "Runs submitted within so long: 30d, 12h; a number alone is days. Default: all.",
+        "Only runs submitted within this time: 30d, 12h; a number alone is days. Default: all.",
         type=Duration(unit="d"),
         name="since_s",
     ),
@@ -144,7 +144,7 @@ def usage(*, by: str, since_s: float | None, as_json: bool) -> None:
 
 
 def _row(one: usages.Usage) -> tuple[str, ...]:
-    # Of a workspace without GPUs, shares of cores say where the time went.
+    # Without GPUs, shares of cores show how the time was used.
     kind = "gpu" if one.gpu_hours else "core"
     held = getattr(one, f"{kind}_hours")
     shares = [_share(getattr(one, f"{why}_{kind}_hours"), held) for why in ("failed", "canceled", "preparing", "data")]
@@ -170,11 +170,11 @@ def _share(part: float, whole: float) -> str:
 
 @takes(
     VerbOption("run_id", "Run: its id, the beginning of it, or its name; default: the latest that failed."),
-    VerbOption("--messages", "With the words of the failure, which may hold anything: read them first.", type=bool),
+    VerbOption("--messages", "Include the failure's text, which may hold anything: read it first.", type=bool),
     JSON,
 )
 def report(*, run_id: str | None, messages: bool, as_json: bool) -> None:
-    """Print what to send with a bug report: versions, and where a run failed. No arguments, variables, logs, hosts or paths."""
+    """Print versions and the place of a failure for a bug report. No arguments, variables, logs, hosts or paths."""
     found = bug_report(folder_of(run_id) if run_id is not None else _latest_failed(), messages=messages)
     if as_json:
         print_json(found)

@@ -1,4 +1,4 @@
-"""--dry-run: what a submission would start, without starting it."""
+"""--dry-run: print what a submission would start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.workspace import Workspace
 
 
 def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
-    """The job as a file that `paceline run` takes, for this machine: its paths are absolute."""
+    """Print the job as a file for `paceline run`, with absolute paths of this machine."""
     workspace_dir = Workspace.from_config(create=False).path
     check_source(asked.job, asked.directory, workspace_dir)
     check(asked.job, workspace_dir)
@@ -43,11 +43,11 @@ def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
 
 
 def print_plan(asked: Asked, *, as_json: bool) -> int:
-    """The resolved job, the commands that would start its workers, and what these would find in their environment."""
+    """Print the job, the commands that start its workers, and their environment."""
     job = asked.job
     workspace = Workspace.from_config(create=False)
     check_source(job, asked.directory, workspace.path)
-    # A value that is missing is refused here as at a submission; those that are there go no further.
+    # A missing value is refused as at a submission.
     job, values = unrecorded(job, asked.values)
     values_of(job, values)
     check(job, workspace.path)
@@ -56,11 +56,11 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     granted = target.preview(job)
     script = _script(target, job)
     given = job.resized(max(job.least_nodes, min(len(granted.nodes), job.node_count))) if job.node_range else job
-    # Names in <> stand where a folder or a port is chosen only when the run starts.
+    # Names in <> stand for folders and ports that are chosen when the run starts.
     run_dir = Path("<workspace>/runs/<run id>")
     at = place({"source_directory": str(asked.directory), "job": job.to_json()})
     launch = Launch(
-        # The environment is printed below, where secrets are to be seen by name.
+        # The environment is printed below; secrets appear there by name.
         job=given.with_values(dict.fromkeys(job.secrets, HIDDEN)),
         run_id="<run id>",
         experiment=asked.experiment,
@@ -123,12 +123,12 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
 
 
 def _script(target: Target, job: Job) -> str | None:
-    """Return the text that an engine would be given, such as Slurm's batch script; None where there is none."""
+    """Return the text for the engine, such as Slurm's batch script, or None."""
     return target.script(job) if isinstance(target, Queued) else None
 
 
 def _prepared(job: Job) -> tuple[NodeSetup, ...]:
-    """Return what a submission would make ready on each node."""
+    """Return the lines of what a run prepares on each node."""
     environment = job.environment
     one = NodeSetup(python=environment.python or ("python3" if environment.docker_image else sys.executable))
     if environment.needs_build:

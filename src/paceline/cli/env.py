@@ -1,4 +1,4 @@
-"""env list, show, build, prune: the environments that runs are given, and those that are registered under a name."""
+"""env list, show, build, prune: built environments, and registered ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PACKAGES_SHOWN = 4
 
 @takes(JSON)
 def list_environments(*, as_json: bool) -> None:
-    """What is built, the last used first, and what is registered under a name."""
+    """List built environments, last used first, and registered ones."""
     workspace = Workspace.from_config(create=False)
     found = _store(workspace).all()
     on_images = all_layers(_images_dir(workspace))
@@ -65,11 +65,11 @@ def list_environments(*, as_json: bool) -> None:
     JSON,
 )
 def show(*, key_or_name: str, as_json: bool) -> None:
-    """What an environment was made of, and what came of it."""
+    """Show what an environment was made of, and its packages."""
     workspace = Workspace.from_config(create=False)
     store = _store(workspace)
     registered = Environment.list(workspace).get(key_or_name)
-    # A registered name goes before the beginning of a key.
+    # A registered name has priority over the beginning of a key.
     built = _find(store, registered) if registered is not None else store.get(key_or_name)
     if as_json:
         print_json(
@@ -108,7 +108,7 @@ _BUILD = (
     *PACKAGES,
     PYTHON,
     ISOLATED,
-    VerbOption("--name", "Register it under this name.", "NAME"),
+    VerbOption("--name", "Register the environment under this name.", "NAME"),
     JSON,
 )
 
@@ -133,7 +133,7 @@ def build(**given: Any) -> None:
         if name is not None:
             environment = replace(environment, name=name)
     built = None
-    # Before it is registered: nobody is helped by the name of something that can't be built.
+    # Before the registration: a name for an environment that can't be built helps no one.
     if environment.needs_build:
         built = _store(workspace).ensure(environment, _base(environment), _say)
     if name is not None:
@@ -147,25 +147,25 @@ def build(**given: Any) -> None:
         print(_base(environment))
     else:
         _say(f"environment {built.key} is ready")
-        # Alone on standard output, for $(paceline env build ...) in a command line.
+        # Only this on standard output, for $(paceline env build ...).
         print(built.python)
 
 
 @takes(
     VerbOption(
         "--unused-for",
-        "Only those that nobody used for so long: 12h; a number alone is days.",
+        "Only environments that were unused for this time: 12h; a number alone is days.",
         type=Duration(unit="d"),
         name="unused_for_s",
         default=0.0,
     ),
-    VerbOption("--dry-run", "Only say what would go.", type=bool),
+    VerbOption("--dry-run", "Only print what would be removed.", type=bool),
     JSON,
 )
 def prune(*, unused_for_s: float, dry_run: bool, as_json: bool) -> None:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
-    # A run that waits in a queue holds no lock on its environment yet, so those that living runs will ask for are kept here.
+    # A queued run holds no lock on its environment yet, so keep the environments that living runs will use.
     only = free_keys(workspace.path)
     gone = _store(workspace).prune(unused_for_s=unused_for_s, only=only, dry_run=dry_run)
     on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, only=only, dry_run=dry_run)

@@ -26,14 +26,14 @@ _KINDS = ("csv", "parquet", "tensorboard", "mlflow")
         "File of csv (default: standard output) or parquet, folder of tensorboard, tracking URI of mlflow.",
         "PLACE",
     ),
-    VerbOption("-e --experiment", "With mlflow: the experiment there. Default: the run's."),
-    VerbOption("--files", "With mlflow: the runs' files too.", type=bool),
+    VerbOption("-e --experiment", "With mlflow: the experiment in MLflow; default: the run's."),
+    VerbOption("--files", "With mlflow: export the runs' files, too.", type=bool),
     JSON,
 )
 def export(
     *, run_ids: list[str], to: str, output: str | None, experiment: str | None, files: bool, as_json: bool
 ) -> None:
-    """Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's."""
+    """Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or an MLflow server."""
     if to not in _KINDS:
         raise UserError(f"--to {to!r}: choose one of {', '.join(_KINDS)}.{did_you_mean(to, _KINDS)}")
     if to != "mlflow" and (experiment is not None or files):
@@ -71,12 +71,12 @@ def _written(to: str, folders: list[RunFolder], path: Path) -> list[str]:
     return [str(path)]
 
 
-@takes(RUNS, VerbOption("--port", "Where it listens, on this machine alone.", type=int, least=1, default=6006))
+@takes(RUNS, VerbOption("--port", "Port to listen at, on this machine only.", type=int, least=1, default=6006))
 def tensorboard(*, run_ids: list[str], port: int) -> int:
-    """Start TensorBoard on runs: it shows all their metrics and follows runs that go on. Ctrl-C ends it."""
+    """Start TensorBoard on runs, with all their metrics. It follows runs that go on; Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).name or folder.run_id for folder in folders]
-    # Names are people's, and become names of folders.
+    # Display names are free text, and become names of folders.
     plain = [
         name if name.replace("-", "").replace("_", "").isalnum() and names.count(name) == 1 else None for name in names
     ]
@@ -86,5 +86,5 @@ def tensorboard(*, run_ids: list[str], port: int) -> int:
 def _folders(run_ids: list[str] | None) -> list[RunFolder]:
     folders = folders_of(run_ids)
     for folder in folders:
-        read.record(folder)  # which brings the folder up to date where the run is elsewhere
+        read.record(folder)  # a read also refreshes the folder of a remote run
     return folders

@@ -1,4 +1,4 @@
-"""files, download: what a run has left, and a copy of it."""
+"""files, download: the files of a run."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def files(*, run_id: str | None, names: list[str], as_json: bool) -> None:
     VerbOption("run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True),
     PATTERNS,
     VerbOption("--to", "Folder to copy to; default: ./<run id>.", "DIR", Path),
-    VerbOption("--overwrite", "Replace other files that have these names there.", type=bool),
+    VerbOption("--overwrite", "Replace existing files of these names.", type=bool),
     JSON,
 )
 def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool, as_json: bool) -> None:
-    """Copy files of a run to a folder, under their names. A file is there whole, or not at all."""
+    """Copy files of a run to a folder, under their names. A copy appears complete or not at all."""
     folder = _folder(run_id)
     chosen = downloads.files(folder, names or ())
     if not chosen:
@@ -58,7 +58,7 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
         done = downloads.download(chosen, target, overwrite=overwrite, came=meter.add)
     except OSError as error:
         raise UserError(
-            # The error of a rename has two names; the second is that of the copy.
+            # The error of a rename has two names; the second is the copy's.
             f"{str(error.filename2 or error.filename or target)!r} can't be written: {error.strerror or error}. "
             "Name another folder with --to."
         ) from error
@@ -78,7 +78,7 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
 
 def _folder(run_id: str | None) -> RunFolder:
     folder = folder_of(run_id)
-    read.record(folder)  # which brings the folder up to date where the run is elsewhere
+    read.record(folder)  # a read also refreshes the folder of a remote run
     return folder
 
 

@@ -1,4 +1,4 @@
-"""For those who come from another launcher: what its options and verbs are called here."""
+"""Hints for users of other launchers: names of their options and verbs here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from paceline.cli.run_options import RUN
 
-#: Options of other programs, with `_` for `-`, -> whose they are and what to write instead. {n} is the value given.
+#: Option of another program, with `_` for `-` -> the program, and the counterpart here. {n} is the option's value.
 _PROCESSES = "-j {n}, or -j 2x{n} for as many on each of two nodes"
 _NODES = "-j {n}x4 for {n} nodes of 4 processes each"
 _HOSTS = "hosts belong to a compute target: paceline compute add lab --kind ssh --host HOST, then --compute lab"
@@ -72,7 +72,7 @@ _OPTIONS = {
     "v": ("docker", "data is named with --input NAME=PATH"),
     "volume": ("docker", "data is named with --input NAME=PATH"),
 }
-#: The same for `logs`.
+#: Options of other programs' `logs`.
 _LOG_OPTIONS = {
     **dict.fromkeys(("lines", "line", "num_lines", "last", "max_lines"), ("tail", "-n {n}, or --tail {n}")),
     **dict.fromkeys(
@@ -82,7 +82,7 @@ _LOG_OPTIONS = {
     **dict.fromkeys(("stderr", "stdout"), ("other programs", "a worker's log has both: leave it out")),
     **dict.fromkeys(("p", "previous"), ("kubectl", "--attempt 1 is the first one before a restart")),
 }
-#: Verbs of other programs -> what does that here.
+#: Verb of another program -> its counterpart here.
 _VERBS = {
     **dict.fromkeys(("ps", "ls", "jobs", "runs", "history", "squeue", "top", "queue"), "paceline list"),
     **dict.fromkeys(("stop", "kill", "abort", "terminate", "scancel", "end"), "paceline cancel RUN"),
@@ -107,11 +107,9 @@ _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.
 
 
 def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) -> str:
-    """Return the parser's message, with what to write here for an option or a verb of another launcher.
+    """Return the parser's message, with hints for options and verbs of other launchers.
 
-    Args:
-        command: The command that failed, such as "paceline run".
-        argv: The whole command line.
+    `command` is the command that failed, such as "paceline run", and `argv` the whole command line.
     """
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
@@ -123,7 +121,7 @@ def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) ->
         return option_message(error.option_name, text, argv) if has_hints else text
     if command.endswith(" exec") and text.startswith("Missing argument"):
         return "Name a run and the command to run beside its worker: paceline exec RUN -- COMMAND."
-    # In place of the parser's own suggestions.
+    # Replaces the parser's own suggestions.
     if (unknown := re.match(r"No such command '(.+?)'\.", text)) and error.ctx is not None:
         group = error.ctx.command
         assert isinstance(group, click.Group)
@@ -135,15 +133,14 @@ def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) ->
 def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     """Return the message for an option that `run`, `submit` or `logs` does not have.
 
-    option: as the parser names it; of a cluster of short ones (`-np 4`) that is a part alone. text: the parser's own message.
-    argv: the whole command line.
+    `option` is the parser's name, of a cluster of short options (`-np 4`) only one letter. `text` is the parser's message.
     """
-    # What is behind `--` is the script's own, and may look like any option.
+    # Words behind `--` belong to the script, and may look like any option.
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
     found = next((word for word in words if word.split("=")[0] == option), None)
-    # The parser takes -np for -n and -p, and complains of the first that it does not know.
+    # The parser reads -np as -n and -p, and reports the first that it does not know.
     if found is None and not option.startswith("--"):
-        # Letters that stand together: -np.
+        # A cluster: -np.
         clusters = [word for word in words if word.startswith("-") and option[-1:] in word.split("=")[0][1:]]
         found = next((word for word in clusters if not word.startswith("--")), None)
     name, _, value = (found or option).partition("=")
@@ -156,13 +153,13 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
         following = words[words.index(found) + 1 :]
         value = following[0] if following and not following[0].startswith("-") else ""
     whose, meaning = known[key]
-    # These two come together as a rule, and -j takes both in one word.
+    # torchrun's two options are used together; -j takes both values in one word.
     shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
     return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
 
 
 def _shape(words: Sequence[str]) -> str | None:
-    """`-j NxM` for a command line that says both, as torchrun's does, or `-j N..KxM` for its `--nnodes N:K`."""
+    """Return `-j NxM` for torchrun's two options, or `-j N..KxM` for its `--nnodes N:K`."""
     given = {}
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
@@ -175,9 +172,9 @@ def _shape(words: Sequence[str]) -> str | None:
 
 
 def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
-    """A sentence on a verb that is not there: what does that here, or the verbs that are spelled like it; "" for neither.
+    """Return a hint for an unknown verb: its counterpart here, or verbs of a similar name.
 
-    in_group: it was looked for among the verbs of `compute` or the like.
+    `in_group` is True for a verb below `compute` or the like.
     """
     known = [*known]
     text = _VERBS.get(verb.lower().replace("-", "_"))
@@ -189,7 +186,7 @@ def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
-#: Fields whose option has another name, in any verb that has the option.
+#: Field -> name of its option where these differ, in any verb that has the option.
 _FIELDS = {
     **{option.key: option.name for option in RUN if option.key},
     "docker_image": "image",
@@ -206,7 +203,7 @@ _FIELDS = {
     "target": "compute",
     "timeout_s": "timeout",
 }
-#: Sentences that give a next step in Python -> the same step on the command line.
+#: Next step in Python -> next step on the command line.
 _STEPS = {
     "Give one with as_named_input(...) or data_reference_name=.": "Write such as --input train=PATH.",
     "Name one of them anew, with as_named_input(...) or data_reference_name=.": "Give each --input a name of its own.",
@@ -214,11 +211,10 @@ _STEPS = {
 
 
 def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> str:
-    """Return the message with a verb's options in place of parameters in Python: "--gpu" for "use_gpu=True".
+    """Return the message with options in place of Python parameters: "--gpu" for "use_gpu=True".
 
-    Args:
-        words: Of the command line. A job file has the parameters' names, so messages about one stay as they are.
-        options: Name of each of the verb's parameters -> its option: {"gpu": "--gpu", "rank": "--rank"}.
+    `words` is the command line: a message about a job file keeps the parameters' names. `options` maps the verb's parameters to
+    their options: {"gpu": "--gpu", "rank": "--rank"}.
     """
     if _names_job_file(words):
         return text
@@ -229,7 +225,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
     if "nodes" in options:
         text = re.sub(r"node_count=(\d+) and process_count_per_node=(\d+)", r"-j \1x\2", text)
         text = re.sub(r"\bnode_count=(\d+(?:\.\.\d+)?)", r"-j \1", text)
-    # "overwrite=True (--overwrite)" and the like name the option already.
+    # Such as "overwrite=True (--overwrite)".
     text = re.sub(r"\b(?:\w+=True|\w+_\w+) \((--[\w-]+)\)", r"\1", text)
     text = re.sub(r"(--[\w-]+) \(\w+=True\)", r"\1", text)
     for field, name in {**{name: name for name in options}, **_FIELDS}.items():
@@ -238,7 +234,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
         text = re.sub(rf"\b(?:[Ss]et )?{field}=False\b", f"Leave out {word}", text)
         text = re.sub(rf"\b[Ss]et {field}=True\b", f"Add {word}", text)
         text = re.sub(rf"\b{field}=True\b", word, text)
-        # Of a list of one the item alone.
+        # A list of one item becomes the item.
         text = re.sub(rf"(?<![\w-]){field}=\[('[^']*')\]", rf"{word} \1", text)
         text = re.sub(rf"(?<![\w-]){field}=", f"{word} ", text)
         if "_" in field:  # a field's name, not a word of the sentence
@@ -247,7 +243,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
 
 
 def _names_job_file(words: Sequence[str]) -> bool:
-    """Whether the first word that is neither an option nor an option's value is a YAML file."""
+    """Return True if the first word that is neither an option nor its value is a YAML file."""
     takes_value = {word for option in RUN if option.type is not bool for word in option.words.split()}
     rest = iter(words[2 if words[:1] in (["sweep"], ["pipeline"]) else 1 :])
     for word in rest:

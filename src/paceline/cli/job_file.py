@@ -1,7 +1,7 @@
-"""A job as a file: `paceline run job.yaml`, and `--dry-run --yaml`, which writes one.
+"""Job files: `paceline run job.yaml`, and `--dry-run --yaml`, which writes one.
 
-Every value is taken as it is written, whatever YAML would make of it: `3.10` is a version and `no` a word. What a key takes
-decides: `node_count` a number, `use_gpu` true or false, a duration what `--max-duration` takes.
+A value is read as its key needs, whatever YAML would make of it: `3.10` is a version and `no` a word. `node_count` takes a
+number, `use_gpu` true or false, a duration takes the same words as `--max-duration`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COUNT, _NODES, _FLAG, _SECONDS, _TEXT, _PATH, _TEXTS, _PATHS, _PAIRS = (
     "a list of paths",
     "a mapping",
 )
-#: key -> what it takes, in the order in which they are written.
+#: Key -> kind of its value, in the order of a written file.
 KEYS = {
     "experiment": _TEXT,
     "display_name": _TEXT,
@@ -83,7 +83,7 @@ KEYS = {
     "elastic_seconds": _SECONDS,
     "tags": _PAIRS,
 }
-#: What options are called here, and what other programs call the same, where it is neither the same nor nearly so.
+#: Names of options and of other programs' settings -> key, where these differ much.
 _OPTIONS = {
     **{option.name: option.key for option in RUN if option.key},
     **dict.fromkeys(("script", "command", "program"), "entry_script"),
@@ -100,12 +100,13 @@ _OPTIONS = {
 
 
 def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
-    """The description (`paceline.cli.description`) in a job file. Relative paths start from the file's folder, which is the
-    source folder too unless the file names another. sections: further keys that the file may have; their values are what YAML
-    makes of them.
+    """Return the description (`paceline.cli.description`) in a job file.
+
+    Relative paths start from the file's folder, the default source folder. `sections` are further keys, whose values
+    YAML reads.
 
     Raises:
-        JobError: no YAML, an unknown key, or a value that its key does not take; file, line and key are named.
+        JobError: Invalid YAML, an unknown key, or a wrong value. The message has file, line and key.
     """
     found = of_node(path, composed(path), sections)
     found.setdefault("source_directory", str(path.parent))
@@ -113,15 +114,15 @@ def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
 
 
 def composed(path: Path) -> Any:
-    """The file's mapping as a node of PyYAML's.
+    """Return the file's mapping as a PyYAML node.
 
     Raises:
-        JobError: no YAML, or no mapping.
+        JobError: Invalid YAML, or not a mapping.
     """
     import yaml
 
     try:
-        # Composed, not loaded: nodes keep each value as it was written (3.10, no) and its line for messages.
+        # Composed, not loaded: nodes keep the spelling of values (3.10, no) and their lines.
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise JobError(f"{str(path)!r} can't be read: {error.strerror}.") from error
@@ -133,21 +134,21 @@ def composed(path: Path) -> Any:
 
 
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
-    """The description in a mapping of the file, as `read`; without a source folder unless it names one.
+    """Return the description in a mapping of the file, without a default source folder.
 
-    Where a variable looks like a secret, `leave_out` has the file, so that no snapshot has the value.
+    If a variable looks like a secret, `leave_out` has the file, so that no snapshot holds the value.
     """
     import yaml
 
-    # Such sections mean what YAML makes of them, and are taken out before the reader below, which knows none.
+    # YAML reads these sections; the reader below does not know them.
     further = {key.value: value for key, value in node.value if key.value in sections}
     node.value = [(key, value) for key, value in node.value if key.value not in sections]
     found = _Reader(path, sections).job(node)
-    # The safe one: no tag in a file can have an object of its choice made.
+    # The safe loader: tags in a file can't create objects.
     loader = yaml.SafeLoader("")
     found |= {key: loader.construct_object(value, deep=True) for key, value in further.items()}
     if "script_params" in found:
-        # `--verbose:` with nothing behind it is a bare flag, which script_params writes with "".
+        # `--verbose:` without a value is a bare flag, for which script_params has "".
         params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}
         found["arguments"] = [*argument_words(params, found.get("arguments"))]
     if any(looks_secret(name, value) for name, value in found.get("environment_variables", {}).items()):
@@ -156,10 +157,10 @@ def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, 
 
 
 def text(description: Mapping[str, Any]) -> str:
-    """The description as a job file that `read` takes. Secrets stay places."""
+    """Return the description as a job file that `read` takes. Secrets stay places."""
     import yaml
 
-    # Texts with line breaks of any kind, and other control characters, go into double quotes, which alone keep them.
+    # Only double quotes keep line breaks and other control characters.
     dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
     dumper.add_representer(
         str,
@@ -168,7 +169,7 @@ def text(description: Mapping[str, Any]) -> str:
         ),
     )
     said = {key: description[key] for key in KEYS if key in description}
-    # Very wide, for PyYAML would break a long text over several lines.
+    # Very wide: PyYAML would break a long text over several lines.
     return str(yaml.dump(said, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
 
 
@@ -197,11 +198,11 @@ class _Reader:
                 close = [_OPTIONS[word]] if word in _OPTIONS else difflib.get_close_matches(key, self._known, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(self._known)}.")
-            # YAML's own readers let the last of two equal keys count, without a word.
+            # YAML's own readers silently take the last of two equal keys.
             if key in found:
                 raise self._error(key_node, f"{key} is there twice.")
             if self._is_null(value):
-                continue  # as if it were left out
+                continue  # like a missing key
             found[key] = self._kinds[KEYS[key]](key, value)
         return found
 
@@ -212,7 +213,7 @@ class _Reader:
 
     def _count(self, key: str, node: Node) -> int:
         word = self._text(key, node)
-        # isdigit() alone takes a raised 2 as well, of which int() makes no number.
+        # isdigit() is also True for a superscript 2, which int() refuses.
         if not (word.isascii() and word.isdigit()):
             raise self._error(node, f"{key}: {word!r} is no number.")
         return int(word)
@@ -236,7 +237,7 @@ class _Reader:
 
     def _flag(self, key: str, node: Node) -> bool:
         word = self._text(key, node)
-        # These two alone: `yes` and `on` are flags to YAML 1.1 and plain words to its successor.
+        # Only these two: `yes` and `on` are flags in YAML 1.1 and words in YAML 1.2.
         if word.lower() not in ("true", "false"):
             raise self._error(node, f"{key}: {word!r} is neither true nor false.")
         return word.lower() == "true"
@@ -252,7 +253,7 @@ class _Reader:
             if KEYS[key] == _PATHS:
                 return [self._text(key, node)]
             raise self._error(node, f"{key} takes a list. Begin each with `- `.")
-        # The entries of a mapping are pairs of nodes, those of a list nodes.
+        # Entries of a mapping are pairs of nodes, those of a list nodes.
         found = [self._text(key, one) for one in node.value if not isinstance(one, tuple)]
         if len(found) < len(node.value):
             raise self._error(node, f"{key} takes a list. Begin each with `- `.")
@@ -261,7 +262,7 @@ class _Reader:
         return found
 
     def _pairs(self, key: str, node: Node) -> dict[str, Any]:
-        # A list of names: each has its value in the variable that is called so.
+        # A list of names: each variable keeps its own name.
         if key == "secrets" and (names := self._names(node)):
             return {name: f"env:{name}" for name in names}
         if isinstance(node.value, str) or not all(isinstance(one, tuple) for one in node.value):
@@ -271,7 +272,7 @@ class _Reader:
             name = self._text(key, name_node)
             if name in found:
                 raise self._error(name_node, f"{key} has {name} twice.")
-            # An empty value and one that was forgotten look alike in YAML.
+            # An empty value and a forgotten one look alike in YAML.
             if self._is_null(value) and key == "environment_variables":
                 raise self._error(value, f'{key}: {name} has no value. Write "" for an empty one.')
             found[name] = None if self._is_null(value) else self._text(key, value)
@@ -281,14 +282,13 @@ class _Reader:
 
     @staticmethod
     def _names(node: Node) -> list[str]:
-        """The words of a list; none where it is something else."""
         if isinstance(node.value, str) or not all(isinstance(getattr(one, "value", None), str) for one in node.value):
             return []
         return [one.value for one in node.value]
 
     def _absolute(self, key: str, given: str) -> str:
         expanded = os.path.expanduser(given)
-        # As a shell takes a command: without a slash it is looked for on PATH.
+        # As in a shell: a command without a slash is looked up on PATH.
         if key == "python" and os.sep not in expanded:
             return given  # a program on PATH
         return os.path.normpath(os.path.join(self._path.parent, expanded))

@@ -29,7 +29,7 @@ from paceline.system import gaps, units
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
-#: What the supervisor's lines begin with.
+#: Time at the beginning of the supervisor's lines.
 _STAMP = re.compile(rb"(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})Z ")
 
 
@@ -41,15 +41,15 @@ def _line_count(text: str) -> int:
 
 @takes(
     LATEST_RUN,
-    VerbOption("-f --follow", "Go on until the run ends.", type=bool),
-    VerbOption("-n --tail", "The last N lines alone, and with -f what comes.", "N", _line_count),
-    VerbOption("--since", "What was written since: 10m or 2h ago, or a time such as 2026-05-01T12:00.", "WHEN"),
-    VerbOption("--rank", "Of this worker alone, to the byte unless followed.", type=int, least=0),
-    VerbOption("--attempt", "Of this attempt alone; default: all.", type=int, least=1),
-    VerbOption("--driver", "What the supervisor and mpirun say instead.", type=bool),
-    VerbOption("--prepare", "What was installed and fetched before, and stored after, instead.", type=bool),
-    VerbOption("--raw", "On a terminal too, let through what moves its cursor or sets its title.", type=bool),
-    VerbOption("--json", "One JSON object a line: attempt, rank, text.", type=bool, name="as_json"),
+    VerbOption("-f --follow", "Follow the log until the run ends.", type=bool),
+    VerbOption("-n --tail", "Only the last N lines, and with -f all new ones.", "N", _line_count),
+    VerbOption("--since", "Only lines since then: 10m or 2h ago, or a time such as 2026-05-01T12:00.", "WHEN"),
+    VerbOption("--rank", "Only this worker's log, byte for byte unless followed.", type=int, least=0),
+    VerbOption("--attempt", "Only this attempt; default: all.", type=int, least=1),
+    VerbOption("--driver", "The log of the supervisor and mpirun instead.", type=bool),
+    VerbOption("--prepare", "The log of the preparation and of storing outputs instead.", type=bool),
+    VerbOption("--raw", "On a terminal, keep control sequences that move the cursor or set the title.", type=bool),
+    VerbOption("--json", "Print a JSON object for each line: attempt, rank, text.", type=bool, name="as_json"),
 )
 def logs(
     *,
@@ -64,7 +64,7 @@ def logs(
     raw: bool,
     as_json: bool,
 ) -> None:
-    """Print what a run's workers print, from the start; with several workers, each line has its rank in front."""
+    """Print the logs of a run's workers from the start. With several workers, each line begins with its rank."""
     if follow and attempt is not None:
         raise UserError(f"--follow shows all attempts; leave out --attempt {attempt}, or --follow.")
     if follow and (driver or prepare):
@@ -74,7 +74,7 @@ def logs(
     folder = folder_of(run_id)
     record = read.record(folder)
     size = count_ranks(folder, record, rank)
-    # A file or a pipe gets each byte as the worker has written it.
+    # A file or a pipe gets the worker's bytes unchanged.
     as_is = raw or not sys.stdout.isatty()
     if driver or controllers.is_controlled(record):
         if follow:
@@ -99,46 +99,46 @@ def logs(
         start = moment_start(folder, attempts, ranks, since_s)
     if tail is not None and start is not None:
         numbers = [one.number for one in attempts]
-        # With --since and --tail both, whichever of the two begins later.
+        # With both --since and --tail, the later start counts.
         start = start.later(last_lines_start(folder, numbers, ranks, tail, unended=not follow))
     if start is None:
         if not follow or record.is_terminal:
             return
-        # Nothing is as young as was asked for, but something may come: begin behind what is there.
+        # No line is young enough yet, so begin at the end of the log.
         start = last_lines_start(folder, [one.number for one in attempts], ranks, 0)
-    # One worker's log needs no merging, and goes out byte for byte.
+    # One worker's log needs no merging and is copied byte for byte.
     if rank is not None and not follow and not as_json and as_is:
         offsets = {start.attempt: start.offsets.get(rank, 0)}
         numbers = [one.number for one in attempts if one.number >= start.attempt]
         parts = [LogPart(folder.rank_log(number, rank), offsets.get(number, 0)) for number in numbers]
         print_parts(parts, as_is=True)
         return
-    # Where one worker's lines are shown, they need no rank in front, as in a run of one.
+    # Lines of a single worker need no rank.
     view = RunView(0 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
     line = _print_json_line if as_json else view.line
     if follow:
         chosen = ranks if rank is not None else None
         Show(folder, line=line, state=_nothing, ranks=chosen, start=start, last=tail).to_the_end()
         return
-    # Whole blocks where nobody counts lines or cleans them for a terminal: a log may have a gigabyte.
+    # Copy whole blocks unless lines are counted or cleaned for a terminal: a log may have a gigabyte.
     in_blocks = tail is None and not as_json and not sys.stdout.isatty()
     lines = lines_of(folder, [one.number for one in attempts], ranks, start, in_blocks=in_blocks)
-    # The place may be some lines too early, so the last ones are counted once more.
+    # The offset may be some lines too early, so count the last ones once more.
     for found in lines if tail is None else deque(lines, maxlen=tail):
         line(found)
 
 
 def _moment(text: str) -> float:
-    """Seconds since 1970 at a time, or so long ago.
+    """Return a time, or a duration before now, as seconds since 1970.
 
     Raises:
-        UserError: it is neither, or a time to come.
+        UserError: The text is neither, or the time is in the future.
     """
     now = time.time()
     try:
         if not _DATE.match(text):
             return now - units.seconds(text)
-        # Without a zone, as everywhere on a command line, the clock on the wall.
+        # Without a zone: local time, as everywhere on a command line.
         found = dt.datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
         raise UserError(
@@ -160,20 +160,21 @@ def _nothing(record: RunRecord) -> None:
 
 @dataclass(frozen=True)
 class LogPart:
-    """A log, from an offset on. One that is not there is empty."""
+    """A part of a log, from an offset on; empty if there is no such file."""
 
     path: Path
     offset: int = 0
 
 
 def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: bool) -> None:
-    """Print logs one after another. tail: the last lines of all together alone. as_is: byte for byte, else line by line,
-    with what a terminal would obey left out.
+    """Print logs one after another, or only their last `tail` lines together.
+
+    `as_is` copies bytes; otherwise lines lose the control sequences that a terminal would obey.
     """
     if tail is not None:
         parts = _last(parts, tail)
     for part in parts:
-        # What print has buffered goes out before bytes that go past it.
+        # Flush print's buffer before writing bytes around it.
         sys.stdout.flush()
         try:
             lines, terminal = LineAssembler(), TerminalLines()
@@ -185,16 +186,16 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
                     print(terminal.line(None, text))
             for text in lines.end():
                 print(terminal.line(None, text))
-        # A worker that has not started has no log yet, and a log may go with its run.
+        # A worker that has not started has no log, and a removed run loses its logs.
         except FileNotFoundError:
             continue
     sys.stdout.flush()
 
 
 def driver_offset(path: Path, since_s: float) -> int:
-    """Return the offset in the supervisor's log at which the lines of that time (seconds since 1970) begin.
+    """Return the offset in the supervisor's log of the first line at or after a time.
 
-    A line without a time, such as mpirun's, is as old as the one before it.
+    A line without a time, such as mpirun's, has the time of the line before it. Times are seconds since 1970.
     """
     offset = 0
     try:
@@ -202,7 +203,7 @@ def driver_offset(path: Path, since_s: float) -> int:
             for line in file:
                 if stamp := _STAMP.match(line):
                     at = dt.datetime.fromisoformat(stamp[1].decode()).replace(tzinfo=dt.timezone.utc)
-                    if at.timestamp() + 1 > since_s:  # a stamp is the beginning of its second
+                    if at.timestamp() + 1 > since_s:  # stamps are cut to seconds
                         break
                 offset += len(line)
     except OSError:
@@ -212,7 +213,7 @@ def driver_offset(path: Path, since_s: float) -> int:
 
 def _last(parts: Sequence[LogPart], count: int) -> list[LogPart]:
     kept = []
-    # What the last log has not, the one before it gives.
+    # Lines that the last log lacks come from the log before it.
     for part in reversed(parts):
         kept.append(replace(part, offset=max(part.offset, tail_offset(part.path, count))))
         count -= _count_lines(kept[-1])

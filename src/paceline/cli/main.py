@@ -1,4 +1,4 @@
-"""The entry point: calls a verb, and turns an error into one message and an exit code."""
+"""The entry point: calls a verb, and turns an error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def _exit_code() -> int:
     _log_to_standard_error()
     try:
         result = call()
-        # Here a failure becomes one message; at the interpreter's end it would be a traceback, and exit code 120.
+        # A failure here becomes one message; at the interpreter's end it would be a traceback and exit code 120.
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    # As a shell counts a program that SIGINT has ended.
+    # A shell's code for a program that SIGINT has ended.
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except PacelineError as error:

@@ -1,4 +1,4 @@
-"""metrics: what runs have logged, by name or as series, of one run or of several side by side."""
+"""metrics: metrics of one run, or of several side by side."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from paceline.runs.series import MetricSeries
 from paceline.runs.visible import visible
 from paceline.system.units import value_text
 
-#: Of a value that is no number, so many characters in a table.
+#: Characters of a value in a table that is not a number.
 _LONGEST = 40
 
 
 @takes(
     RUNS,
-    VerbOption("--name", "Every value of this metric; may be repeated.", "METRIC", list),
-    VerbOption("--rank", "What this worker logged; default: all.", type=int, least=0),
+    VerbOption("--name", "Show all values of this metric; may be repeated.", "METRIC", list),
+    VerbOption("--rank", "Only values that this worker logged; default: all.", type=int, least=0),
     VerbOption("--csv", "Print CSV.", type=bool, name="as_csv"),
     JSON,
 )
 def metrics(*, run_ids: list[str], name: list[str], rank: int | None, as_csv: bool, as_json: bool) -> None:
-    """Show metrics of runs side by side: last, least and greatest value of each; with --name, all values."""
+    """Show metrics of runs side by side: last, least and greatest value of each. With --name, show all values."""
     if as_csv and as_json:
         raise UserError("--csv and --json: choose one of them.")
     folders = folders_of(run_ids)
@@ -64,7 +64,7 @@ def metrics(*, run_ids: list[str], name: list[str], rank: int | None, as_csv: bo
 
 
 def _series_of(folder: RunFolder, rank: int | None) -> dict[str, MetricSeries]:
-    record = read.record(folder)  # which brings the folder up to date where the run is elsewhere
+    record = read.record(folder)  # a read also refreshes the folder of a remote run
     count_ranks(folder, record, rank)
     return series.read(folder.metrics, rank=rank)
 
@@ -80,12 +80,12 @@ def _check_names(names: Sequence[str], runs: Mapping[RunFolder, Mapping[str, Met
 
 
 def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) -> None:
-    """A column a run; of each metric a row for the last value, and where it has numbers for the least and the greatest."""
+    """Print a column for each run, with the last, least and greatest value of each metric."""
     rows = []
     for key in dict.fromkeys(key for found in runs.values() for key in found):
         of_runs = [found.get(key, MetricSeries(name=key)) for found in runs.values()]
         rows.append((key, "last", *(_text(one.last) for one in of_runs)))
-        # Of a single value the last is the least and the greatest too.
+        # A single value is the last, the least and the greatest.
         if any(len(one) > 1 and one.min is not None for one in of_runs):
             rows.append(("", "min", *(_text(one.min) for one in of_runs)))
             rows.append(("", "max", *(_text(one.max) for one in of_runs)))
@@ -93,7 +93,10 @@ def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) ->
 
 
 def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
-    """A row a value; of several runs a column each, by step where every value has one of its own, else by number."""
+    """Print a row for each value, and a column for each run.
+
+    Rows go by step if all values have one, else by number.
+    """
     if len(runs) == 1:
         (one,) = runs.values()
         print_table(("STEP", "TIME", "VALUE"), [(_text(step), _utc(time), _text(value)) for step, value, time in one])
@@ -106,16 +109,16 @@ def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
 
 
 def _titles(folders: Sequence[RunFolder]) -> list[str]:
-    """The runs' display names, if each has one of its own; else their ids."""
+    """Return the runs' display names if each has its own, else their ids."""
     names = [tags_and_properties.read(folder.notes).name for folder in folders]
-    # Where one has no name, or two have the same, columns can't be told apart by them.
+    # Missing or equal names would not tell columns apart.
     if None in names or len(set(names)) < len(names):
         return [folder.run_id for folder in folders]
     return [str(name) for name in names]
 
 
 def _print_csv(runs: Mapping[RunFolder, Mapping[str, MetricSeries]], *, whole: bool) -> None:
-    # Its own line ends are those of Windows, whose first half many tools take for a part of the last field.
+    # csv's default line ends are those of Windows; many tools read the \r as part of the last field.
     writer = csv.writer(sys.stdout, lineterminator="\n")
     columns = ("step", "time_utc", "value") if whole else ("last", "min", "max", "last_step", "count")
     writer.writerow(("run_id", "metric", *columns))
@@ -147,7 +150,7 @@ def _json(folder: RunFolder, found: Mapping[str, MetricSeries], *, whole: bool) 
 
 
 def _text(value: Any) -> str:
-    """A value in a table: a number to six digits."""
+    """Return a value for a table, numbers with six digits."""
     text = value_text(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 

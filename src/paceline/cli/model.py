@@ -1,4 +1,4 @@
-"""model register, list, show, alias, download, verify, delete, push, pull: what runs made, kept under a name and a number."""
+"""model register, list, show, alias, download, verify, delete, push, pull: registered models."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TAGS = VerbOption("--tag", "Tag; may be repeated.", "KEY[=VALUE]", list)
 
 @takes(
     NAME,
-    VerbOption("path", "A file or folder of this machine; with --run its name in the run; default: NAME."),
-    VerbOption("--run", "Take it from this run.", "RUN", complete="run_ids"),
-    VerbOption("--made-by", "PATH is of this machine, and this run made it.", "RUN", complete="run_ids"),
+    VerbOption("path", "A local file or folder, or with --run its name in the run; default: NAME."),
+    VerbOption("--run", "Register a file or folder of this run.", "RUN", complete="run_ids"),
+    VerbOption("--made-by", "PATH is local, but this run made it.", "RUN", complete="run_ids"),
     TAGS,
-    VerbOption("--property", "Property, which never changes; may be repeated.", "KEY=VALUE", list, name="prop"),
-    VerbOption("--description", "What it is.", "TEXT"),
-    VerbOption("--framework", "Such as sklearn; default: seen from the files and the run."),
+    VerbOption("--property", "Property, which can't change later; may be repeated.", "KEY=VALUE", list, name="prop"),
+    VerbOption("--description", "Description of the model.", "TEXT"),
+    VerbOption("--framework", "Framework, such as sklearn; default: detected from the files and the run."),
     VerbOption("--framework-version", "", "VERSION"),
     JSON,
 )
@@ -54,7 +54,7 @@ def register(
     framework_version: str | None,
     as_json: bool,
 ) -> None:
-    """Keep a file or a folder as the next version of a model. It is copied; the same content takes its space once."""
+    """Register a file or a folder as the next version of a model. Equal content is stored once."""
     if run is not None and made_by is not None:
         raise ModelError("--run and --made-by: give one of the two.")
     given: dict[str, Any] = {
@@ -86,17 +86,17 @@ def register(
 
 
 @takes(
-    VerbOption("name", "This model's versions alone.", complete="model_names"),
-    VerbOption("--latest", "Of each model the latest version alone.", type=bool),
-    VerbOption("--run", "Of this run.", "RUN", complete="run_ids"),
+    VerbOption("name", "Only versions of this model.", complete="model_names"),
+    VerbOption("--latest", "Only the latest version of each model.", type=bool),
+    VerbOption("--run", "Only models of this run.", "RUN", complete="run_ids"),
     TAGS,
-    VerbOption("--at", "Of this datastore.", "STORE[:PATH]", complete="datastores"),
+    VerbOption("--at", "Models in this datastore instead of the workspace.", "STORE[:PATH]", complete="datastores"),
     JSON,
 )
 def list_models(
     *, name: str | None, latest: bool, run: str | None, tag: list[str], at: str | None, as_json: bool
 ) -> None:
-    """The models of the workspace with their versions, newest first."""
+    """List the models of the workspace with their versions, newest first."""
     if at is not None:
         _list_at(at, as_json=as_json)
         return
@@ -126,9 +126,9 @@ def list_models(
     )
 
 
-@takes(REFERENCE, VerbOption("--tensors", "All tensors of safetensors files.", type=bool), JSON)
+@takes(REFERENCE, VerbOption("--tensors", "Show all tensors of safetensors files.", type=bool), JSON)
 def show(*, reference: str, tensors: bool, as_json: bool) -> None:
-    """All that is known of a version: its files, what is in them, and the run that made it."""
+    """Show a version: its files, their content, and the run that made it."""
     model = Model(Workspace.from_config(create=False), reference)
     found = described.details(model)
     if as_json:
@@ -170,13 +170,13 @@ def show(*, reference: str, tensors: bool, as_json: bool) -> None:
 
 @takes(
     NAME,
-    VerbOption("word", "Such as production.", "[ALIAS]"),
+    VerbOption("word", "Alias, such as production.", "[ALIAS]"),
     VerbOption("version", "The version to point at.", "[VERSION]"),
-    VerbOption("--remove", "Let the alias point nowhere.", type=bool),
+    VerbOption("--remove", "Remove the alias.", type=bool),
     JSON,
 )
 def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_json: bool) -> None:
-    """Point an alias at a version; without a version, who pointed it where, and when."""
+    """Point an alias at a version. Without a version, show the alias's history."""
     workspace = Workspace.from_config(create=False)
     if word is not None and remove and version is None:
         Model(workspace, name, alias=word).remove_alias(word)
@@ -193,7 +193,7 @@ def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_
         print_json(changes)
         return
     if word is not None and not changes:
-        Model(workspace, name, alias=word)  # says which there are
+        Model(workspace, name, alias=word)  # raises an error that lists the aliases
     print_table(
         ("WHEN", "WHO", "ALIAS", "VERSION", "BEFORE"),
         [
@@ -206,16 +206,16 @@ def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_
 @takes(
     REFERENCE,
     VerbOption("--to", "Folder to copy into.", "DIR", Path, default=Path()),
-    VerbOption("--overwrite", "Replace what has its name there.", type=bool),
+    VerbOption("--overwrite", "Replace an existing file or folder.", type=bool),
 )
 def download(*, reference: str, to: Path, overwrite: bool) -> None:
-    """Copy a version's file or folder, under its own name; each file is checked on the way."""
+    """Copy a version's file or folder under its own name. Checks each file."""
     print(Model(Workspace.from_config(create=False), reference).download(to, exist_ok=overwrite))
 
 
 @takes(VerbOption("references", "Versions; default: all.", "[MODEL]...", list, complete="models"), JSON)
 def verify(*, references: list[str], as_json: bool) -> int:
-    """Read every byte of every file, and say which are not as they were registered. Exits with 1 if some are not."""
+    """Read every file, and report those that have changed since the registration. Exits with 1 if some have."""
     workspace = Workspace.from_config(create=False)
     chosen = [Model(workspace, each) for each in references or ()] or Model.list(workspace)
     meter = Meter(
@@ -246,8 +246,9 @@ def verify(*, references: list[str], as_json: bool) -> int:
 
 @takes(REFERENCES, YES)
 def delete(*, references: list[str], yes: bool) -> int:
-    """Remove versions for good. Their numbers are never used again; a version that an alias points at stays, and one that a
-    service serves.
+    """Remove versions for good. Their numbers are never used again.
+
+    A version stays if an alias points at it or a service serves it.
     """
     workspace = Workspace.from_config(create=False)
     for each in references:
@@ -272,10 +273,10 @@ def delete(*, references: list[str], yes: bool) -> int:
         complete="datastores",
     ),
     VerbOption("--mlflow", "MLflow's registry, such as http://host:5000 or sqlite:///mlflow.db.", "URI"),
-    VerbOption("--verify", "Read all that is there already, and store again what is not as registered.", type=bool),
+    VerbOption("--verify", "Read all files that are stored already, and replace those that have changed.", type=bool),
 )
 def push(*, reference: str, to: str | None, mlflow: str | None, verify: bool) -> None:
-    """Store a version in a datastore, or put it into an MLflow registry. What broke off goes on; each file is checked."""
+    """Store a version in a datastore, or register it in MLflow. Continues an interrupted push; checks each file."""
     if (to is None) == (mlflow is None):
         raise ModelError("say where to: a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI.")
     if mlflow is not None and verify:
@@ -297,8 +298,8 @@ def push(*, reference: str, to: str | None, mlflow: str | None, verify: bool) ->
 
 
 @takes(
-    VerbOption("place", "Where it was pushed to.", "STORE[:PATH]", complete="datastores", needed=True),
-    VerbOption("reference", "NAME:VERSION, or NAME for the latest there.", "MODEL", needed=True),
+    VerbOption("place", "Place of the push.", "STORE[:PATH]", complete="datastores", needed=True),
+    VerbOption("reference", "NAME:VERSION, or NAME for the latest version there.", "MODEL", needed=True),
 )
 def pull(*, place: str, reference: str) -> None:
     """Fetch a version from a datastore into the workspace, under the same name and number."""

@@ -1,4 +1,4 @@
-"""Options and arguments of verbs, declared once in tables, and the parameters of the parser that are made from them.
+"""Options of verbs, declared once in tables, and the parser's parameters made from them.
 
     @takes(VerbOption("-n --limit", "Most runs to list.", "N", int, least=1, default=25), JSON)
     def list_runs(*, limit: int, as_json: bool) -> None: ...
@@ -69,7 +69,7 @@ class VerbOption:
 
     def __post_init__(self) -> None:
         if not self.name:
-            # Of `--gpu/--no-gpu` the word that switches on is the name.
+            # The word that switches on names `--gpu/--no-gpu`.
             words = self.words.split("/")[0].split()
             long = next((word[2:] for word in words if word[:2] == "--"), words[0])
             object.__setattr__(self, "name", long.replace("-", "_"))
@@ -82,7 +82,7 @@ class VerbOption:
 
     @property
     def long_word(self) -> str:
-        """The option's long form, "--nodes", or its only one."""
+        """Return the option's long form, such as "--nodes", or its only form."""
         words = self.words.split("/")[0].split()
         return next((word for word in words if word[:2] == "--"), words[0])
 
@@ -95,7 +95,7 @@ class VerbOption:
             "callback": self._checked,
             "shell_complete": self._offer,
         }
-        # With any default, None too, an argument would not be required.
+        # Any default, even None, would make an argument optional.
         if not self.needed and self.type is not list:
             common["default"] = self.default
         if self.is_argument:
@@ -125,7 +125,7 @@ class VerbOption:
         return click.IntRange(*bounds) if self.type is int else click.FloatRange(*bounds)
 
     def _checked(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        """Refuse an empty text, such as that of `--name "$NAME"` whose variable is not set."""
+        """Refuse an empty text, such as `--name "$NAME"` with an unset variable."""
         value = list(value) if isinstance(value, tuple) else value
         texts = value if isinstance(value, list) else [value]
         if self.is_argument or self.may_be_empty or all(str(text).strip() for text in texts):
@@ -146,7 +146,7 @@ class _Argument(click.Argument):
 
     def __init__(self, option: VerbOption, settings: dict[str, Any]) -> None:
         super().__init__([option.name], **settings)
-        # Not `help`, of which newer versions of click make a section of their own.
+        # Not `help`: newer versions of click print it in a section of their own.
         self.text = option.help
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -156,9 +156,7 @@ class _Argument(click.Argument):
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A duration such as 90s or 1h30m, as seconds.
 
-    Args:
-        unit: Of a number without a unit: w, d, h, m or s.
-        least: The shortest duration that is allowed, in seconds.
+    `unit` (w, d, h, m or s) is that of a number without a unit; shorter durations than `least` seconds are refused.
     """
 
     name = "duration"
@@ -181,7 +179,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 JSON = VerbOption("--json", "Print JSON.", type=bool, name="as_json")
 DETACH = VerbOption("-d --detach", "Return at once.", type=bool)
 YES = VerbOption("-y --yes", "Do not ask.", type=bool)
-DRY_RUN = VerbOption("--dry-run", "Only say what would be removed, and how much.", type=bool)
+DRY_RUN = VerbOption("--dry-run", "Only print what would be removed, and its size.", type=bool)
 RUNS = VerbOption(
     "run_ids",
     "Runs: their ids, the beginnings of these, or their names; default: the latest.",
@@ -194,5 +192,5 @@ LATEST_RUN = VerbOption(
 )
 TLS = (
     VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
-    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+    VerbOption("--tls-key", "Key of the certificate (PEM).", "FILE"),
 )

@@ -1,4 +1,4 @@
-"""Standard output and error whose reader may go away, and the one line that is printed before anything else is loaded."""
+"""Standard output and error that end the program when their reader has gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from paceline import __version__
 
-# Not typing's: `paceline --version` loads this module and little else.
+# Not typing's: `paceline --version` loads only this module.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ def print_version() -> None:
 
 
 def end_with_the_reader() -> None:
-    """From now on, end as every program in a pipeline does when whoever reads the output has gone: by SIGPIPE.
+    """End by SIGPIPE once the reader of the output has gone, as programs in a pipeline do.
 
-    Not by its default action for any pipe: an ssh that dies while it is written to must not take this program with it.
+    SIGPIPE's default action would apply to any pipe, but a dying ssh must not end this program.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper):
-            continue  # closed by whoever started us, or a test's
+            continue  # closed by the parent process, or replaced by a test
         stream.flush()
-        # Not closed with this stream: sys.__stdout__ has the same descriptor.
+        # closefd: sys.__stdout__ has the same descriptor.
         raw = _Output(stream.fileno(), "wb", closefd=False)
-        # Unbuffered output (python -u) writes to the file itself.
+        # Unbuffered output (python -u) writes directly to the file.
         below = raw if stream.write_through else io.BufferedWriter(raw)
         setattr(
             sys,
@@ -52,7 +52,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            # By the signal itself: a shell with `pipefail` sees 141, as from every other program.
+            # By the signal itself: a shell with `pipefail` sees 141, as for other programs.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
             raise

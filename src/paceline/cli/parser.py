@@ -1,6 +1,6 @@
 """The parser of the command line, made from the verbs' tables of options.
 
-It imports a verb's module when the verb is called: `paceline status` has no use for what `paceline compute add` imports.
+It imports a verb's module only when the verb is called.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from paceline.cli.options import OPTIONS_OF
 from paceline.cli.output import print_version
 from paceline.cli.verbs import SECTIONS, SHOWING, VERBS
 
-#: The widest output whose options stand above their descriptions, not beside them.
+#: The widest output that shows descriptions below their options, not beside them.
 _NARROW = 58
 
 
 class _Command(click.Command):
-    """A verb, or a group of verbs, whose errors all name it (`UsageError.ctx`)."""
+    """A verb or a group of verbs whose errors name it (`UsageError.ctx`)."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            # click leaves it out for an option whose value is missing.
+            # click omits it for an option without its value.
             error.ctx = error.ctx or ctx
             raise
 
 
 class VerbCommand(_Command):
-    """A verb whose `--help` has its options in the sections of its table (`VerbOption.section`)."""
+    """A verb whose `--help` shows options in the sections of its table."""
 
     def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
         self.options = OPTIONS_OF.get(verb, ())
@@ -46,7 +46,7 @@ class VerbCommand(_Command):
         """Write arguments, then options section by section."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         title = "Options"
-        # The parser's own --help comes last, and has no entry in the table.
+        # The parser appends its own --help, which is not in the table.
         for parameter, option in zip(self.get_params(ctx), (*self.options, None), strict=True):
             title = option.section if option and option.section else title
             if row := parameter.get_help_record(ctx):
@@ -54,12 +54,12 @@ class VerbCommand(_Command):
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
-                    # In a narrow terminal each option has a line to itself, for two columns would be one word wide.
+                    # In a narrow terminal a second column would be one word wide.
                     formatter.write_dl(rows, col_max=30 if formatter.width > _NARROW else 6)
 
 
 class RawCommand(click.Command):
-    """A verb that reads its words itself, `--help` included: its options depend on them."""
+    """A verb that reads its words itself, `--help` included."""
 
     def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
         words = [option.parameter() for option in OPTIONS_OF[verb]]
@@ -72,7 +72,7 @@ class RawCommand(click.Command):
 
 
 class VerbGroup(_Command, click.Group):
-    """Verbs below a verb. Its `--help` has the whole first sentence of each."""
+    """Verbs below a verb, with the whole first sentence of each in `--help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of their table."""
@@ -85,10 +85,7 @@ class VerbGroup(_Command, click.Group):
 
 
 class TopLevel(VerbGroup):
-    """The verbs of `VERBS`.
-
-    Each is a stand-in with its name and its help until it is called, or until its own words are completed.
-    """
+    """The verbs of `VERBS`, each a stand-in with name and help until it is called or completed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -116,7 +113,7 @@ class TopLevel(VerbGroup):
                 formatter.write_dl(rows)
 
     def load(self, name: str) -> click.Command:
-        """Import the verb of this name, put it in its stand-in's place, and return it."""
+        """Import a verb, put it in its stand-in's place, and return it."""
         place, text = VERBS[name]
         module, _, function = place.partition(".")
         found = import_module(f"paceline.cli.{module}")
@@ -136,13 +133,13 @@ class TopLevel(VerbGroup):
 
 def call() -> int | None:
     """Parse the command line, call its verb, and return the verb's exit code."""
-    # A shell sets this variable where it wants words to offer.
+    # A shell sets this variable to request completions.
     if instruction := os.environ.get("_PACELINE_COMPLETE"):
         return shell_complete(app, {}, "paceline", "_PACELINE_COMPLETE", instruction)
     columns = shutil.get_terminal_size().columns
-    # The parser's own least width is 50.
+    # click's own minimum is 50.
     width = max(30, columns - 2) if columns <= _NARROW else None
-    # Not `app.main`, which writes a line of its own for Ctrl-C.
+    # Not `app.main`, which prints an empty line on Ctrl-C.
     try:
         with app.make_context("paceline", sys.argv[1:], terminal_width=width) as context:
             code: int | None = app.invoke(context)
@@ -152,7 +149,7 @@ def call() -> int | None:
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Return parameter -> option, "--dry-run", for each option of the verb that the words call."""
+    """Return the options by parameter, such as "--dry-run", of the verb that the words call."""
     command = app.load(words[0]) if words and words[0] in VERBS else None
     if isinstance(command, VerbGroup):
         command = command.commands.get(words[1]) if len(words) > 1 else None
@@ -170,7 +167,7 @@ def _commands(verbs: Mapping[str, Callable[..., int | None]], raw: Iterable[str]
 
 
 def _early(word: str, help: str, act: Callable[[], None]) -> click.Option:
-    """Return an option that acts in place of a verb."""
+    """Return an option that acts instead of a verb."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value and not context.resilient_parsing:

@@ -31,19 +31,19 @@ from paceline.workspace import Workspace
 
 RUN_PIPELINE = (
     VerbOption("file", "The pipeline's file (.yaml).", "FILE", Path, needed=True),
-    VerbOption("--param", "Value of a parameter, in place of the file's; may be repeated.", "NAME=VALUE", list),
-    VerbOption("-e --experiment", "Default: the file's, or its name.", "NAME", complete="experiments"),
+    VerbOption("--param", "Value of a parameter, which replaces the file's; may be repeated.", "NAME=VALUE", list),
+    VerbOption("-e --experiment", "Experiment; default: the file's, or its name.", "NAME", complete="experiments"),
     NAME,
     VerbOption("--tag", "Set a tag; may be repeated.", "KEY[=VALUE]", list),
-    VerbOption("--regenerate", "Run each step, whatever former runs have left.", type=bool),
+    VerbOption("--regenerate", "Run each step, without reusing results of former runs.", type=bool),
     DETACH,
-    VerbOption("--dry-run", "Print the steps in their order; start nothing.", type=bool),
+    VerbOption("--dry-run", "Print the steps in their order and start nothing.", type=bool),
     JSON,
-    VerbOption("-q --quiet", "Only errors, and with --json the JSON.", type=bool),
+    VerbOption("-q --quiet", "Print only errors, and with --json the JSON.", type=bool),
 )
 
 ANY_PIPELINE = VerbOption("run_id", "Pipeline: its id, the beginning of it, or its name; default: the latest.", "[RUN]")
-FOLLOW = VerbOption("-f --follow", "Until the pipeline has ended.", type=bool)
+FOLLOW = VerbOption("-f --follow", "Follow the pipeline until it ends.", type=bool)
 
 
 _TOP = ("steps", "parameters", "continue_on_step_failure", "description")
@@ -53,9 +53,9 @@ _WORD = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_-]*)\}|([A-Za-z_][A-Za-z0-9_]*)
 
 @takes(*RUN_PIPELINE)
 def run(**given: Any) -> int:
-    """Run the steps that a file describes, each as a run of its own, and follow the pipeline to its end.
+    """Run the steps of a file, each as its own run, and follow the pipeline to its end.
 
-    Ctrl-C only stops the following; the pipeline goes on. `paceline cancel` ends it with all its steps.
+    Ctrl-C only stops following; the pipeline goes on. `paceline cancel` ends it with all its steps.
     """
     file = read(given["file"], dict(_pair(word) for word in given["param"] or ()))
     pipeline = file.pipeline
@@ -80,7 +80,7 @@ def run(**given: Any) -> int:
 
 @takes(ANY_PIPELINE, FOLLOW, JSON)
 def show(*, run_id: str | None, follow: bool, as_json: bool) -> int:
-    """How a pipeline stands: its steps in their order."""
+    """Show a pipeline's steps in their order."""
     folder, record = with_children(run_id, "pipeline")
     if follow and not record.is_terminal:
         return _follow(folder, as_json=as_json, quiet=False)
@@ -103,7 +103,7 @@ def show(*, run_id: str | None, follow: bool, as_json: bool) -> int:
 
 
 def print_steps(folder: RunFolder, record: RunRecord) -> None:
-    """The table of a pipeline's steps."""
+    """Print the table of a pipeline's steps."""
     rows = [
         (
             visible(row["step"]),
@@ -170,7 +170,7 @@ def _pair(word: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineFile:
-    """What a file says. values, leave_out: as of `paceline.cli.description.Asked`, of all steps."""
+    """The content of a pipeline file. `values` and `leave_out` are those of `Asked`, for all steps."""
 
     pipeline: Pipeline
     parameters: Mapping[str, Any]
@@ -182,10 +182,10 @@ class PipelineFile:
 
 
 def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
-    """The pipeline in a file. given: parameters, in place of the file's own values.
+    """Return the pipeline in a file. `given` parameters replace the file's values.
 
     Raises:
-        JobError, PipelineError: no YAML, an unknown key, or a wrong value; the file and the step are named.
+        JobError, PipelineError: Invalid YAML, an unknown key, or a wrong value. The message has file and step.
     """
     node = job_file.composed(path)
     steps = next((value for key, value in node.value if key.value == "steps"), None)
@@ -228,7 +228,7 @@ def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
 def _made(
     path: Path, said: Mapping[str, dict[str, Any]], parameters: Mapping[str, Any]
 ) -> tuple[list[Step], list[Asked]]:
-    """The steps, and what was asked for in each."""
+    """Return the steps, and the job that each describes."""
     steps: dict[str, Step] = {}
     jobs: list[Asked] = []
     data: dict[str, PipelineData] = {}
@@ -272,7 +272,7 @@ def _made(
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
-    """The word with the values of parameters and the places of data; each worker fills in the rest."""
+    """Return the word with values of parameters and places of data. Each worker fills in the rest."""
     return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
 
 

@@ -1,11 +1,11 @@
-"""run, submit: a supervisor is loaded while this process imports what a submission needs.
+"""run, submit: load a supervisor while this process imports what a submission needs.
 
     words ── run id ──┬── what a submission imports ── check, copy ──┐
                       └── supervisor: interpreter, imports ──────────┴── begins
 
-A run on this machine waits for two interpreters that import about as much. The second needs only the run's folder from the first.
-So the supervisor starts as soon as that folder is known, in a workspace that exists. If the submission fails, the supervisor
-ends with this program.
+A run on this machine waits for two interpreters that import about as much. The second needs only the run's folder, so the
+supervisor starts as soon as that is known, if the workspace exists. If the submission fails, the supervisor ends with this
+program.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def submit(**given: Any) -> int:
 
 
 def _begin(given: dict[str, Any], *, follow: bool) -> int:
-    # What is loaded stays until the end: the collector would look at all of it again and again.
+    # Loaded modules stay until the end; the collector would scan all of them again and again.
     gc.disable()
     file, description = words(given)
-    # A job file may name another target than this machine, and is read only later.
+    # A job file, which is read later, may name another target.
     run_id = None if file is not None or given["dry_run"] else load_supervisor(description)
     from paceline.cli.run import begin
 
@@ -55,9 +55,9 @@ def _begin(given: dict[str, Any], *, follow: bool) -> int:
 
 
 def load_supervisor(description: dict[str, Any]) -> str | None:
-    """Start to load the supervisor of the run that is to come, and return the run's id.
+    """Start to load the supervisor of the coming run, and return the run's id.
 
-    Return None, with nothing started, for a run elsewhere or in a workspace that does not exist yet.
+    Return None, with nothing started, for a remote run or a workspace that does not exist yet.
     """
     if description.get("compute_target", "local") != "local":
         return None
@@ -68,7 +68,7 @@ def load_supervisor(description: dict[str, Any]) -> str | None:
         )
         workspace_dir = Path(os.path.abspath(configured().expanduser()))
         library = library_dir(workspace_dir, create=False)
-        # Nothing may be created in a new workspace before the call is known to be right.
+        # Create nothing in a new workspace before the call is known to be right.
         if (library / "paceline").exists():
             run_id = new_run_id(experiment)
             run_dir = workspace_dir / "runs" / run_id

@@ -1,4 +1,4 @@
-"""status, list, show: what there is and how it stands."""
+"""status, list, show, rename: runs and their states."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from paceline.targets import configured
 from paceline.workspace import Workspace
 
 _SHOWN = 25
-#: Values of a list that `show` prints, from its end.
+#: Last values of a list that `show` prints.
 _LAST_VALUES = 5
-#: Workers whose load is shown; `top` shows all.
+#: Workers whose load `show` prints; `top` shows all.
 _RANKS = 16
-#: Metrics of a run in `list`, and characters of a cell.
+#: Metrics of a run in `list`, and the width of a cell.
 _METRICS, _LONGEST_CELL = 2, 48
 
 
 @takes(LATEST_RUN, JSON)
 def status(*, run_id: str | None, as_json: bool) -> None:
-    """Show how a run stands."""
+    """Show the state of a run."""
     folder = folder_of(run_id)
     found = summary(folder)
     if as_json:
@@ -102,7 +102,7 @@ def list_runs(
         status = state_named(status)
     runs_dir = Workspace.from_config(create=False).runs_dir
     removal.sweep(runs_dir)
-    # `--tag key=` asks for the key, as `--tag key` does.
+    # `--tag key=` means the same as `--tag key`.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     found = (
         (record, folder)
@@ -111,7 +111,7 @@ def list_runs(
         if (experiment is None or record.experiment == experiment)
         and matches(record, folder, status=status, tags=tags, children=True)
     )
-    # Records are read as far as they are shown: of ten thousand runs, the newest 25.
+    # Read only the records that are shown: the newest 25 of ten thousand.
     shown = list(found if everything else islice(found, limit))
     if as_json:
         sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
@@ -124,7 +124,7 @@ def list_runs(
         ("RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
         *(_row(record, folder) for record, folder in shown),
     ]
-    # Where all runs are this machine's, as most are, the column would say nothing.
+    # The column would say nothing if all runs are on this machine, as most are.
     targets = ["TARGET", *(record.target or "-" for record, _ in shown)]
     if set(targets[1:]) - {configured.LOCAL, "-"}:
         lines = [(*line[:3], target, *line[3:]) for line, target in zip(lines, targets, strict=True)]
@@ -132,19 +132,19 @@ def list_runs(
         more = [("DISK", "TAGS"), *(_more(folder) for _, folder in shown)]
         lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
     print_table(lines[0], lines[1:], status_column=2)
-    # Counted by their names, with no record read.
+    # Count names, without reading records.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
-    # With a filter nobody knows how many more there are, without reading all of them.
+    # With a filter, only a read of all records would tell how many more match.
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")
 
 
 @takes(
     VerbOption("run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True),
-    VerbOption("name", "Its name for people; its id stays.", "NAME", needed=True),
+    VerbOption("name", "The new display name.", "NAME", needed=True),
 )
 def rename(*, run_id: str, name: str) -> None:
-    """Give a run another name for people. Its id stays."""
+    """Give a run another display name. Its id stays."""
     if not name.strip():
         raise UserError(f"NAME {name!r} is empty. Write a name, such as brave-otter-12.")
     folder = folder_of(run_id)
@@ -154,7 +154,7 @@ def rename(*, run_id: str, name: str) -> None:
 
 @takes(LATEST_RUN, JSON)
 def show(*, run_id: str | None, as_json: bool) -> None:
-    """Show a run: its job, attempts, metrics, files, and why it failed."""
+    """Show a run: its job, attempts, metrics, files, and failure."""
     folder = folder_of(run_id)
     found = details(folder)
     if as_json:
@@ -216,7 +216,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
 
 
 def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
-    """A pipeline's, a line each; none of any other run."""
+    """Return a line for each step of a pipeline; "" for other runs."""
     if record.pipeline is None:
         return ""
     from paceline.pipelines import results
@@ -229,7 +229,7 @@ def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
 
 
 def _attempts(attempts: Sequence[Attempt]) -> Sequence[str]:
-    """A line each: when, how long, where, and how it ended; of a run that grew or shrank also its size, and why."""
+    """Return a line for each attempt: start, duration, nodes, end, and the size of an elastic run."""
     has_changed = len({attempt.world_size for attempt in attempts}) > 1
     return [_attempt(attempt, has_changed=has_changed) for attempt in attempts]
 
@@ -266,14 +266,14 @@ def _cut(text: str) -> str:
 
 
 def _hang(record: RunRecord) -> Sequence[str]:
-    """Why the run hangs, or hung at its end, and where the report is."""
+    """Return the reason of a hang, and the place of its report."""
     if not record.hang:
         return ""
     return [str(record.hang["text"]), f"all of it: {record.hang['report']}"]
 
 
 def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -> list[tuple[str, str | Sequence[str]]]:
-    """What nodes and workers take, or took over the whole run, and how the time of the ranks goes."""
+    """Return the load of nodes and workers, and the shares of the ranks' time."""
     if sample is None:
         return []
     is_over = record.is_terminal
@@ -295,7 +295,7 @@ def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -
 
 
 def _more(folder: RunFolder) -> tuple[str, str]:
-    """Return the cells that `--long` adds to a run's row."""
+    """Return the cells of a run's row with --long."""
     return size_text(tree_size(folder.path)), pairs_text(tags_and_properties.read(folder.notes).tags)
 
 
@@ -306,7 +306,7 @@ def _size(record: RunRecord) -> str:
     if job.distributed_backend == "ps":
         return f"{job.worker_count}+{job.parameter_server_count} on {job.node_count}"
     if record.size and record.attempts:
-        # "3x2 of 2..4": of an elastic run the nodes that it has, and had last.
+        # "3x2 of 2..4": current or last number of nodes of an elastic run.
         return f"{len(record.attempts[-1].nodes)}x{job.process_count_per_node} of {range_text(*(job.node_range or (1, 1)))}"
     return job.size_text
 

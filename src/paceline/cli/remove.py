@@ -1,4 +1,4 @@
-"""rm, prune: runs removed by name, and all that a workspace needs no longer."""
+"""rm, prune, trust: remove runs and unused files, and trust a workspace."""
 
 from __future__ import annotations
 
@@ -28,21 +28,28 @@ if TYPE_CHECKING:
     from paceline.remote.link.copies import LeftBehind
 
 
-#: So many runs are named in a question.
+#: Runs that a question names.
 _NAMED = 5
 _DECLINED = 1
 
 
 @takes(
-    VerbOption("run_ids", "Runs, or the beginnings of their ids.", "RUN...", list, complete="run_ids", needed=True),
-    VerbOption("--children", "With the runs below them.", type=bool),
-    VerbOption("--force", "Also runs whose engine can't be asked any more (NotResponding).", type=bool),
+    VerbOption(
+        "run_ids",
+        "Runs: their ids, the beginnings of these, or their names.",
+        "RUN...",
+        list,
+        complete="run_ids",
+        needed=True,
+    ),
+    VerbOption("--children", "Remove their child runs, too.", type=bool),
+    VerbOption("--force", "Remove runs whose engine no longer answers (NotResponding), too.", type=bool),
     YES,
     DRY_RUN,
     JSON,
 )
 def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Remove runs that have ended, for good: their records, logs, metrics and outputs. What they stored elsewhere stays."""
+    """Remove ended runs for good: records, logs, metrics and outputs. Files that they stored elsewhere stay."""
     removal.sweep(Workspace.from_config(create=False).runs_dir)
     folders = folders_of(run_ids)
     if below := _below(folders):
@@ -52,7 +59,7 @@ def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: b
         folders = [*below, *folders]
     for folder in folders:
         removal.check_removable(read.record(folder), force=force)
-    # Measured as long as they are there.
+    # Measured before they are removed.
     removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in folders]
     if not dry_run:
         names = [run.name for run in removed]
@@ -72,22 +79,24 @@ def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: b
 @takes(
     VerbOption(
         "--older-than",
-        "What ended, or was last used, so long ago: 30d, 12h; a number alone is days.",
+        "Only if it ended, or was last used, this long ago: 30d, 12h; a number alone is days.",
         type=Duration(unit="d"),
         name="older_than_s",
     ),
-    VerbOption("--keep-last", "Not the newest N runs of each experiment.", "N", int, least=0),
-    VerbOption("--max-size", "Of each kind the oldest, until SIZE is left, such as 20GB.", "SIZE"),
-    VerbOption("--status", "Runs in this state, such as Failed.", complete="run_states"),
-    VerbOption("-e --experiment", "Runs of this experiment.", complete="experiments"),
-    VerbOption("--runs", "Runs alone, or with the kinds named beside.", type=bool),
-    VerbOption("--snapshots", "Snapshots that no run uses.", type=bool),
-    VerbOption("--environments", "Environments, those on images too.", type=bool),
-    VerbOption("--data", "This machine's copies of stores' files.", type=bool),
-    VerbOption("--models", "Contents that no version of a model has; versions stay.", type=bool),
+    VerbOption("--keep-last", "Keep the newest N runs of each experiment.", "N", int, least=0),
+    VerbOption("--max-size", "Remove the oldest of each kind until SIZE is left, such as 20GB.", "SIZE"),
+    VerbOption("--status", "Only runs in this state, such as Failed.", complete="run_states"),
+    VerbOption("-e --experiment", "Only runs of this experiment.", complete="experiments"),
+    VerbOption("--runs", "Only runs and other kinds that are named.", type=bool),
+    VerbOption("--snapshots", "Only snapshots that no run uses, and other kinds that are named.", type=bool),
+    VerbOption(
+        "--environments", "Only environments, including those on images, and other kinds that are named.", type=bool
+    ),
+    VerbOption("--data", "Only this machine's cache of stores' files, and other kinds that are named.", type=bool),
+    VerbOption("--models", "Only files that no version of a model uses, and other kinds that are named.", type=bool),
     VerbOption(
         "--compute",
-        "What ended runs left on this target's nodes; files that only those have are brought home first.",
+        "Files of ended runs on this target's nodes. Files that exist only there are fetched first.",
         "NAME",
         complete="targets",
     ),
@@ -112,8 +121,9 @@ def prune(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Remove old runs, snapshots and environments that no run uses, and cached data. Never what a
-    living run uses, nor a run with the tag `keep`, nor one that made a model.
+    """Remove old runs, unused snapshots and environments, and cached data.
+
+    Keeps everything that a living run uses, runs with the tag `keep`, and runs that made a model.
     """
     if compute is not None:
         criteria = (older_than_s, keep_last, max_size, status, experiment)
@@ -132,7 +142,7 @@ def prune(
     named = {"runs": runs, "snapshots": snapshots, "environments": environments, "data": data, "models": models}
     kinds = [kind for kind, is_named in named.items() if is_named]
     workspace_dir = Workspace.from_config(create=False).path
-    # Tried out first: the question says what would go.
+    # A dry run first: the question names the result.
     if dry_run or not yes:
         found = prune_workspace(workspace_dir, wish, kinds, dry_run=True)
         if dry_run:
@@ -142,13 +152,13 @@ def prune(
                 _print_removed(found)
             if not confirmed(f"Remove {_summary(found)}, for good?", yes=False, as_json=as_json):
                 return _DECLINED
-    # Looked for anew, for runs may have begun to use something while somebody thought about the answer.
+    # Search again: runs may have started to use something while the question was open.
     found = prune_workspace(workspace_dir, wish, kinds)
     return _tell(found, dry_run=False, as_json=as_json)
 
 
 def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Bring home and remove what ended runs have left on the nodes of a compute target. Return the exit code."""
+    """Fetch, then remove, the files of ended runs on a target's nodes. Return the exit code."""
     from paceline.remote.link.copies import clear_node
 
     workspace = Workspace.from_config(create=False)
@@ -187,14 +197,14 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
 
 
 def _remove(folder: RunFolder, *, force: bool) -> bool:
-    """Remove the run; return False and say why where something of it stays."""
-    # Read now, for the notes go with the run.
+    """Remove the run. Return False and print the reason if part of it stays."""
+    # Read now: the notes are removed with the run.
     properties = tags_and_properties.read(folder.notes).properties
     left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]
     try:
         removal.remove(folder, force=force)
     except RunNotFoundError:
-        pass  # another process was faster
+        pass  # another process has removed it
     except PacelineError as error:
         warn(f"paceline: error: {error}")
         return False
@@ -204,7 +214,7 @@ def _remove(folder: RunFolder, *, force: bool) -> bool:
 
 
 def _below(folders: list[RunFolder]) -> list[RunFolder]:
-    """The runs below these, at any depth, those furthest below first."""
+    """Return the runs below these at any depth, the deepest first."""
     if not folders:
         return []
     runs_dir = folders[0].path.parent
@@ -213,15 +223,15 @@ def _below(folders: list[RunFolder]) -> list[RunFolder]:
     parents = set(named)
     while grown := {record.run_id for record in records if record.parent_run_id in parents} - parents:
         parents |= grown
-    # Records come newest first, and a run is younger than the one that it is below.
+    # Records come newest first, and a child is younger than its parent.
     return [RunFolder(runs_dir / record.run_id) for record in records if record.run_id in parents - named]
 
 
 def confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
-    """Ask; return True where the answer is yes.
+    """Ask a question, and return True for a yes.
 
     Raises:
-        UserError: there is no terminal to ask on, and no --yes.
+        UserError: There is neither a terminal nor --yes.
     """
     if yes:
         return True
@@ -267,7 +277,7 @@ def _print_left(found: list[LeftBehind], *, will_be: bool) -> None:
 
 
 def _summary(found: Pruned) -> str:
-    """Say in words what is gone: "2 runs (3.1 MB), 1 snapshot (20 kB), 3.2 MB in all"."""
+    """Return a summary such as "2 runs (3.1 MB), 1 snapshot (20 kB): 3.2 MB"."""
     parts = [
         f"{counted(len(gone), noun)} ({_total(gone)})"
         for noun, gone in (
@@ -290,8 +300,8 @@ def _total(gone: list[Removed] | tuple[Removed, ...]) -> str:
 
 @takes(VerbOption("folder", "The workspace's folder; default: ./.paceline.", "[FOLDER]", Path))
 def trust(*, folder: Path | None) -> None:
-    """Use a workspace that you have not made on this machine: a group's, an unpacked one, a copy.
+    """Trust a workspace that was not made by you on this machine: a group's, an unpacked one, a copy.
 
-    Whoever can write to a workspace can start programs as you: trust a folder whose writers you trust.
+    Anyone who can write to a workspace can start programs as you, so trust a folder only if you trust its writers.
     """
     print(f"Trusted: {workspace_dir.trust(folder or Path(workspace_dir.DEFAULT_FOLDER))}")

@@ -1,4 +1,4 @@
-"""run, submit, rerun: start a run, and with `run` and `rerun` follow it to its end."""
+"""rerun, and how `run` and `submit` start a run and follow it to its end."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def begin(
 ) -> int:
     """Submit the run, or print it with --dry-run. Return the exit code.
 
-    file, description: what `words` makes of the options that were `given`. follow: to the run's end. run_id: of a run for which
-    a supervisor is being loaded already (`paceline.cli.quick`).
+    `file` and `description` come from `words`, made of the options `given`. `run_id` is that of a run whose supervisor is already
+    being loaded (`paceline.cli.quick`).
     """
     if given["yaml"] and not given["dry_run"]:
         raise JobError("--yaml belongs to --dry-run: together they print the job as a file that `paceline run` takes.")
@@ -57,10 +57,9 @@ def begin(
 
 @takes(*RERUN)
 def rerun(**given: Any) -> int:
-    """Submit a run's job again, with the source and the exact versions of the packages as they were then.
+    """Submit a run's job again, with the same source and the same versions of packages.
 
-    Of a registered model, the run that made it. Values that were not recorded are taken anew: from your shell, or the file
-    that --env-file names.
+    Of a registered model, the run that made it. Secrets come from your shell, or from --env-file.
     """
     values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
     folder = rerun_job(
@@ -70,10 +69,10 @@ def rerun(**given: Any) -> int:
 
 
 def _run_meant(text: str) -> str:
-    """A run's id as it is; of a model's version the run that made it.
+    """Return a run's id, or the id of the run that made a model's version.
 
     Raises:
-        ModelError: no run is known to have made it.
+        ModelError: The version was registered without its run.
     """
     if ":" not in text and "@" not in text:
         return text
@@ -96,7 +95,7 @@ def _submit(wanted: Asked, run_id: str | None) -> RunFolder:
 
 
 class _HashingProgress:
-    """A line on the terminal while a large source is hashed; nothing for the first half second, nor elsewhere."""
+    """A progress line on a terminal while a large source is hashed, after half a second."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -104,7 +103,7 @@ class _HashingProgress:
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        # \r goes to the line's beginning and \x1b[2K empties it: the next line of ours stands in its place.
+        # \r returns to the line's beginning and \x1b[2K clears it for the next line.
         if sys.stderr.isatty() and now - self._start > 0.5 and now - self._shown > 0.1:
             self._shown = now
             print(
@@ -114,13 +113,10 @@ class _HashingProgress:
                 flush=True,
             )
 
-    # Only after something was shown, for the codes would stand in a log file.
+    # Only after a progress line: these codes would show in a log file.
     def clear(self) -> None:
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-
-
-# --- showing it
 
 
 def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool) -> int:
@@ -140,7 +136,7 @@ def _not_copied(folder: RunFolder, record: RunRecord) -> list[str]:
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     record = read.record(folder)
     if as_json:
-        # Standard output is for the JSON alone. Before the view, which goes by whether it writes to a terminal.
+        # Standard output is for the JSON. Before the view, which asks whether it writes to a terminal.
         sys.stdout, kept = sys.stderr, sys.stdout
     try:
         view = RunView(record.world_size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
@@ -179,8 +175,8 @@ def _headline(folder: RunFolder, record: RunRecord) -> str:
 
 
 def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
-    """Follow; Ctrl-C asks once, and cancels if pressed again or if there is nobody to ask."""
-    # After an interruption it goes on where it was.
+    """Follow the run. Ctrl-C asks once, and cancels if pressed again or without a terminal."""
+    # Continues at its position after an interruption.
     following = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
     asked = canceled = False
     with _Interrupts() as interrupts:
@@ -190,13 +186,13 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
                 return following.to_the_end()
             except KeyboardInterrupt:
                 record = read.record(folder)
-                # The run may have ended in the moment of the key: then there is nothing to ask.
+                # The run may have ended just now: then there is no question.
                 if record.is_terminal:
                     return record
-                # A cancel has been asked for, and is waited for: further keys change nothing.
+                # The cancel is under way: further keys change nothing.
                 if canceled:
                     continue
-                # Without a terminal on both there is nobody to ask: a script's interrupt means cancel.
+                # Without a terminal on both sides, an interrupt means cancel.
                 if not asked and sys.stdin.isatty() and sys.stderr.isatty():
                     asked = True
                     answer = _ask(interrupts)
@@ -210,15 +206,16 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
 
 
 class _Interrupts:
-    """Ctrl-C as KeyboardInterrupt, but only once each time it is let through: a key that is pressed again must not cut
-    short what the first press has begun.
+    """A handler that turns Ctrl-C into KeyboardInterrupt, once each time it is let through.
+
+    A second key press must not interrupt what the first has begun.
     """
 
     def __init__(self) -> None:
         self._through = False
 
     def __enter__(self) -> _Interrupts:
-        # Python's own handler would raise wherever the program is, in the middle of a cancel as well.
+        # Python's own handler would raise anywhere, even in the middle of a cancel.
         self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
@@ -235,10 +232,10 @@ class _Interrupts:
 
 
 def _ask(interrupts: _Interrupts) -> str:
-    """The answer's first letter; Ctrl-C again is a "c"."""
+    """Return the first letter of the answer; Ctrl-C counts as "c"."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
-        # The key that brought the question has used up the one before.
+        # The key that led to the question has used up its turn.
         interrupts.let_one_through()
         print(question, end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower()[:1]

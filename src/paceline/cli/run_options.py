@@ -1,4 +1,4 @@
-"""The options of `run`, `submit` and `rerun`, and what was given of them as a description (`paceline.cli.description`)."""
+"""Options of `run`, `submit` and `rerun`, and the description that they make."""
 
 from __future__ import annotations
 
@@ -12,41 +12,43 @@ from pathlib import Path
 from paceline.cli.options import DETACH, JSON, Duration, VerbOption
 from paceline.errors import JobError
 
-# Not typing's, as in `paceline.cli.options`.
+# Not typing's, which is slow to import.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-#: Those of `env build` as well.
+#: Options of `env build`, too.
 PACKAGES = (
     VerbOption("--pip", "Package for the script; may be repeated.", "PACKAGE", list, key="pip_packages"),
     VerbOption("--requirements -r", "pip's requirements file for the script.", "FILE", list),
     VerbOption("--conda", "Conda package for the script; may be repeated.", "PACKAGE", list, key="conda_packages"),
     VerbOption("--conda-file", "Conda's environment.yml for the script.", "FILE", key="conda_dependencies_file"),
     VerbOption(
-        "--channel", "Conda channel, first has priority; default: conda-forge.", "CHANNEL", list, key="conda_channels"
+        "--channel",
+        "Conda channel, in order of priority; may be repeated. Default: conda-forge.",
+        "CHANNEL",
+        list,
+        key="conda_channels",
     ),
 )
-PYTHON = VerbOption(
-    "--python", "Interpreter that runs the script, or that its environment is made from.", "PATH", key="python"
-)
+PYTHON = VerbOption("--python", "Interpreter of the script, or the base of its environment.", "PATH", key="python")
 ISOLATED = VerbOption(
     "--isolated/--layered",
-    "Use only the packages named, or add them to the interpreter's. Default: layered.",
+    "Use only the named packages, or add them to the interpreter's. Default: layered.",
     type=bool,
 )
-NAME = VerbOption("--name", "A name of the run's own beside its id, for people.", "TEXT", key="display_name")
+NAME = VerbOption("--name", "Display name of the run, in addition to its id.", "TEXT", key="display_name")
 ENV_FILE = VerbOption(
     "--env-file",
-    "File of NAME=VALUE lines (dotenv) whose values are recorded nowhere; may be repeated.",
+    "File of NAME=VALUE lines (dotenv), whose values are not recorded; may be repeated.",
     "FILE",
     list,
 )
 QUIET = VerbOption("-q --quiet", "Print only the script's output, and errors.", type=bool)
 
-#: In the order in which `--help` lists them.
+#: In the order of `--help`.
 RUN = (
     VerbOption("script", "Python script or any program to run, or a job file (.yaml).", type=Path),
     VerbOption("arguments", "The script's own arguments, behind `--`.", type=list),
@@ -55,12 +57,12 @@ RUN = (
     ),
     VerbOption(
         "-j --nodes",
-        "N nodes of M processes each; M alone is 1xM; 2..4xM goes on with as many nodes as there are, from 2 to 4. Default: 1x1.",
+        "N nodes of M processes each. M alone means 1xM; 2..4xM adapts to 2 to 4 available nodes. Default: 1x1.",
         "NxM",
     ),
     VerbOption(
         "--backend",
-        "How processes find each other: mpi, gloo, nccl, ps, tensorflow.",
+        "Communication between processes: mpi, gloo, nccl, ps, tensorflow.",
         "NAME",
         key="distributed_backend",
         complete="backends",
@@ -74,14 +76,14 @@ RUN = (
     ),
     VerbOption(
         "-e --experiment",
-        "Experiment that the run belongs to; default: the name of the source folder.",
+        "Experiment of the run; default: the name of the source folder.",
         "NAME",
         key="experiment",
         complete="experiments",
     ),
     NAME,
     VerbOption("--tag", "Tag; may be repeated.", "KEY[=VALUE]", list, complete="tags"),
-    VerbOption("--source", "Folder to copy; default: the git repository, else the folder you are in.", "FOLDER", Path),
+    VerbOption("--source", "Folder to copy; default: the git repository, else the working directory.", "FOLDER", Path),
     VerbOption(
         "--link",
         "Folder with results of earlier runs that the script reads; may be repeated.",
@@ -91,7 +93,7 @@ RUN = (
     ),
     VerbOption(
         "--send",
-        "File or folder that is not copied, to be sent whatever its size to hosts that do not see it; may be repeated.",
+        "File or folder outside the copy to send to hosts that do not see it, of any size; may be repeated.",
         "PATH",
         list,
         key="send",
@@ -107,27 +109,27 @@ RUN = (
     VerbOption("--gpu/--no-gpu", "One GPU for each process.", type=bool, key="use_gpu"),
     VerbOption(
         "--gpu-share",
-        "Part of a GPU that each process reserves, such as 0.5; other runs with a share take the rest. Default: 1.",
+        "Share of a GPU for each process, such as 0.5; other runs with a share use the rest. Default: 1.",
         "SHARE",
         key="gpu_share",
     ),
     VerbOption(
         "--cores",
-        "Cores of this machine that each process reserves; 0: none, the run waits for no others. Default: 1.",
+        "Cores of this machine to reserve for each process. With 0 the run waits for no others. Default: 1.",
         "N",
         int,
         key="cores",
     ),
     VerbOption(
         "--gpu-visibility",
-        "What a process sees: its own GPU (worker), or all of its node's (node). Default: worker.",
+        "GPUs that a process sees: its own (worker), or all of its node (node). Default: worker.",
         "worker|node",
         key="gpu_visibility",
         complete="gpu_visibilities",
     ),
     VerbOption(
         "--env",
-        "Variable for the workers; may be repeated. NAME alone takes the value from your shell and records it nowhere.",
+        "Variable for the workers; may be repeated. NAME alone takes the value from your shell without recording it.",
         "NAME[=VALUE]",
         list,
         complete="variables",
@@ -148,16 +150,14 @@ RUN = (
     VerbOption("--shm-size", "Size of the container's /dev/shm; default: the host's.", "SIZE", key="shm_size"),
     VerbOption(
         "--input",
-        "Data that the script finds under $PACELINE_INPUT_<NAME>; may be repeated. "
-        "Add ,partition=rank or ,partition=node for a part each.",
+        "Data for the script, in $PACELINE_INPUT_<NAME>; may be repeated. Add ,partition=rank or ,partition=node to split it.",
         "NAME=[STORE:]PATH",
         list,
         section="Data",
     ),
     VerbOption(
         "--output",
-        "Folder $PACELINE_INPUT_<NAME> whose files are stored there at the end; may be repeated. "
-        "Add ,overwrite to replace what is there.",
+        "Folder $PACELINE_INPUT_<NAME> to store there at the end; may be repeated. Add ,overwrite to replace existing files.",
         "NAME=STORE:PATH",
         list,
         key="outputs",
@@ -171,56 +171,58 @@ RUN = (
     ),
     VerbOption(
         "--grace",
-        "Time between SIGTERM and SIGKILL when a run is ended; default: 30s.",
+        "Time between SIGTERM and SIGKILL at the end of a run; default: 30s.",
         type=Duration(),
         key="grace_period_seconds",
     ),
     VerbOption(
         "--max-restarts",
-        "How often the run may start over after a lost node or worker, preemption, or a port in use.",
+        "Most restarts after a lost node or worker, preemption, or a port in use.",
         "N",
         int,
         key="max_restarts",
     ),
     VerbOption(
         "--restart-on-exception/--no-restart-on-exception",
-        "Start over after the script's own exceptions as well.",
+        "Restart after the script's own exceptions, too.",
         type=bool,
         key="restart_on_exception",
     ),
     VerbOption(
         "--hang-after",
-        "Time without output, metrics or progress after which the run counts as hanging, and a report says why; 0: never. "
-        "Default: 10m.",
+        "Time without output, metrics or progress until the run counts as hanging and gets a report; 0: never. Default: 10m.",
         type=Duration(),
         key="hang_seconds",
     ),
     VerbOption(
         "--on-hang",
-        "What happens to a run that hangs. Default: report.",
+        "Reaction to a hanging run. Default: report.",
         "report|fail|restart",
         key="on_hang",
         complete="on_hang",
     ),
     VerbOption(
         "--elastic-after",
-        "With -j 2..4xM: least time between two stops at a checkpoint to go on with more nodes. Default: 5m.",
+        "With -j 2..4xM: least time between two stops at a checkpoint to add nodes. Default: 5m.",
         type=Duration(),
         key="elastic_seconds",
     ),
     VerbOption(
-        "--log-limit", "How much of each worker's log is kept, such as 500MB; 0: all of it.", "SIZE", key="log_limit"
+        "--log-limit", "Most bytes to keep of each worker's log, such as 500MB; 0: all.", "SIZE", key="log_limit"
     ),
     VerbOption(
         "--notify",
-        "Whom to notify when the run ends: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook: and the place of a URL, "
-        "such as env:SLACK_URL; may be repeated.",
+        "Receiver of a message at the run's end: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook: and the "
+        "place of a URL, such as env:SLACK_URL; may be repeated.",
         "WHOM",
         list,
         key="notify",
     ),
     VerbOption(
-        "--dry-run", "Print the job, its commands and environment; start nothing.", type=bool, section="What is printed"
+        "--dry-run",
+        "Print the job, its commands and environment, and start nothing.",
+        type=bool,
+        section="What is printed",
     ),
     VerbOption("--yaml", "With --dry-run: print the job as a file for `paceline run`.", type=bool),
     JSON,
@@ -243,11 +245,12 @@ RERUN = (
 
 
 def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
-    """The job file that was named, if one was, and all else that was given, as a description. given: option -> value, None
-    where it was left out. Paths are absolute in a description, for it may be written down.
+    """Return the job file, if any, and all other options as a description.
+
+    `given` maps options to values, None for those left out. Paths become absolute: a description may be written to a file.
 
     Raises:
-        JobError: one of them is wrong.
+        JobError: A value is wrong.
     """
     file, found = _entry(given["script"], given["source"], given["module"], given["arguments"] or [])
     if given["nodes"] is not None:
@@ -261,21 +264,21 @@ def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
         "tags": pairs("--tag", given["tag"]),
         "inputs": _inputs(given["input"]),
     }
-    # 0 and False were said, and stay.
+    # 0 and False are explicit values.
     return file, found | {key: value for key, value in plain.items() if value not in (None, [], {})}
 
 
 def experiment_name(directory: str | Path) -> str:
-    """The name of an experiment that has none: it is made of the source folder's."""
+    """Return the default name of an experiment, made of the source folder's name."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(directory)).strip("-_")[:100]
     return plain or "default"
 
 
 def one_file(requirements: list[str] | None) -> str | None:
-    """The one requirements file that was named.
+    """Return the only requirements file.
 
     Raises:
-        JobError: several were.
+        JobError: There are several.
     """
     if requirements and len(requirements) > 1:
         raise JobError(
@@ -286,10 +289,10 @@ def one_file(requirements: list[str] | None) -> str | None:
 
 
 def pairs(option: str, given: list[str] | None) -> dict[str, Any]:
-    """`KEY=VALUE` words as a dict; a bare KEY has None.
+    """Return `KEY=VALUE` words as a dict; a bare KEY has None.
 
     Raises:
-        JobError: a word without a key.
+        JobError: A word has no key.
     """
     found: dict[str, Any] = {}
     for word in given or ():
@@ -303,18 +306,18 @@ def pairs(option: str, given: list[str] | None) -> dict[str, Any]:
 def _entry(
     script: Path | None, source: Path | None, module: str | None, arguments: list[str]
 ) -> tuple[Path | None, dict[str, Any]]:
-    """The job file; else the source folder, the working directory, and the script's path or the module."""
+    """Return the job file, or the source folder, the working directory, and the script or module."""
     found: dict[str, Any] = {}
     if module is not None:
-        # The parser gives the first word to `script`, also where it stood behind `--`: there it is the module's.
+        # The parser takes the first word for the script, even behind `--`, where it belongs to the module.
         if script is not None and script.suffix == ".py" and script.is_file() and "--" not in sys.argv:
             raise JobError(
                 f"{str(script)!r} and -m {module}: only one can run. Leave one out, or put the module's arguments behind `--`."
             )
-        # What stands behind `--` is the module's own, for there is no script.
+        # Without a script, words behind `--` are the module's arguments.
         arguments = [*([str(script)] if script is not None else []), *arguments]
         found = {**_project(None, source), "entry_module": module}
-        # From above the folder that was named, no module of it could be found.
+        # A working directory above the source folder finds none of its modules.
         if source is not None and found["working_directory"].split(os.sep)[0] == "..":
             found["working_directory"] = "."
     if arguments:
@@ -330,14 +333,14 @@ def _entry(
         place = _project(None, source)
         return None, found | place | _of_command(command, place["source_directory"])
     if not script.is_file():
-        # A bare name may be a program of the machine that it is to run on, such as nvidia-smi.
+        # A bare name may be a program of the target machine, such as nvidia-smi.
         is_name = len(script.parts) == 1 and script.suffix not in (".py", ".yaml", ".yml")
         if script.is_dir() and not (is_name and shutil.which(script.name)):
             raise JobError(f"{str(script)!r} is a folder. Name the Python file in it that is to run.")
         if is_name:
             return None, _project(None, source) | {"entry_script": script.name, **found}
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
-    # A job file says itself where its source is.
+    # A job file names its own source folder.
     if script.suffix in (".yaml", ".yml"):
         return script.absolute(), found | ({"source_directory": str(source.absolute())} if source is not None else {})
     place = _project(script, source)
@@ -348,10 +351,10 @@ def _entry(
 
 
 def _project(script: Path | None, source: Path | None) -> dict[str, str]:
-    """Return the folder to copy, and the working directory seen from there.
+    """Return the folder to copy, and the working directory relative to it.
 
-    The folder is that of the git repository which holds the script (without a script, the working directory); else the working
-    directory if the script lies below it; else the script's own folder.
+    The folder is the git repository that holds the script or, without a script, the working directory. Outside a repository
+    it is the working directory if the script is below it, else the script's own folder.
     """
     here = os.getcwd()
     folder = os.path.dirname(os.path.realpath(script)) if script is not None else here
@@ -366,7 +369,7 @@ def _project(script: Path | None, source: Path | None) -> dict[str, str]:
 def _repository(folder: str) -> str | None:
     home = os.path.realpath(os.path.expanduser("~"))
     start = folder
-    # A home folder may be a repository of settings, which is no project.
+    # A home folder may be a repository of settings, not a project.
     while folder not in ("/", home) or folder == start != "/":
         if os.path.exists(os.path.join(folder, ".git")):
             return folder
@@ -375,29 +378,29 @@ def _repository(folder: str) -> str | None:
 
 
 def _file_name(name: str) -> str:
-    """Return the name of a file of the source: one without a folder is marked, for it may also be that of a program."""
+    """Return the name of a source file, with "./" if it could be a program's name."""
     return name if "/" in name or name.endswith(".py") else f"./{name}"
 
 
 def _command(first: Path, further: int) -> list[str] | None:
-    """The words behind `--` where they are a command; None where a script stands before it, or there is no `--`.
+    """Return the words behind `--` if they are a command, else None.
 
-    first, further: what the parser took for the script, and how many words it found beside.
+    `first` is the word that the parser took for the script, and `further` the number of other words.
     """
-    # The parser has taken the `--` out: which of the words stood behind it is told by the command line alone.
+    # The parser drops the `--`, so only the command line tells which words came after it.
     behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
     return behind if len(behind) == 1 + further and Path(behind[0]) == first else None
 
 
 def _of_command(command: list[str], root: str) -> dict[str, Any]:
-    """A command line as a job's entry and arguments: run in the working directory, as a shell would run it."""
+    """Return the entry and arguments of a command that runs in the working directory."""
     first = command[0]
     if len(command) == 1 and re.search(r"[\s;|&<>$]", first):
         return {"entry_script": "bash", "arguments": ["-c", first]}
     is_file = "/" in first or os.path.isfile(first)
     name = os.path.relpath(os.path.realpath(first), root) if is_file else first
     if os.path.isabs(first) or name.split(os.sep)[0] == "..":
-        # A program of the machine's, which is not copied.
+        # A program of the machine, which is not copied.
         return {"entry_script": "bash", "arguments": ["-c", f"exec {shlex.join(command)}"]}
     return {"entry_script": _file_name(name) if is_file else first, "arguments": command[1:]}
 
@@ -411,7 +414,7 @@ def _inputs(given: list[str] | None) -> list[str]:
 
 
 def _environment(given: list[str] | None) -> dict[str, Any]:
-    """`--env NAME=VALUE` is written down, `--env NAME` is not."""
+    """Return variables: `--env NAME=VALUE` is recorded, the value of `--env NAME` is not."""
     variables: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, value in pairs("--env", given).items():
@@ -423,7 +426,7 @@ def _environment(given: list[str] | None) -> dict[str, Any]:
 
 
 def _nodes(text: str) -> tuple[int | str, int]:
-    """The nodes, a number or a range such as "2..4", and the processes of each."""
+    """Return the nodes, a number or a range such as "2..4", and the processes of each."""
     match = re.fullmatch(r"(?:(\d+)(?:\.\.(\d+))?x)?(\d+)", text)
     if match is None and (ends := re.fullmatch(r"(\d+)\.\.(\d+)", text)):
         fewest, most = sorted(max(1, int(end)) for end in ends.groups())

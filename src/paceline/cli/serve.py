@@ -1,4 +1,4 @@
-"""serve: a model that answers requests, in the foreground; and a trial of one."""
+"""serve, package: serve a model in the foreground, try it, or package it."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
 from paceline.workspace import Workspace
 
-#: Where Azure's own server listens.
+#: The port of Azure's own server.
 _PORT = 5001
 
 SERVE = (
     VerbOption(
         "models",
-        "Registered model, NAME, NAME:VERSION or NAME@ALIAS, or the path of a file or a folder (with a slash: ./model).",
+        "Registered model, NAME, NAME:VERSION or NAME@ALIAS, or path of a file or folder (with a slash: ./model).",
         "[MODEL]...",
         list,
         complete="models",
     ),
-    VerbOption("--entry", "Scoring script; without one, the model is served as it is.", "SCRIPT"),
-    VerbOption("--source", "Folder that the script runs in; default: the script's.", "FOLDER"),
+    VerbOption("--entry", "Scoring script; default: serve the model without a script.", "SCRIPT"),
+    VerbOption("--source", "Working directory of the script; default: the script's folder.", "FOLDER"),
     *service_options.RUNS_IN,
     VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs --keys.", "ADDRESS"),
-    VerbOption("--port", f"Default: {_PORT}; 0 takes a free one.", "N", int),
+    VerbOption("--port", f"Port; default: {_PORT}. 0 takes any free port.", "N", int),
     service_options.WORKERS,
     service_options.THREADS,
     *service_options.REQUESTS,
     service_options.MEMORY_LIMIT,
     VerbOption("--keys", 'File with the keys: {"primary": ..., "secondary": ...}.', "FILE"),
     *TLS,
-    VerbOption("--drain", "For requests to end in when it ends; default: 30s.", type=Duration()),
-    VerbOption("--name", "Of the service, in its log and metrics; default: the model's.", "NAME"),
-    VerbOption("--log-level", "debug, info, warning or error; default: info.", "LEVEL"),
+    VerbOption("--drain", "Time for running requests at the end; default: 30s.", type=Duration()),
+    VerbOption("--name", "Name of the service in its log and metrics; default: the model's.", "NAME"),
+    VerbOption("--log-level", "Log level: debug, info, warning or error; default: info.", "LEVEL"),
     VerbOption(
         "--check",
-        "Serve nothing: load the model, let it answer this sample and say what is wrong. A file with a request's body, or the "
-        "body itself; '' for none.",
+        "Instead of serving, load the model, send it this sample, and report errors. A file with a request's body, or "
+        "the body itself; '' for an empty one.",
         "SAMPLE",
         may_be_empty=True,
     ),
     JSON,
 )
 
-#: Options that are keys of the configuration, beside those that are a service's settings too.
+#: Options that are keys of the configuration, in addition to a service's settings.
 _KEYS = ("host", "workers", "log_level", "tls_cert", "tls_key")
 
 
@@ -69,8 +69,8 @@ _KEYS = ("host", "workers", "log_level", "tls_cert", "tls_key")
 def serve(**given: Any) -> int:
     """Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.
 
-    With a script of init() and run(data), or of predict(...) with type hints; or a model of scikit-learn, ONNX, TorchScript or
-    torch.export as it is.
+    Serves a script with init() and run(data), or predict(...) with type hints, or a plain model of scikit-learn, ONNX,
+    TorchScript or torch.export.
     """
     folder = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
     try:
@@ -83,12 +83,13 @@ def serve(**given: Any) -> int:
             if given["check"] is not None:
                 return _check(config, sample, as_json=given["as_json"])
             path = folder / "config.json"
-            # Variables in it may be secrets.
+            # Its variables may be secrets.
             write_json(path, config.to_json(), mode=PRIVATE)
             sys.stdout.flush()
             sys.stderr.flush()
-            # The server takes this process's place: the parser and all else that was imported would stay in its memory. The
-            # folder is its own now, and holds no modules that could stand in another's place.
+            # The server replaces this process, which would keep the parser's memory. It starts in a folder without modules
+            # that could
+            # shadow others.
             os.chdir(folder)
             os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
     finally:
@@ -96,7 +97,7 @@ def serve(**given: Any) -> int:
 
 
 def _config(given: Mapping[str, Any], models: Sequence[ServedModel]) -> ServerConfig:
-    """What the options come to, but for the environment."""
+    """Return the configuration that the options make, without an environment."""
     values: dict[str, Any] = {key: given[key] for key in _KEYS if given[key] is not None}
     values |= service_options.settings(given)
     if given["entry"] is not None:
@@ -129,14 +130,14 @@ def _script(entry: str, source: str | None) -> dict[str, str]:
 
 
 def _found(references: Sequence[str]) -> list[FoundModel]:
-    # Not made: who serves a folder needs no workspace.
+    # Not created: a served folder needs no workspace.
     workspace_dir = Workspace.from_config(create=False).path
     found = []
     for reference in references:
         try:
             found.append(find_model(workspace_dir, reference))
         except ModelNotFoundError:
-            # A path without a slash, then.
+            # Not a model, so a path without a slash.
             if not Path(reference).exists():
                 raise
             found.append(find_model(workspace_dir, Path(reference)))
@@ -179,7 +180,7 @@ def _sample(given: str) -> bytes | None:
     if given.lstrip()[:1] in ("{", "["):
         return given.encode()
     try:
-        # As `service call` has it.
+        # As for `service call`.
         return Path(given.removeprefix("@")).read_bytes()
     except OSError as error:
         raise ServingError(f"--check {given!r}: the sample can't be read: {error.strerror}.") from error
@@ -189,15 +190,14 @@ def _sample(given: str) -> bytes | None:
 def in_environment(
     config: ServerConfig, given: Mapping[str, Any], own: EnvironmentSpec | None
 ) -> Iterator[ServerConfig]:
-    """The configuration with the interpreter and the variables of its environment, which `env prune` spares meanwhile.
+    """Return the configuration with interpreter and variables of its environment, which is locked against `env prune`.
 
-    given: the options' values. own: the environment of the run that made the first model. The lock that spares the
-    environment is handed on to a program that takes this process's place.
+    `own` is the environment of the run that made the first model. A program that replaces this process inherits the lock.
 
     Raises:
-        UserError: the environment is unknown, can't be built, or its interpreter is not there.
+        UserError: The environment is unknown or can't be built, or its interpreter is missing.
     """
-    # Where the service's options look for requirements and the like.
+    # The folder in which a service's options look for requirements.
     wanted = service_options.environment({**given, "source": config.source_dir})
     spec = wanted or own or EnvironmentSpec()
     variables = {**spec.environment_variables, **service_options.variables(given["env"])}
@@ -217,7 +217,7 @@ def in_environment(
 
 
 def _interpreter(python: str | None) -> str | None:
-    """The interpreter; None for Paceline's own."""
+    """Return the interpreter of an environment, or None for Paceline's own."""
     if python is None or python == sys.executable:
         return None
     if not Path(python).exists():
@@ -230,7 +230,7 @@ def _interpreter(python: str | None) -> str | None:
 
 @takes(*PACKAGE)
 def package(**given: Any) -> None:
-    """Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server."""
+    """Write a folder that serves a model anywhere: Dockerfile, exact versions, model, script and server."""
     spec = make_spec(
         given["models"],
         entry_script=given["entry"],

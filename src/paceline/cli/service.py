@@ -1,4 +1,4 @@
-"""service deploy, list, show, logs, call, update and so on: models that answer requests."""
+"""service deploy, list, show, logs, call, update and so on: deployed models."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.services.service import Service
 from paceline.workspace import Workspace
 
 NAME = VerbOption("name", "Name of the service.", "NAME", complete="services", needed=True)
-DATA = VerbOption("data", "What is sent: text, @FILE, or - for standard input.", "DATA", default="-")
+DATA = VerbOption("data", "Request: a text, @FILE, or - for standard input.", "DATA", default="-")
 NO_WAIT = VerbOption("--no-wait", "Return at once.", type=bool)
 
 
 @takes(*DEPLOY)
 def deploy(**given: Any) -> None:
-    """Serve a model, and keep it served when this terminal is closed. Prints where it is called."""
+    """Deploy a model that is served when this terminal is closed. Prints its address."""
     workspace = Workspace.from_config()
     service = Service.deploy(
         workspace,
@@ -54,7 +54,7 @@ def deploy(**given: Any) -> None:
 
 @takes(JSON)
 def list_services(*, as_json: bool) -> None:
-    """The services of the workspace. Those that nobody looks after, though they should be up, are started again."""
+    """List the services of the workspace. Restarts those whose supervisor was killed."""
     workspace = Workspace.from_config(create=False)
     found = list(store.all_records(workspace.path))
     if as_json:
@@ -85,13 +85,13 @@ def list_services(*, as_json: bool) -> None:
 
 @takes(NAME, JSON)
 def show(*, name: str, as_json: bool) -> None:
-    """How a service stands, what it serves, and what it served before."""
+    """Show a service's state, models, and former revisions."""
     workspace = Workspace.from_config(create=False)
     folder = store.folder_of(workspace.path, name)
     record = store.record(folder)
     revisions = store.revisions(folder)
     if as_json:
-        # Values of variables may be secrets.
+        # Variables may be secrets.
         print_json(
             {
                 **_shown(workspace, record),
@@ -135,12 +135,12 @@ def show(*, name: str, as_json: bool) -> None:
 
 @takes(
     NAME,
-    VerbOption("-f --follow", "Go on until the service ends.", type=bool),
+    VerbOption("-f --follow", "Follow the log until the service ends.", type=bool),
     VerbOption("-n --tail", "The last N lines.", "N", int, least=0, default=200),
     JSON,
 )
 def logs(*, name: str, follow: bool, tail: int, as_json: bool) -> None:
-    """What a service's supervisor says and its servers print."""
+    """Print the log of a service's supervisor and servers."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     text = log.last_lines(folder, tail)
     if as_json:
@@ -162,18 +162,18 @@ def logs(*, name: str, follow: bool, tail: int, as_json: bool) -> None:
             sys.stdout.flush()
 
 
-@takes(NAME, DATA, VerbOption("--timeout", "For the answer.", "SECONDS", float, default=60.0), JSON)
+@takes(NAME, DATA, VerbOption("--timeout", "Time to wait for the answer.", "SECONDS", float, default=60.0), JSON)
 def call(*, name: str, data: str, timeout: float, as_json: bool) -> None:
-    """Send one request, with the service's key; prints the answer."""
+    """Send a request with the service's key, and print the answer."""
     service = Service(Workspace.from_config(create=False), name)
     answer = service.run(_body(data), timeout_s=timeout)
-    # Text is printed as it is, unless JSON is asked for.
+    # Text is printed unchanged, unless with --json.
     print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
 
 
 @takes(*UPDATE)
 def update(**given: Any) -> None:
-    """Serve another model, script or environment, without a lost request. What can't be served leaves what is."""
+    """Update the model, script or environment without a lost request. A failed update changes nothing."""
     service = Service(Workspace.from_config(create=False), given["service"])
     service.update(
         given["model"] or None,
@@ -190,7 +190,7 @@ def update(**given: Any) -> None:
 
 @takes(NAME, NO_WAIT, JSON)
 def reload(*, name: str, no_wait: bool, as_json: bool) -> None:
-    """Serve the same models by the script and the files beside it as they are now."""
+    """Reload the script and its files, for the same models."""
     service = Service(Workspace.from_config(create=False), name)
     service.reload(wait=not no_wait)
     _print(service, as_json=as_json)
@@ -198,23 +198,23 @@ def reload(*, name: str, no_wait: bool, as_json: bool) -> None:
 
 @takes(NAME, VerbOption("workers", "Model processes.", "WORKERS", int, needed=True), NO_WAIT, JSON)
 def scale(*, name: str, workers: int, no_wait: bool, as_json: bool) -> None:
-    """Serve by more or fewer model processes."""
+    """Change the number of model processes."""
     service = Service(Workspace.from_config(create=False), name)
     service.scale(workers, wait=not no_wait)
     _print(service, as_json=as_json)
 
 
-@takes(NAME, VerbOption("--to", "Revision; default: the last served before the present one.", "N", int), NO_WAIT, JSON)
+@takes(NAME, VerbOption("--to", "Revision; default: the last one before the present.", "N", int), NO_WAIT, JSON)
 def rollback(*, name: str, to: int | None, no_wait: bool, as_json: bool) -> None:
-    """Serve a revision of before."""
+    """Go back to a former revision."""
     service = Service(Workspace.from_config(create=False), name)
     service.rollback(to, wait=not no_wait)
     _print(service, as_json=as_json)
 
 
-@takes(NAME, VerbOption("--regenerate", "Replace this key; the other goes on being good.", "primary|secondary"), JSON)
+@takes(NAME, VerbOption("--regenerate", "Replace this key; the other stays valid.", "primary|secondary"), JSON)
 def keys(*, name: str, regenerate: str | None, as_json: bool) -> None:
-    """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
+    """Show a service's two keys; a request needs one of them: `Authorization: Bearer KEY`."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     if regenerate is not None:
         with store.editing(folder):
@@ -228,7 +228,7 @@ def keys(*, name: str, regenerate: str | None, as_json: bool) -> None:
 
 @takes(NAME, NO_WAIT, JSON)
 def stop(*, name: str, no_wait: bool, as_json: bool) -> None:
-    """End a service once the requests that it has are answered. `start` starts it again, at the same port."""
+    """Stop a service after its current requests. `start` starts it again, at the same port."""
     service = Service(Workspace.from_config(create=False), name)
     service.stop(wait=not no_wait)
     _print(service, as_json=as_json)
@@ -244,7 +244,7 @@ def start(*, name: str, no_wait: bool, as_json: bool) -> None:
 
 @takes(NAME, JSON)
 def delete(*, name: str, as_json: bool) -> None:
-    """End a service and remove all of it. Registered models stay."""
+    """Stop a service and remove it. Registered models stay."""
     Service(Workspace.from_config(create=False), name).delete()
     if as_json:
         print_json({"name": name, "deleted": True})
@@ -254,7 +254,7 @@ def delete(*, name: str, as_json: bool) -> None:
 
 @takes(NAME, JSON)
 def unit(*, name: str, as_json: bool) -> None:
-    """A systemd user unit that keeps a service up after a reboot. Standard error says where to put it."""
+    """Print a systemd user unit that restarts a service after a reboot. Standard error says where to put it."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     text, path = unit_file.text(folder), unit_file.path(folder)
     if as_json:
@@ -267,13 +267,13 @@ def unit(*, name: str, as_json: bool) -> None:
 @takes(
     NAME,
     DATA,
-    VerbOption("--clients", "How many at a time.", "N,N,...", default="1,8,32"),
-    VerbOption("--seconds", "For each number of clients.", type=float, least=0.1, default=5.0),
-    VerbOption("--picture", "Draw it (PNG, SVG or PDF).", "FILE", Path),
+    VerbOption("--clients", "Numbers of clients at a time.", "N,N,...", default="1,8,32"),
+    VerbOption("--seconds", "Seconds for each number of clients.", type=float, least=0.1, default=5.0),
+    VerbOption("--picture", "Draw the result (PNG, SVG or PDF).", "FILE", Path),
     JSON,
 )
 def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path | None, as_json: bool) -> None:
-    """Call a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the times."""
+    """Measure a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the latency."""
     from paceline.serving.api import bench as benching
 
     folder = store.folder_of(Workspace.from_config(create=False).path, name)

@@ -1,4 +1,4 @@
-"""The options of `service deploy` and `service update`, and what they come to."""
+"""Options of `service deploy` and `service update`, and the settings that they make."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.system import units
 from paceline.workspace import Workspace
 
-#: The settings of `paceline.services.record.ServiceSettings` that have options.
+#: Option -> field of `paceline.services.record.ServiceSettings`.
 _SETTINGS = {
     "max_batch": "max_batch",
     "max_queue": "max_queue",
@@ -31,31 +31,38 @@ _SETTINGS = {
 }
 _SIZES = ("max_body", "memory_limit")
 
-#: Those of `serve` as well: where the script runs, and what requests are held to.
+#: Options of `serve`, too: where the script runs, and limits of requests.
 RUNS_IN = (
-    VerbOption("--environment", "Registered environment; default: that of the run that made the model.", "NAME"),
+    VerbOption(
+        "--environment", "Registered environment; default: the environment of the run that made the model.", "NAME"
+    ),
     *PACKAGES,
     PYTHON,
     ISOLATED,
     VerbOption(
-        "--env", "Variable for the script; may be repeated. Without a value: the shell's.", "NAME[=VALUE]", list
+        "--env",
+        "Variable for the script; may be repeated. NAME alone takes the value from your shell.",
+        "NAME[=VALUE]",
+        list,
     ),
 )
 WORKERS = VerbOption("--workers", "Model processes; default: 1.", "N", int)
 REQUESTS = (
-    VerbOption("--max-batch", "Requests given to the model together, where it takes several; default: 16.", "N", int),
-    VerbOption("--max-queue", "Requests that wait; one more is answered 503. Default: 256.", "N", int),
+    VerbOption("--max-batch", "Most requests in a batch, if the model takes batches; default: 16.", "N", int),
+    VerbOption("--max-queue", "Most waiting requests; further ones get 503. Default: 256.", "N", int),
     VerbOption("--max-body", "Largest request, such as 10MB; default: 64MiB.", "SIZE"),
     VerbOption(
         "--allow-origin",
-        "Origin of web pages that may ask (CORS), such as https://app.example; may be repeated. '*': all.",
+        "Origin of web pages that may send requests (CORS), such as https://app.example; may be repeated. '*': all.",
         "ORIGIN",
         list,
     ),
-    VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=Duration()),
+    VerbOption("--timeout", "Time for the model's answer, then 504; default: 60s.", type=Duration()),
 )
-MEMORY_LIMIT = VerbOption("--memory-limit", "Of a model process, which is replaced beyond it, such as 2GB.", "SIZE")
-THREADS = VerbOption("--threads", "Of a model process; default: the cores divided by the workers.", "N", int)
+MEMORY_LIMIT = VerbOption(
+    "--memory-limit", "Memory limit of a model process, such as 2GB. Beyond it the process is replaced.", "SIZE"
+)
+THREADS = VerbOption("--threads", "Threads of a model process; default: the cores divided by the workers.", "N", int)
 
 SERVICE_NAME = VerbOption("service", "Name of the service.", "NAME", complete="services", needed=True)
 _WHAT = (
@@ -66,15 +73,15 @@ _WHAT = (
         list,
     ),
     VerbOption(
-        "--entry", "Scoring script, with init() and run(); without one, the model is served as it is.", "SCRIPT", str
+        "--entry", "Scoring script, with init() and run(); default: serve the model without a script.", "SCRIPT", str
     ),
     VerbOption("--source", "Folder to copy; default: the script's. The script runs in a copy of it.", "FOLDER"),
     *RUNS_IN,
     WORKERS,
     *REQUESTS,
-    VerbOption("--load-timeout", "For init(); default: 10m.", type=Duration()),
+    VerbOption("--load-timeout", "Time for init(); default: 10m.", type=Duration()),
     MEMORY_LIMIT,
-    VerbOption("--drain", "For requests to end in when the service ends; default: 30s.", type=Duration()),
+    VerbOption("--drain", "Time for running requests when the service ends; default: 30s.", type=Duration()),
     THREADS,
     VerbOption("--no-wait", "Return at once.", type=bool),
     JSON,
@@ -84,13 +91,15 @@ UPDATE = (SERVICE_NAME, *_WHAT)
 DEPLOY = (
     VerbOption("service", "Name of the service: 3 to 32 of a-z, 0-9 and -.", "NAME", needed=True),
     *_WHAT[:-2],
-    VerbOption("--host", "Address to listen at; default: 127.0.0.1. 0.0.0.0: all of this machine's.", "ADDRESS"),
-    VerbOption("--port", "Default: a free one, which the service keeps.", "N", int),
-    VerbOption("--auth/--no-auth", "Ask for a key; default: where other machines can reach it.", type=bool),
+    VerbOption(
+        "--host", "Address to listen at; default: 127.0.0.1. 0.0.0.0: all addresses of this machine.", "ADDRESS"
+    ),
+    VerbOption("--port", "Port; default: a free one, which the service keeps.", "N", int),
+    VerbOption("--auth/--no-auth", "Require a key; default: if other machines can reach the service.", type=bool),
     *TLS,
     VerbOption("--compute", "Compute target; default: local.", "TARGET", complete="targets"),
     VerbOption("--tag", "Tag; may be repeated.", "KEY=VALUE", list),
-    VerbOption("--overwrite", "Make a service of this name, if there is one, into this one.", type=bool),
+    VerbOption("--overwrite", "Replace a service of this name.", type=bool),
     *_WHAT[-2:],
 )
 
@@ -99,20 +108,20 @@ PACKAGE = (
     VerbOption(
         "models", "Registered model, NAME:VERSION or NAME@ALIAS, or path of a file or folder.", "MODEL...", list
     ),
-    VerbOption("--out -o", "Folder to write; it must not be there.", "FOLDER", needed=True),
-    VerbOption("--name", "Of the service; default: the model's.", "NAME"),
-    VerbOption("--base", "Image to build on; default: python, in the version that made the model.", "IMAGE"),
+    VerbOption("--out -o", "Folder to write, which must not exist.", "FOLDER", needed=True),
+    VerbOption("--name", "Name of the service; default: the model's.", "NAME"),
+    VerbOption("--base", "Base image; default: python, in the version that made the model.", "IMAGE"),
     *_OF_A_REVISION,
-    VerbOption("--overwrite", "Replace a folder that was written by this before.", type=bool),
+    VerbOption("--overwrite", "Replace a folder that this command has written.", type=bool),
     JSON,
 )
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, of the service's or of those that `serve` has.
+    """Return the given settings, of a service or of `serve`.
 
     Raises:
-        ServiceError: a size that is none.
+        ServiceError: A size is wrong.
     """
     found: dict[str, Any] = {}
     for option, name in _SETTINGS.items():
@@ -129,10 +138,10 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def variables(words: Sequence[str] | None) -> dict[str, str]:
-    """The variables of these words; those without a value have the shell's.
+    """Return the variables of NAME=VALUE words; a bare NAME has the shell's value.
 
     Raises:
-        ServiceError: the shell has none of such a name, or it can be none.
+        ServiceError: A name is wrong, or the shell has no such variable.
     """
     from paceline.services.revision_spec import as_variables
 
@@ -148,10 +157,10 @@ def variables(words: Sequence[str] | None) -> dict[str, str]:
 
 
 def environment(given: Mapping[str, Any]) -> EnvironmentSpec | None:
-    """The environment that was asked for; None for the model's own.
+    """Return the environment of the options, or None for the model's own.
 
     Raises:
-        UserError: it is unknown, or what was given contradicts itself.
+        UserError: The environment is unknown, or options contradict each other.
     """
     packages = any(given[option.name] for option in PACKAGES)
     if given["environment"] is not None:
@@ -168,15 +177,15 @@ def environment(given: Mapping[str, Any]) -> EnvironmentSpec | None:
 
 
 def tags(words: Sequence[str] | None) -> dict[str, str]:
-    """Key -> value of these words."""
+    """Return tags of KEY=VALUE words."""
     return {key: value for key, _, value in (word.partition("=") for word in words or ())}
 
 
 def tls(given: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The two files, or None.
+    """Return the two files, or None.
 
     Raises:
-        ServiceError: only one of them.
+        ServiceError: Only one is given.
     """
     cert, key = given["tls_cert"], given["tls_key"]
     if (cert is None) != (key is None):
@@ -185,10 +194,10 @@ def tls(given: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def environment_of(given: Mapping[str, Any], source_directory: Path) -> EnvironmentSpec:
-    """The environment. given: the options' values; source_directory: where the files that they name are looked for first.
+    """Return the environment of package options. Relative files start from `source_directory`.
 
     Raises:
-        JobError, EnvironmentSpecError: as `paceline.environments.from_parameters.described`.
+        JobError, EnvironmentSpecError: As for `paceline.environments.from_parameters.described`.
     """
     return described(
         definition=None,

@@ -1,4 +1,4 @@
-"""A run as `--json` prints it, with the same keys from every verb. docs/command-line.md lists them; they only ever grow."""
+"""A run for `--json`, with the same keys in every verb (docs/command-line.md). Keys are only ever added."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from paceline.system.names import some
 
 
 def command_text(record: RunRecord) -> str:
-    """What the run runs, as a shell would have it; empty without a job."""
+    """Return the run's command as for a shell; "" without a job."""
     return shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""
 
 
 def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
-    """The keys of `status`, `list`, `submit` and `run`. record: the run's, if it was read already."""
-    # Here, for `paceline run` has this module and no use for what a notebook shows.
+    """Return the keys of `status`, `list`, `submit` and `run`. `record` is the run's, if known."""
+    # Imported here: `paceline run` loads this module, but not the notebook's view.
     from paceline.runs.notebook import latest_metrics
 
     record = read.record(folder) if record is None else record
@@ -63,19 +63,19 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
 
 
 def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
-    """Print the id of a run that goes on by itself, and on standard error what may be done with it; 0."""
+    """Print a submitted run's id, and hints on standard error. Return 0."""
     if as_json:
         print_json(summary(folder))
     else:
-        # Alone on standard output, for RUN=$(paceline submit ...) in a script.
+        # Only this on standard output, for RUN=$(paceline submit ...).
         print(folder.run_id)
         print(f"\n{hints}", file=sys.stderr)
     return 0
 
 
 def details(folder: RunFolder) -> dict[str, Any]:
-    """The keys of `show`: those of `summary`, and all the rest there is."""
-    # Here, for `paceline run` has this module and no use for models.
+    """Return the keys of `show`: those of `summary`, and all others."""
+    # Imported here: `paceline run` loads this module, but not models.
     from paceline.models import registry
 
     record = read.record(folder)
@@ -106,8 +106,9 @@ def details(folder: RunFolder) -> dict[str, Any]:
 
 
 def environment_text(job: Job | None, built: dict[str, Any] | None) -> str:
-    """Return the environment that the script ran in, such as "image lab/torch:2" or "1f0c3a (layered): einops==0.8.1"; "" for
-    that of the submitting interpreter.
+    """Return the script's environment, such as "image lab/torch:2" or "1f0c3a (layered): einops==0.8.1".
+
+    Return "" for the submitting interpreter.
     """
     if job is None:
         return ""
@@ -123,7 +124,7 @@ def environment_text(job: Job | None, built: dict[str, Any] | None) -> str:
 
 
 def data_texts(data: dict[str, Any]) -> list[str]:
-    """A line for each input and output: "train = lab:mnist/train, 12 files, 45.2 MB"."""
+    """Return a line for each input and output: "train = lab:mnist/train, 12 files, 45.2 MB"."""
     lines = []
     for found in (*data.get("inputs", ()), *data.get("outputs", ())):
         places = [

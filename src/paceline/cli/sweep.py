@@ -1,4 +1,4 @@
-"""sweep run, show, best, stop, more, resume: hyperparameters tuned over runs."""
+"""sweep run, show, best, stop, more, resume: tune hyperparameters over runs."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from paceline.system.names import counted
 from paceline.system.units import value_text
 from paceline.workspace import Workspace
 
-#: Points that --dry-run shows.
+#: Points that --dry-run prints.
 _SHOWN = 10
 
 SWEEP_ID = VerbOption("run_id", "Sweep: its id, the beginning of it, or its name.", "RUN", needed=True)
 ANY_SWEEP = VerbOption("run_id", "Sweep: its id, the beginning of it, or its name; default: the latest.", "[RUN]")
-TOP = VerbOption("--top", "The best N trials alone; 0 for all.", "N", int, default=0)
-FOLLOW = VerbOption("-f --follow", "Until the sweep has ended.", type=bool)
-HTML = VerbOption("--html", "Draw the sweep as it is now into one HTML file.", "FILE", Path)
-PNG = VerbOption("--png", "Draw it as PNG files into a folder; needs matplotlib.", "FOLDER", Path)
-TRIALS = VerbOption("--trials", "How many more.", "N", int, needed=True)
+TOP = VerbOption("--top", "Only the best N trials; 0: all.", "N", int, default=0)
+FOLLOW = VerbOption("-f --follow", "Follow the sweep until it ends.", type=bool)
+HTML = VerbOption("--html", "Draw the present state into one HTML file.", "FILE", Path)
+PNG = VerbOption("--png", "Draw the present state as PNG files into a folder; needs matplotlib.", "FOLDER", Path)
+TRIALS = VerbOption("--trials", "Number of further trials.", "N", int, needed=True)
 
 
 @takes(*SWEEP)
 def run(**given: Any) -> int:
-    """Try a script with different hyperparameters, each time in a run of its own, and follow the sweep to its end.
+    """Try a script with different hyperparameters, each time in its own run, and follow the sweep to its end.
 
-    All options of `paceline run` say what a trial is. Ctrl-C only stops the following; the sweep goes on.
+    All options of `paceline run` describe a trial. Ctrl-C only stops following; the sweep goes on.
     """
     file, description = words(given)
     section: Any = {}
@@ -87,7 +87,7 @@ def run(**given: Any) -> int:
 
 @takes(ANY_SWEEP, TOP, FOLLOW, HTML, PNG, JSON)
 def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: Path | None, as_json: bool) -> int:
-    """How a sweep stands: its trials, the best first."""
+    """Show a sweep's trials, the best first."""
     if top < 0:
         raise SweepError(f"--top {top} is no number of trials. Give 1 or more, or 0 for all.")
     folder, record, sweep = _sweep(run_id)
@@ -96,7 +96,7 @@ def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: 
     if follow and not record.is_terminal:
         return _follow(folder, as_json=as_json, quiet=False, top=top)
     trials = children.trials(folder, sweep)
-    # 0 is for all, as a slice without an end is.
+    # 0 means all, like a slice without an end.
     order = ordered(trials, sweep.goals)[: top or None]
     if as_json:
         runs = {"runs": results.lineage(trials, sweep)} if pausing(sweep.stop) else {}
@@ -148,7 +148,7 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
 
 @takes(ANY_SWEEP, JSON)
 def best(*, run_id: str | None, as_json: bool) -> None:
-    """The best trial, with several metrics those on the Pareto front: runs, values and hyperparameters."""
+    """Show the best trial, or with several metrics those on the Pareto front: runs, values, hyperparameters."""
     folder, _, sweep = _sweep(run_id)
     all_best = results.best_trials(children.trials(folder, sweep), sweep)
     if not all_best:
@@ -181,7 +181,7 @@ def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
 
 @takes(SWEEP_ID, JSON)
 def stop(*, run_id: str, as_json: bool) -> None:
-    """End a sweep: its trials get SIGTERM and their grace, and keep what they have made."""
+    """Stop a sweep. Its trials get SIGTERM and their grace period, and keep their results."""
     folder, record, _ = _sweep(run_id)
     if not record.is_terminal:
         read.request_cancel(folder, by=user_name(), reason="paceline sweep stop")
@@ -190,7 +190,7 @@ def stop(*, run_id: str, as_json: bool) -> None:
 
 @takes(SWEEP_ID, TRIALS, JSON)
 def more(*, run_id: str, trials: int, as_json: bool) -> None:
-    """Ask for more trials of a sweep that runs, or let one that has ended go on."""
+    """Add trials to a sweep, also to one that has ended."""
     folder, _, _ = _sweep(run_id)
     start.more(folder, trials)
     _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
@@ -198,8 +198,8 @@ def more(*, run_id: str, trials: int, as_json: bool) -> None:
 
 @takes(SWEEP_ID, JSON)
 def resume(*, run_id: str, as_json: bool) -> None:
-    """Let a sweep go on whose controller was killed. Whoever looks at it does the same."""
-    # Whoever reads the record of a sweep without a controller starts one (`paceline.runs.read`).
+    """Resume a sweep whose controller was killed. Every read of the sweep does the same."""
+    # A read of a sweep without a controller starts one (`paceline.runs.read`).
     folder, record, _ = _sweep(run_id)
     _told(folder, f"is {record.status}.", as_json=as_json)
 
@@ -228,7 +228,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
-        # A sampler sees the trials before it without a value to learn from.
+        # The sampler has no values of former trials to learn from.
         proposal = proposals.propose(number, trials)
         if proposal is None:
             break
@@ -251,7 +251,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
 
 
 def _line(job: Job, values: Mapping[str, Any], pass_as: str) -> str:
-    """What a trial runs, in one line."""
+    """Return a trial's command in one line."""
     said = " ".join([*job.entry_words, *job.arguments])
     if pass_as == ENVIRONMENT:
         return " ".join([*(f"{variable(name)}={text_of(v)}" for name, v in values.items() if v is not None), said])
@@ -265,7 +265,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
 
     line(f"Sweep {folder.run_id}")
     try:
-        # With a live table, the last state of it is printed below, on standard output.
+        # After a live table, its last state is printed on standard output.
         record = following.to_the_end(folder, line) if quiet else live.to_the_end(folder, sys.stderr, line, stays=False)
     except KeyboardInterrupt:
         line(f"\n{live.way_back(folder)}")

@@ -1,4 +1,4 @@
-"""The options of `sweep run` beside those of `run`, and what they, or a file's section `sweep`, come to."""
+"""Options of `sweep run`, and the sweep that they and a file's section `sweep` make."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.system import units
 
-# These have words of their own below, but for --yaml, which a sweep has not.
+# A sweep has its own forms of these, and no --yaml.
 _NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "as_json")
 
 SWEEP = (
@@ -38,12 +38,12 @@ SWEEP = (
         "NAME[=GOAL]",
         list,
     ),
-    VerbOption("--maximize/--minimize", "What is better. Default: maximize.", type=bool),
-    VerbOption("--trials", "Runs in all; default: 20.", "N", int),
-    VerbOption("--concurrent", "Runs at a time; default: 4.", "N", int),
+    VerbOption("--maximize/--minimize", "Goal of the metric. Default: maximize.", type=bool),
+    VerbOption("--trials", "Number of trials; default: 20.", "N", int),
+    VerbOption("--concurrent", "Most trials at a time; default: 4.", "N", int),
     VerbOption(
         "--sampler",
-        "random, grid, tpe, cmaes, gp, or module:function of the source's own. Default: random.",
+        "Sampler: random, grid, tpe, cmaes, gp, or module:function of the source folder. Default: random.",
         "NAME",
     ),
     VerbOption(
@@ -52,46 +52,47 @@ SWEEP = (
         "truncation(truncation_percentage=20). From checkpoints: asha(promote=true), pbt(interval=5,last=50).",
         "POLICY",
     ),
-    VerbOption("--seed", "What is proposed depends on it; default: drawn.", "N", int),
-    VerbOption("--point", "Tried first; may be repeated: lr=0.01,batch=32.", "NAME=VALUE,...", list),
+    VerbOption("--seed", "Seed of the sampler; default: random.", "N", int),
+    VerbOption("--point", "Point to try first, such as lr=0.01,batch=32; may be repeated.", "NAME=VALUE,...", list),
     VerbOption(
         "--warm-start",
-        "Former sweep whose results the sampler is told; may be repeated.",
+        "Former sweep whose results the sampler learns from; may be repeated.",
         "RUN",
         list,
         complete="run_ids",
     ),
-    VerbOption("--max-failures", "End the sweep after so many failed trials.", "N", int),
-    VerbOption("--max-sweep-duration", "End the sweep after so long, such as 90s or 1h30m.", type=Duration()),
+    VerbOption("--max-failures", "End the sweep after this number of failed trials.", "N", int),
+    VerbOption("--max-sweep-duration", "End the sweep after this time, such as 90s or 1h30m.", type=Duration()),
     VerbOption(
         "--pass-as",
-        "How the script gets the values, where its text does not tell: arguments (--lr 0.1, the default), equals (--lr=0.1), "
-        "words (--sizes 1 2 of a list), repeated (--size=1 --size=2), commas (--sizes=1,2), assignments (lr=0.1), additions "
-        "(+lr=0.1), environment (a variable lr), or the name of a JSON file, such as parameters.json.",
+        "Form of the values for the script: arguments (--lr 0.1, the default), equals (--lr=0.1), words (--sizes 1 2 "
+        "of a list), repeated (--size=1 --size=2), commas (--sizes=1,2), assignments (lr=0.1), additions (+lr=0.1), "
+        "environment (a variable lr), or the name of a JSON file, such as parameters.json. Default: detected from the "
+        "script's text.",
         "WAY",
     ),
     VerbOption(
         "--switch",
-        "Hyperparameter of true and false that is an argument without a value: amp, or amp/no-amp for --amp and --no-amp; may be "
-        "repeated. Those that the script declares by argparse or click are found by themselves.",
+        "Boolean hyperparameter that is an argument without a value: amp, or amp/no-amp for --amp and --no-amp; may be "
+        "repeated. Switches declared by argparse or click are detected.",
         "NAME",
         list,
     ),
-    VerbOption("--repeats", "Let a point come twice in a space that has an end.", type=bool),
-    VerbOption("--array-size", "With a target of kind slurm: so many trials in one job array.", "N", int),
+    VerbOption("--repeats", "Allow repeated points in a finite space.", type=bool),
+    VerbOption("--array-size", "With a target of kind slurm: trials in one job array.", "N", int),
     VerbOption(
         "--controller",
-        "slurm or ray: the sweep is looked after by a small job of the trials' engine, so that this machine may be shut down. "
-        "Default: a process of this machine.",
+        "slurm or ray: run the controller as a small job of the trials' engine, so that this machine may shut down. "
+        "Default: a process on this machine.",
         "ENGINE",
     ),
-    VerbOption("--dry-run", "Print ten points of the space; start nothing.", type=bool, section="What is printed"),
+    VerbOption("--dry-run", "Print ten points of the space and start nothing.", type=bool, section="What is printed"),
     DETACH,
     JSON,
-    VerbOption("-q --quiet", "Only errors, and with --json the JSON.", type=bool),
+    VerbOption("-q --quiet", "Print only errors, and with --json the JSON.", type=bool),
 )
 
-#: Keys of a file's section `sweep`, and those of `SweepSpec` that they become.
+#: Keys of a file's section `sweep`; those of `SweepSpec` are the same or follow from them.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
     *("max_duration_seconds", "repeats", "pass_as", "switches", "array_size", "controller", "warm_start"),
@@ -101,15 +102,17 @@ _KEYS = (
 def spec(
     given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None, former: Callable[[str], str]
 ) -> SweepSpec:
-    """The sweep that the options say, above what a file's section says. former: the whole run id of a former sweep's beginning.
+    """Return the sweep of the options and a file's section. Options win.
+
+    `former` completes the id of a former sweep.
 
     Raises:
-        SweepError: something is wrong; the option or the key is named.
+        SweepError: A value is wrong; the message has the option or the key.
     """
     if unknown := sorted(set(section) - set(_KEYS)):
         raise SweepError(f"{str(file)!r}: sweep has an unknown key {unknown[0]!r}. Known are {', '.join(_KEYS)}.")
     found: dict[str, Any] = dict(section)
-    # A hyperparameter of the command line takes the place of the file's of that name.
+    # A hyperparameter of the command line replaces the file's.
     parts = {
         **_space(section.get("space") or {}),
         **{name: parse(text) for name, text in _params(given["param"]).items()},
@@ -132,9 +135,9 @@ def spec(
             raise SweepError(f"{str(file)!r}: max_duration_seconds: {error}") from None
     stop = given["stop"] or found.get("stop")
     found["stop"] = parse_policy(str(stop)) if stop else None
-    # All of them are tried, the file's first.
+    # All points are tried, the file's first.
     found["points"] = listed("points", found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
-    # Drawn once and kept with the sweep: a controller that takes over proposes as the one before it did.
+    # Drawn once and recorded: a controller that takes over must propose the same points.
     runs = listed("warm_start", given["warm_start"] or found.get("warm_start") or ())
     found["warm_start"] = tuple(former(str(run)) for run in runs)
     switches = listed("switches", given["switch"] or found.get("switches") or ())
@@ -149,13 +152,13 @@ def spec(
 
 
 def _judge(given: Mapping[str, Any], found: dict[str, Any]) -> None:
-    """Put metrics and goals into what is found."""
+    """Add metrics and goals to the settings."""
     general = None if given["maximize"] is None else "maximize" if given["maximize"] else "minimize"
     if given["metric"]:
         names, goals = [], []
         for word in given["metric"]:
             name, _, goal = word.rpartition("=")
-            # A metric may have the character in its name.
+            # The name of a metric may contain "=".
             is_goal = goal in ("maximize", "minimize") and name
             names.append(name if is_goal else word)
             goals.append(goal if is_goal else general)
@@ -186,7 +189,7 @@ def _params(given: list[str] | None) -> dict[str, str]:
 
 
 def _space(section: Any) -> dict[str, Any]:
-    """A file's `space`: texts are expressions as on the command line, a list is a choice, a mapping is nested."""
+    """Parse a file's `space`: texts are expressions, a list is a choice, a mapping is nested."""
     if not isinstance(section, Mapping):
         raise SweepError("the space of a sweep file is a mapping, a line each, such as `lr: loguniform(1e-4, 1e-1)`.")
     return {str(name): _part(part) for name, part in section.items()}
@@ -201,7 +204,7 @@ def _part(part: Any) -> Any:
         return _space(part)
     if isinstance(part, list):
         spaces = [_space(option) if isinstance(option, Mapping) else option for option in part]
-        # A single list given to choice() is taken for the options themselves, and this list has but one.
+        # choice() reads a single list as its options, but this list is the only option.
         return choice(*spaces) if len(spaces) != 1 else choice(spaces)
     assert not isinstance(part, Expression), "YAML knows none"
     return part

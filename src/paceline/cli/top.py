@@ -1,4 +1,4 @@
-"""top, stacks, profile: what the nodes and workers of a running run do now, and where their time goes."""
+"""top, stacks, profile: the present state of a run's nodes and workers, and where their time goes."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from paceline.system.signals import handled
 
 _INTERVAL_S = 2.0
 _LEAST_S, _MOST_S = 0.5, 3600.0
-#: Draw from the top left corner, clear to the end of a line and of the screen, hide and show the cursor, another screen.
+#: Terminal codes: go to the top left, clear the rest of a line or screen, hide or show the cursor, switch screens.
 _HOME, _LINE, _BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 _ALTERNATE, _BACK = "\x1b[?1049h", "\x1b[?1049l"
-#: Headers of names, which stand to the left.
+#: Headers of left-aligned columns.
 _NAMES = ("NODE", "RANK")
-#: How often a key's signal is looked for while nothing is drawn.
+#: Seconds between checks for signals while nothing is drawn.
 _PAUSE_S = 0.1
 
 
 @takes(
     LATEST_RUN,
-    VerbOption("--once", "Print it once, and end.", type=bool),
-    VerbOption("--interval", "Seconds between two looks.", "SECONDS", float, default=_INTERVAL_S),
+    VerbOption("--once", "Print once and exit.", type=bool),
+    VerbOption("--interval", "Seconds between two refreshes.", "SECONDS", float, default=_INTERVAL_S),
     JSON,
 )
 def top(*, run_id: str | None, once: bool, interval: float, as_json: bool) -> int:
     """Watch the load of a run's nodes and workers, and how each rank spends its time. Ctrl-C ends it.
 
-    Processors (100 % is one core), memory, GPUs, disk, network, steps, and the shares of time in which a rank computes, waits for
-    data and waits for others. Where there is no terminal it is printed once.
+    Shows processors (100 % is one core), memory, GPUs, disk, network, steps, and the shares of time in which a rank computes,
+    waits for data and waits for other ranks. Without a terminal it prints once.
     """
     if not _LEAST_S <= interval <= _MOST_S:
         raise UserError(f"--interval {interval:g}: give a number of seconds from {_LEAST_S:g} to {_MOST_S:g}.")
@@ -75,14 +75,14 @@ def _live(folder: RunFolder, interval_s: float) -> int:
             until = time.monotonic() + interval_s
             while not ended and time.monotonic() < until:
                 time.sleep(_PAUSE_S)
-    # On the screen that was there before, the last of it stays.
+    # Print the last state on the normal screen.
     print("\n".join(lines))
     return 128 + ended[0] if ended and ended[0] != signal.SIGINT else 0
 
 
 def _draw(lines: list[str]) -> None:
     size = shutil.get_terminal_size()
-    # Never more than the screen holds, or what is drawn over has scrolled away.
+    # Only lines that fit: scrolled lines could not be drawn over.
     shown = [line[: size.columns] for line in lines[: max(1, size.lines - 1)]]
     sys.stdout.write(_HOME + "".join(f"{line}{_LINE}\r\n" for line in shown) + _BELOW)
     sys.stdout.flush()
@@ -90,9 +90,9 @@ def _draw(lines: list[str]) -> None:
 
 @contextlib.contextmanager
 def _screen(stream: IO[str]) -> Iterator[list[int]]:
-    """A screen to draw on, and the signal that ends it, once there is one. What was there before comes back however it ends."""
+    """Switch to an alternate screen, and back at the end. Yield the signals that ask for the end."""
     ended: list[int] = []
-    # A handler: with the signal ignored, as below some shells, Ctrl-C would otherwise do nothing.
+    # A handler, because SIGINT may be ignored below some shells.
     with handled(lambda number, frame: ended.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         try:
             stream.write(_ALTERNATE + _HIDE)
@@ -141,11 +141,11 @@ def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
 
 @takes(
     LATEST_RUN,
-    VerbOption("--native", "Frames of C and C++ too, by py-spy, which stops each process for a moment.", type=bool),
+    VerbOption("--native", "Include frames of C and C++, by py-spy, which stops each process for a moment.", type=bool),
     JSON,
 )
 def stacks(*, run_id: str | None, native: bool, as_json: bool) -> None:
-    """Show where each worker of a run is now: the stacks of its threads, and which ranks wait for which.
+    """Show where each worker of a run is now: stacks of its threads, and which ranks wait for which.
 
     The workers run on. Equal stacks are shown once, with their ranks.
     """
@@ -158,16 +158,16 @@ def stacks(*, run_id: str | None, native: bool, as_json: bool) -> None:
 
 @takes(
     LATEST_RUN,
-    VerbOption("--seconds", "Sample for so long.", "N", float, default=SECONDS),
-    VerbOption("--rate", "So many samples a second.", "N", float, default=RATE),
-    VerbOption("-o --output", "The file of all samples; default: RUN.speedscope.json.", "FILE", Path),
+    VerbOption("--seconds", "Seconds to sample.", "N", float, default=SECONDS),
+    VerbOption("--rate", "Samples a second.", "N", float, default=RATE),
+    VerbOption("-o --output", "File for all samples; default: RUN.speedscope.json.", "FILE", Path),
     JSON,
 )
 def profile(*, run_id: str | None, seconds: float, rate: float, output: Path | None, as_json: bool) -> None:
-    """Sample the stacks of a run's workers for some seconds, to see where their time goes.
+    """Sample the stacks of a run's workers for some seconds, to see where time is spent.
 
     Prints the ten longest functions, by rank where ranks differ, and writes all samples to a file for https://www.speedscope.app.
-    By py-spy where it is installed and allowed, else the main threads alone, by signal.
+    Uses py-spy if it is installed and allowed, else signals, which see only main threads.
     """
     folder = folder_of(run_id)
     target = output or Path(f"{folder.run_id}.speedscope.json")

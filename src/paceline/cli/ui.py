@@ -13,25 +13,25 @@ from paceline.ui.config import PORT, UiConfig
 from paceline.workspace import Workspace
 
 UI = (
-    VerbOption("--port", f"Default: {PORT}, or the next that is free; 0 takes any.", "N", int),
-    VerbOption("--open", "Show it in this machine's browser.", type=bool),
-    VerbOption("--read-only", "Without cancel, rerun and tags.", type=bool),
+    VerbOption("--port", f"Port; default: {PORT} or the next free one. 0 takes any free port.", "N", int),
+    VerbOption("--open", "Open the page in this machine's browser.", type=bool),
+    VerbOption("--read-only", "Disable cancel, rerun and tags.", type=bool),
     VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs TLS, or --proxy.", "ADDRESS"),
     *TLS,
-    VerbOption("--proxy", "Host name of a proxy in front, which does TLS; may be repeated.", "NAME", list),
-    VerbOption("--ssh", "A workspace on this host, through your own ssh.", "HOST"),
-    VerbOption("--remote-folder", "With --ssh: where it is called there; default: home.", "FOLDER"),
-    VerbOption("--remote-program", "With --ssh: how Paceline is called there; default: paceline.", "PROGRAM"),
-    VerbOption("--socket", "Listen at this path until standard input ends; --ssh calls it so.", "PATH"),
+    VerbOption("--proxy", "Host name of a proxy in front that does TLS; may be repeated.", "NAME", list),
+    VerbOption("--ssh", "Show a workspace on this host, by your own ssh.", "HOST"),
+    VerbOption("--remote-folder", "With --ssh: working directory there; default: home.", "FOLDER"),
+    VerbOption("--remote-program", "With --ssh: Paceline's program there; default: paceline.", "PROGRAM"),
+    VerbOption("--socket", "Listen at this path until standard input ends. Used by --ssh.", "PATH"),
     JSON,
 )
 
 
 @takes(*UI)
 def ui(**given: Any) -> int:
-    """Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it.
+    """Show the workspace in a browser: runs, curves, logs and files. Ctrl-C ends it.
 
-    The link that it prints holds a token. It listens for this machine alone; for a workspace elsewhere there is --ssh.
+    The printed link holds a token. The page listens on this machine only; --ssh shows a remote workspace.
     """
     remote = given["remote_folder"] or given["remote_program"]
     if given["ssh"] is not None:
@@ -47,7 +47,7 @@ def ui(**given: Any) -> int:
     if remote:
         raise UserError("--remote-folder and --remote-program go with --ssh HOST.")
     config = UiConfig(
-        # Made: the token lies in it.
+        # Created, because the token is stored in it.
         workspace=str(Workspace.from_config().path),
         host=given["host"] or "127.0.0.1",
         port=given["port"],
@@ -61,8 +61,7 @@ def ui(**given: Any) -> int:
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    # The server takes this process's place: the parser and all else that was imported would stay in its memory.
-    # A folder of its own, and no modules that could stand in another's place.
+    # The server replaces this process, which would keep the parser's memory.
     folder = Path(config.workspace) / "ui"
     folder.mkdir(mode=0o700, exist_ok=True)
     os.chdir(folder)

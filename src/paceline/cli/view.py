@@ -1,4 +1,4 @@
-"""A run shown on the terminal while it goes: its lines on standard output, everything of ours on standard error."""
+"""A terminal's view of a run: its lines on standard output, messages on standard error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from paceline.system.names import some
 
 
 class RunView:
-    """Prints a run's lines and changes of state. A line that is not finished yet (a progress bar) is drawn over on a
-    terminal, and printed now and then elsewhere. A terminal gets the lines' colours, and nothing else that it would
-    obey, unless raw=True; a file or a pipe gets them as they are. world_size: 0 where one rank's lines alone are shown.
+    """A printer of a run's lines and changes of state.
+
+    On a terminal it draws over unfinished lines (progress bars) and passes on only colours, unless `raw`. A file or a pipe gets
+    lines unchanged. `world_size` is 0 if only one rank's lines are shown.
     """
 
     def __init__(
@@ -31,17 +32,17 @@ class RunView:
         self._terminal = sys.stdout.isatty()
         self._colour = has_colour(sys.stdout)
         self._open_line = False
-        # A script's output may hold sequences that move the cursor or set the terminal's title; a file takes them as they are.
+        # Output may hold sequences that move the cursor or set the terminal's title. A file gets them unchanged.
         self._lines = TerminalLines() if self._terminal and not raw else None
 
     def line(self, line: LogLine) -> None:
         if self._size:
-            self._size = max(self._size, line.rank + 1)  # a script may start ranks itself
+            self._size = max(self._size, line.rank + 1)  # a script may start more ranks
         text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
         if before := coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour):
-            # Of a log that is over a line is a block of several.
+            # A log of an ended run comes in blocks of several lines.
             text = before + text.replace("\n", f"\n{before}")
-        # A progress bar's last state stands there without a line end: it is drawn over.
+        # A progress bar without a line end is drawn over.
         if self._open_line:
             sys.stdout.write("\r\x1b[2K")
         self._open_line = self._terminal and not line.complete
@@ -49,7 +50,7 @@ class RunView:
         sys.stdout.flush()
 
     def state(self, record: RunRecord) -> None:
-        # These two last a moment, and say nothing that does not follow at once.
+        # These two states last a moment and are followed by others at once.
         if record.waiting_for or record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(visible(state_text(record)), state_colour(record.status), has_colour(sys.stderr)))
 
@@ -57,20 +58,20 @@ class RunView:
         self.say(attempt_text(before, now))
 
     def note(self, said: LogLine) -> None:
-        """A line of a node's that prepares, on standard error; its progress bar is drawn over on a terminal."""
+        """Print a line of a node's preparation on standard error; draw over its progress bar on a terminal."""
         if self._quiet:
             return
         text = node_prefix(said, self._nodes) + visible_line(said.text)
-        # Each line clears what a bar without an end has left standing.
+        # Each line clears an unfinished progress bar.
         if sys.stderr.isatty():
             print(f"\r\x1b[2K{text}", end="\n" if said.complete else "", file=sys.stderr, flush=True)
         elif said.complete:
             print(text, file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """Our own words, on standard error."""
+        """Print a message on standard error."""
         if self._open_line:
-            # Ours go to standard error, often the same terminal: first end the script's open line there.
+            # First end the script's open line, for both streams often share a terminal.
             sys.stdout.write("\n")
             sys.stdout.flush()
             self._open_line = False
@@ -79,12 +80,12 @@ class RunView:
 
 
 def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
-    """Say how the run ended, and what to look at."""
+    """Print how the run ended, and where to look next."""
     colour = has_colour(sys.stderr)
     view.say(coloured(visible(end_text(record)), state_colour(record.status), colour))
     for warning in record.warnings:
         view.say(coloured(f"Warning: {visible(warning, lines=True)}", WARNING_COLOUR, colour))
-    # Printed past `say`, for why a run failed is told with --quiet as well.
+    # Not by `say`: the cause of a failure is printed with --quiet, too.
     if record.failure is not None:
         print(f"\n{visible(str(record.failure), lines=True)}", file=sys.stderr)
     outputs = [name for name in names(folder) if name.startswith("outputs/")]
@@ -95,6 +96,6 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():
-        # What came from the snapshot is gone by now (`paceline.runs.work_dir.clean`).
+        # Files of the snapshot are gone by now (`paceline.runs.work_dir.clean`).
         left = sorted(visible(path.name) for path in folder.work.iterdir())
         view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")
