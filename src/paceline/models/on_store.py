@@ -20,9 +20,8 @@ from typing import Any
 
 from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.names import check_relative, check_tree, clean_path
-from paceline.data.transfer.file_to_fetch import FileToFetch
 from paceline.data.transfer.listing import FileInfo, list_source, path_in_store
-from paceline.data.transfer.partial import Partial
+from paceline.data.transfer.partial import FileToFetch, Partial
 from paceline.data.transfer.progress import Meter, Progress
 from paceline.data.transfer.reading import reader_of
 from paceline.data.transfer.transfer import transfer

@@ -118,7 +118,7 @@ def _register(run: Supervision) -> None:
     # Of a run whose supervisor is on another machine the workspace is elsewhere: it is done where the record comes home.
     if not any(reference.registered for reference in run.job.inputs) or run.folder.carried.exists():
         return
-    from paceline.data.datasets.outputs import register_outputs
+    from paceline.data.datasets.dataset import register_outputs
 
     made, said = register_outputs(run.job.inputs, run.folder.path.parents[1])
     run_data.note_datasets(run.folder, made)

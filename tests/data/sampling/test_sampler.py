@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data import DistributedSampler, GlobalOrder
-from paceline.data.sampling.share import own_positions
+from paceline.data.sampling.world import own_positions
 from paceline.errors import DataError, RunContextError
 from tests.engines.conftest import require_engine
 from tests.helpers import run_python

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from paceline.data.datasets import registered, steps
-from paceline.data.datasets.check import ContentCheck, compare
+from paceline.data.datasets.registered import ContentCheck, compare
 from paceline.data.datasets.sources import workspace_dir_of
 from paceline.data.datasets.steps import Step, Steps
 from paceline.errors import DataError

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.datasets import registered
 from paceline.data.datasets.base import D
-from paceline.data.datasets.check import ContentCheck
-from paceline.data.datasets.columns import TYPES, path_pattern
-from paceline.data.datasets.file import FileDataset
+from paceline.data.datasets.file import FileDataset, TabularDataset
+from paceline.data.datasets.read import TYPES, path_pattern
+from paceline.data.datasets.registered import ContentCheck, check_dataset_name
 from paceline.data.datasets.sources import sources_of, workspace_dir_of
-from paceline.data.datasets.table import TabularDataset
-from paceline.errors import DataError
+from paceline.errors import DataError, PacelineError
 from paceline.job.data_reference import DataReference
 
 if TYPE_CHECKING:
     from paceline.workspace import Workspace
+
 
 __all__ = ["ContentCheck", "Dataset", "FileDataset", "TabularDataset", "opened"]
 
@@ -266,3 +268,32 @@ def _target(target: Any) -> tuple[Any, str]:
     if not hasattr(store, "upload") or not hasattr(store, "workspace"):
         raise DataError(f"target={target!r}: give a Datastore, or (datastore, path).")
     return store, os.fspath(folder)
+
+
+def check_wish(reference: DataReference) -> None:
+    """Raises:
+    DataError: the name under which an output is to be registered can't be one.
+    """
+    if reference.registered is not None:
+        check_dataset_name(json.loads(reference.registered)["name"])
+
+
+def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -> tuple[dict[str, str], list[str]]:
+    """Register the outputs that are to be; output -> "name:version", and a sentence for each that could not be."""
+    made: dict[str, str] = {}
+    said: list[str] = []
+    for reference in references:
+        if reference.registered is None:
+            continue
+        wish, source = json.loads(reference.registered), reference.sources[0]
+        # All that a dataset asks of a workspace is its folder; the class stands above this layer.
+        workspace: Any = SimpleNamespace(path=workspace_dir)
+        try:
+            found = Dataset.File.from_files((source.datastore, source.path), validate=False, workspace=workspace)
+            version = found.register(
+                workspace, wish["name"], wish["description"], wish["tags"], create_new_version=True
+            ).version
+            made[reference.name] = f"{wish['name']}:{version}"
+        except PacelineError as error:
+            said.append(f"The output {reference.name!r} is stored, but not registered as {wish['name']!r}: {error}")
+    return made, said

@@ -22,8 +22,7 @@ from operator import length_hint
 from typing import Any
 
 from paceline.data.sampling.order import GlobalOrder
-from paceline.data.sampling.share import check_tail, length_of, own_positions
-from paceline.data.sampling.world import own_rank
+from paceline.data.sampling.world import check_tail, length_of, own_positions, own_rank
 from paceline.errors import DataError
 
 _VERSION = 1

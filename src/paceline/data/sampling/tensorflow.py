@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.data.sampling.order import GlobalOrder
-from paceline.data.sampling.share import check_tail, length_of, own_positions
-from paceline.data.sampling.world import own_rank
+from paceline.data.sampling.world import check_tail, length_of, own_positions, own_rank
 from paceline.errors import DataError
 from paceline.system.lazy_import import load_triton_before_tensorflow
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from paceline.data.stores.filesystem import Store
 from paceline.data.stores.names import check_relative, check_tree
-from paceline.data.transfer.file_to_fetch import FileToFetch
 from paceline.data.transfer.listing import FileInfo, path_in_store
-from paceline.data.transfer.partial import Partial
+from paceline.data.transfer.partial import FileToFetch, Partial
 from paceline.data.transfer.progress import Meter, Progress
 from paceline.data.transfer.transfer import transfer
 from paceline.errors import TransferError

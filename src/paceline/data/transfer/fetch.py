@@ -15,9 +15,8 @@ from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.names import check_tree, clean_path, is_pattern
 from paceline.data.stores.record import StoreRecord
 from paceline.data.transfer.cache import DataCache
-from paceline.data.transfer.file_to_fetch import FileToFetch
 from paceline.data.transfer.listing import FileInfo, fingerprint, is_single_file, list_files, path_in_store
-from paceline.data.transfer.partial import Partial
+from paceline.data.transfer.partial import FileToFetch, Partial
 from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.data.transfer.transfer import transfer
 from paceline.errors import DataError, EngineError, TransferError

@@ -15,6 +15,8 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.system import locks
@@ -182,3 +184,18 @@ def _is_still(status: os.stat_result, path: Path) -> bool:
     except OSError:
         return False
     return (named.st_dev, named.st_ino) == (status.st_dev, status.st_ino)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileToFetch:
+    """A file to fetch. path, size, version: in the store. part: where it grows. place: gives the whole file its name.
+
+    is_there: whether somebody else has finished it; asked once its lock is had.
+    """
+
+    path: str
+    size: int
+    version: str
+    part: Path
+    place: Callable[[Partial], None]
+    is_there: Callable[[], bool]

@@ -8,21 +8,25 @@ One thread works on one small file at a time, so no thread waits for a lock whil
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from paceline.data.stores.failures import ChangedError, ShortError, cause_of, translated
 from paceline.data.stores.filesystem import Store
-from paceline.data.transfer.async_batch import SMALL_BYTES, fetch_small
-from paceline.data.transfer.file_to_fetch import FileToFetch
-from paceline.data.transfer.partial import SINGLE_BYTES, Partial, claim
+from paceline.data.transfer.partial import SINGLE_BYTES, FileToFetch, Partial, claim
 from paceline.data.transfer.progress import Meter, size_text
 from paceline.data.transfer.reading import ObjectReader, Reader, reader_of
 from paceline.errors import TransferError
+
+if TYPE_CHECKING:
+    from paceline.data.transfer.reading import ObjectReader
+
 
 #: Files at once; ranges of large files at once. Guesses that were best of several on a loopback server and two cores.
 _FILES_AT_ONCE = 16
@@ -36,6 +40,10 @@ _ALL_TRIES = 50
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 #: An object that changes while it is read is read anew so many times.
 _CHANGES = 3
+
+#: Larger ones are streamed, and resumed where they break off.
+SMALL_BYTES = 1 << 20
+_AT_ONCE = 32
 
 
 def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
@@ -253,3 +261,58 @@ def _full_disk(folder: Path, error: BaseException) -> TransferError:
         f"there is no room for the files in {str(folder)!r} ({getattr(error, 'strerror', None) or error}{free}). "
         "Make room there, or put the cache elsewhere with PACELINE_DATA_CACHE; what has come so far is kept."
     )
+
+
+def fetch_small(reader: ObjectReader, jobs: Sequence[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
+    """Fetch a batch and return how many bytes came.
+
+    left: gets the jobs that are still to be done: those that failed in any way, that another process is fetching, or of
+        which something has come before.
+    """
+    return asyncio.run(_fetch(reader, iter(jobs), meter, left))
+
+
+async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
+    counts = await asyncio.gather(*[_take(reader, jobs, meter, left) for _ in range(_AT_ONCE)])
+    return sum(counts)
+
+
+async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
+    """Fetch one after the other, as long as there are any and none has failed."""
+    fetched = 0
+    # All 32 take from one iterator: they run in one thread, and change only where they wait for a download.
+    for job in waiting:
+        # After a failure the threads try again, slower; they also find out what is wrong.
+        if left:
+            left.append(job)
+            continue
+        # Never waits for another process's lock: this thread has all the other downloads to go on with.
+        try:
+            partial = claim(job.part, job.size, wait=False)
+        except OSError:
+            partial = None
+        if partial is None or partial.done_bytes:
+            if partial is not None:
+                partial.close()
+            left.append(job)
+            continue
+        try:
+            fetched += await _one(reader, job, partial, meter)
+        except Exception:
+            left.append(job)
+        finally:
+            partial.close()
+    return fetched
+
+
+async def _one(reader: ObjectReader, job: FileToFetch, partial: Partial, meter: Meter) -> int:
+    if job.is_there():
+        with contextlib.suppress(OSError):
+            partial.discard()
+        meter.add(job.size, files=1)
+        return 0
+    data: Any = await reader.get_whole(job.path, job.size, job.version)
+    partial.write(data, 0)
+    job.place(partial)
+    meter.add(job.size, files=1)
+    return job.size

@@ -264,7 +264,7 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
     references = record.job.inputs if record.job else ()
     if not any(reference.registered for reference in references) or os.stat(folder.path).st_uid != os.geteuid():
         return []
-    from paceline.data.datasets.outputs import register_outputs
+    from paceline.data.datasets.dataset import register_outputs
 
     made, said = register_outputs(references, folder.path.parent.parent)
     run_data.note_datasets(folder, made)

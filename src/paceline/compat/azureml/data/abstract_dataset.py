@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.data.datasets import base, registered
-from paceline.data.datasets.columns import path_pattern
+from paceline.data.datasets.read import path_pattern
 from paceline.job.data_reference import DataReference
 
 __all__ = ["AbstractDataset"]

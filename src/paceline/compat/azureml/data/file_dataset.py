@@ -16,8 +16,8 @@ from typing import Any
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.data.datasets import file
-from paceline.data.datasets.columns import path_parts, path_pattern
-from paceline.data.datasets.local import local_files
+from paceline.data.datasets.read import path_parts, path_pattern
+from paceline.data.datasets.sources import local_files
 
 __all__ = ["FileDataset"]
 

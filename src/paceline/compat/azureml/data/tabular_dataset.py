@@ -16,13 +16,13 @@ from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.data.file_dataset import FileDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.late import late
-from paceline.data.datasets import dataset, table
+from paceline.data.datasets import dataset, file
 
 __all__ = ["TabularDataset"]
 
 
 @sdk_class
-class TabularDataset(AbstractDataset, table.TabularDataset):
+class TabularDataset(AbstractDataset, file.TabularDataset):
     """`paceline`'s dataset of rows. `dataset["age"] > 30` is a condition for `filter`."""
 
     def to_pandas_dataframe(self, on_error: str = "null", out_of_range_datetime: str = "null") -> Any:
@@ -229,6 +229,6 @@ def of_native(native: Any) -> Any:
     """A dataset of Paceline's with the SDK's calls; anything else, such as a path, as it is."""
     if isinstance(native, AbstractDataset):
         return native
-    if isinstance(native, table.TabularDataset):
+    if isinstance(native, file.TabularDataset):
         return TabularDataset.of(native)
     return FileDataset.of(native) if isinstance(native, dataset.FileDataset) else native
