@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from paceline.environments.base import Base
 from paceline.environments.environment import Environment
-from paceline.environments.key import key
+from paceline.environments.key import key, moved, paths_of
 from paceline.errors import EnvironmentSpecError
 from tests.helpers import write_tree
 
@@ -21,6 +22,16 @@ BASE = Base(
     platform="linux-x86_64",
     site_folders=(),
     user_folder=None,
+)
+
+MADE = Environment(
+    pip_packages=("/w/a-1.0-py3-none-any.whl", "-e /src/b[x]", "einops>=0.8", "c @ file:///w/c.zip"),
+    pip_requirements=(
+        "--find-links /w/links\n--index-url https://host/simple\n/src/d ; python_version > '3'\ne==1 --hash=sha256:ab\n"
+    ),
+    pip_constraints=("f<2",),
+    conda_packages=("g",),
+    conda_channels=("conda-forge", "file:///channel"),
 )
 
 
@@ -140,3 +151,26 @@ def test_a_path_that_is_not_there_any_more_is_named(tmp_path):
     asked = Environment(pip_packages=[f"{tmp_path}/gone"])
     with pytest.raises(EnvironmentSpecError, match=r"there is no '.*/gone'"):
         key(asked, BASE)
+
+
+def test_each_place_is_found_once() -> None:
+    assert paths_of(MADE) == [
+        Path(path) for path in ("/w/a-1.0-py3-none-any.whl", "/src/b", "/w/c.zip", "/w/links", "/src/d", "/channel")
+    ]
+    assert paths_of(Environment(pip_packages=("einops", "torch @ https://host/torch.whl"))) == []
+
+
+def test_places_change_and_nothing_else_does() -> None:
+    there = moved(MADE, lambda path: Path("/there") / path.name)
+    assert there.pip_packages == (
+        "/there/a-1.0-py3-none-any.whl",
+        "-e /there/b[x]",
+        "einops>=0.8",
+        "c @ file:///there/c.zip",
+    )
+    assert there.pip_requirements == (
+        "--find-links /there/links\n--index-url https://host/simple\n/there/d ; python_version > '3'\n"
+        "e==1 --hash=sha256:ab\n"
+    )
+    assert (there.pip_constraints, there.conda_channels) == (("f<2",), ("conda-forge", "file:///there/channel"))
+    assert moved(MADE, lambda path: path) == MADE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.environments import reasons
+from paceline.environments import pip_install
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from paceline.environments import reasons
     ],
 )
 def test_uv_s_reason_is_found(text, reason):
-    assert reasons.of_uv(text.splitlines()) == reason
+    assert pip_install.of_uv(text.splitlines()) == reason
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_uv_s_reason_is_found(text, reason):
     ],
 )
 def test_pip_s_reason_is_found(text, reason):
-    assert reasons.of_pip(text.splitlines()) == reason
+    assert pip_install.of_pip(text.splitlines()) == reason
 
 
 def test_a_long_reason_keeps_its_beginning_and_its_end():
-    text = reasons.of_uv([f"error: begins {'x' * 2000} ends"])
+    text = pip_install.of_uv([f"error: begins {'x' * 2000} ends"])
     assert len(text) < 700
     assert text.startswith("begins")
     assert text.endswith("ends")

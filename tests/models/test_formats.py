@@ -16,10 +16,8 @@ import zlib
 import pytest
 
 from paceline.models import registry, sources
-from paceline.models.formats import HOLDS_PICKLE, TITLES, format_of
-from paceline.models.frameworks import framework_of
+from paceline.models.formats import HOLDS_PICKLE, TITLES, Tensor, format_of, framework_of, header
 from paceline.models.record import ModelFile
-from paceline.models.safetensors import Tensor, header
 from tests.helpers import write_tree
 from tests.late import late
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.containers import kept_layers
+from paceline.containers import layer
 from paceline.data.transfer.cache import DataCache
 from paceline.environments.environment import Environment
 from paceline.environments.store import EnvironmentStore
@@ -197,9 +197,9 @@ def layers(tmp_path, monkeypatch):
     def read_layer(folder: Path, key: str):
         if not (folder / f"{key}.json").exists():
             return None
-        return kept_layers.Layer(prefix=str(folder / key / "layer"), python="python", bin_dir="bin")
+        return layer.Layer(prefix=str(folder / key / "layer"), python="python", bin_dir="bin")
 
-    monkeypatch.setattr(kept_layers, "read_layer", read_layer)
+    monkeypatch.setattr(layer, "read_layer", read_layer)
     return folder
 
 

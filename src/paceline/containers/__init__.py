@@ -5,14 +5,12 @@ mpirun. The container has the host's network, process ids and user, and the run'
 that addresses, ports, pids, signals and file names mean the same inside and outside.
 """
 
+from paceline.containers.client import start_failure
 from paceline.containers.command import HostFiles, Mount, wrap
 from paceline.containers.engine import ENGINE_VARIABLE, ContainerEngine, find_engine
-from paceline.containers.failure import start_failure
-from paceline.containers.image import check_image, check_image_name, check_shm_size
-from paceline.containers.kept_layers import KeptLayer, all_layers, hold_layer, key_of, prune_layers
-from paceline.containers.layer import Layer, ensure_layer
+from paceline.containers.image import ImagePython, check_image, check_image_name, check_shm_size, probe
+from paceline.containers.layer import KeptLayer, Layer, all_layers, ensure_layer, hold_layer, key_of, prune_layers
 from paceline.containers.memory import wrap_all
-from paceline.containers.probe import ImagePython, probe
 from paceline.containers.remove import SETTLE_S, remove
 
 __all__ = [

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 
 # Enough to find the reason of a failure in; a pull prints a line for each step of each layer, and all of them would pile up.
 _KEPT_LINES = 200
+
+_NO_PROGRAM = re.compile(r"executable file not found|executable file .* not found|no such file or directory", re.I)
 
 
 def call(
@@ -71,3 +75,30 @@ def reason(lines: Sequence[str]) -> str:
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
     return last.rstrip(".")
+
+
+def start_failure(
+    engine: ContainerEngine, image: str, program: str, exit_code: int, lines: Sequence[str]
+) -> str | None:
+    """Why no container of `image` came to run `program`; None where the exit code is not the engine's own.
+
+    image: as the user called it. lines: the last of the client's output. Only for a worker that has not reported its
+    start: a script may leave with any code.
+    """
+    # The client's own: it could not start a container, where apptainer ends with 255; the program can't be run; there is no
+    # such program.
+    if exit_code not in (125 if engine.keeps_containers else 255, 126, 127):
+        return None
+    told = reason(lines) or f"exit code {exit_code}"
+    # The runtime below an engine may report a missing program under another code; then its words tell.
+    if exit_code == 127 or (f'"{program}"' in told and _NO_PROGRAM.search(told)):
+        return (
+            f"custom_docker_image={image!r} has no program {program!r} ({engine.kind}: {told}). "
+            "Name the image's interpreter with python=, or choose an image with Python 3.10 or later."
+        )
+    if exit_code == 126:
+        return f"custom_docker_image={image!r}: {engine.kind} can't run its {program!r}: {told}."
+    hint = ""
+    if "nvidia.com/gpu" in told or "could not select device driver" in told:
+        hint = " For GPUs in containers, install NVIDIA's container toolkit (podman: nvidia-ctk cdi generate)."
+    return f"custom_docker_image={image!r}: {engine.kind} could not start a container: {told}.{hint}"

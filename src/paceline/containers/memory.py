@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.containers.client import call
+from paceline.containers.client import call, start_failure
 from paceline.containers.command import INSIDE, Mount, run_argv, wrap
 from paceline.containers.engine import ContainerEngine
-from paceline.containers.failure import start_failure
 from paceline.errors import LauncherError
 from paceline.job.plan import Command, Launch
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from paceline.environments.base import Base
-from paceline.environments.requirements import RequirementLine, constraints_of, lines_of
+from paceline.environments.requirements import RequirementLine, constraints_of, lines_of, logical_lines
 from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
-from paceline.job.local_paths import LocalPath
+from paceline.job.local_paths import LocalPath, is_editable, local_path
 
 #: Changes when environments are made in another way.
 _MAKING = 1
@@ -24,6 +27,10 @@ _PASSED_OVER = frozenset(
 )
 #: What an editable install reads when it is made; the code itself is read where it lies, each time.
 _METADATA = ("pyproject.toml", "setup.cfg", "setup.py")
+
+#: One place after another, and what stands for it.
+Where = Callable[[Path], Path]
+_FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
 
 
 def key(environment: EnvironmentSpec, base: Base) -> str:
@@ -117,3 +124,44 @@ def _add(digest: Any, path: Path, name: str) -> None:
     with open(path, "rb") as file:
         while data := file.read(1 << 20):
             digest.update(data)
+
+
+def paths_of(environment: EnvironmentSpec) -> list[Path]:
+    """All of them, in the order in which they are named; they need not be there."""
+    found: list[Path] = []
+
+    def note(path: Path) -> Path:
+        found.append(path)
+        return path
+
+    # It asks `note` for every place; the environment that it makes is not needed.
+    moved(environment, note)
+    return list(dict.fromkeys(found))
+
+
+def moved(environment: EnvironmentSpec, where: Where) -> EnvironmentSpec:
+    """The environment made from what `where` names in their places."""
+    text = environment.pip_requirements
+    return replace(
+        environment,
+        pip_packages=tuple(_moved(line, where) for line in environment.pip_packages),
+        pip_requirements=text and "".join(f"{_moved(line, where)}\n" for _, line in logical_lines(text)),
+        pip_constraints=tuple(_moved(line, where) for line in environment.pip_constraints),
+        locked_pip=tuple(_moved(line, where) for line in environment.locked_pip),
+        conda_channels=tuple(_moved_channel(channel, where) for channel in environment.conda_channels),
+    )
+
+
+def _moved(line: str, where: Where) -> str:
+    if found := _FIND_LINKS.fullmatch(line):
+        return f"--find-links {where(Path(found[1]))}"
+    path = None if line.startswith("-") and not is_editable(line) else local_path(line)
+    # As a line that pip and uv read alike; what names no path stays as it was written.
+    return line if path is None else replace(path, path=where(path.path)).line()
+
+
+def _moved_channel(channel: str, where: Where) -> str:
+    from paceline.environments.conda import channel_folder
+
+    folder = channel_folder(channel)
+    return channel if folder is None else f"file://{quote(str(where(folder)))}"

@@ -10,6 +10,6 @@
 Nothing here loads a model: a file is read as bytes, and a pickle never as one.
 """
 
-from paceline.models.references import resolve
+from paceline.models.registry import resolve
 
 __all__ = ["resolve"]

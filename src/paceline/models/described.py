@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.models import registry, safetensors
+from paceline.models import formats, registry
 from paceline.models.formats import HOLDS_PICKLE, TITLES
 from paceline.models.model import Model
 from paceline.models.record import ModelFile, ModelRecord
@@ -85,7 +85,7 @@ def _file(folder: Path, file: ModelFile) -> dict[str, Any]:
     found: dict[str, Any] = {**asdict(file), "kind": TITLES.get(file.format, file.format)}
     if file.format == "safetensors":
         try:
-            header = safetensors.header(folder / file.name)
+            header = formats.header(folder / file.name)
         except OSError:
             header = None
         if header is not None:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import bz2
 import contextlib
 import lzma
+import math
 import os
+import re
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from paceline.models import safetensors
+from paceline.models.record import ModelFile
+from paceline.system.safetensors import read_header
 
 #: Formats whose readers run what is in them: a pickle, by itself or within an archive.
 HOLDS_PICKLE = frozenset({"pickle", "torch", "joblib", "numpy-objects"})
@@ -55,6 +60,40 @@ _UNPACKERS: dict[bytes, Callable[[bytes], bytes]] = {
     b"\x5d\x00\x00": lambda data: lzma.LZMADecompressor().decompress(data, _HEAD),
 }
 
+#: Format -> framework.
+_BY_FORMAT = {
+    **dict.fromkeys(("torch", "torchscript", "torch-export"), "pytorch"),
+    **dict.fromkeys(("savedmodel", "tflite"), "tensorflow"),
+    "keras": "keras",
+    "onnx": "onnx",
+    "skops": "sklearn",
+    "xgboost": "xgboost",
+    "lightgbm": "lightgbm",
+}
+#: Framework -> distributions that are it, the first that is there counts.
+_DISTRIBUTIONS = {
+    "pytorch": ("torch",),
+    "sklearn": ("scikit-learn",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
+    "keras": ("keras", "tensorflow"),
+    "onnx": ("onnx", "onnxruntime"),
+    "xgboost": ("xgboost", "xgboost-cpu"),
+    "lightgbm": ("lightgbm",),
+}
+#: Modules that a pickle names, in the order in which they decide.
+_MODULES = (
+    (b"xgboost", "xgboost"),
+    (b"lightgbm", "lightgbm"),
+    (b"sklearn", "sklearn"),
+    (b"torch", "pytorch"),
+    (b"keras", "keras"),
+)
+_ONE_END = 1 << 20
+# As scikit-learn's estimators write themselves: the key, a memo of it, and a short text of that length.
+_SKLEARN_VERSION = re.compile(
+    rb"_sklearn_version(?:\x94|h.|q.|r....)*(?:\x8c(.)|X(.)\x00\x00\x00)([0-9][0-9A-Za-z.+]*)", re.S
+)
+
 
 def format_of(path: Path, name: str | None = None) -> str:
     """The format of a file, a key of `TITLES`; "" for one that is none of a model's. name: its own, where the path is another.
@@ -72,7 +111,7 @@ def format_of(path: Path, name: str | None = None) -> str:
         return "savedmodel"
     if found := _of_head(head, ending):
         return found
-    if head[8:9] == b"{" and safetensors.header(path) is not None:
+    if head[8:9] == b"{" and header(path) is not None:
         return "safetensors"
     # A pickle of protocol 0 or 1 begins with no mark; its name is all that tells.
     return _ENDINGS.get(ending, "")
@@ -147,3 +186,107 @@ def _of_zip(path: Path, ending: str) -> str:
 def _start_of(archive: zipfile.ZipFile, name: str) -> bytes:
     with archive.open(name) as entry:
         return entry.read(256)
+
+
+def framework_of(folder: Path, files: Sequence[ModelFile], run: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """(framework, version), None for what can't be told.
+
+    folder: of the files. run: as `lineage.of_run` tells of it.
+    """
+    formats = {file.format for file in files}
+    found = next((_BY_FORMAT[name] for name in _BY_FORMAT if name in formats), None)
+    version = None
+    if found is None:
+        found, version = _of_pickles(folder, files)
+    if found is None and formats & {"safetensors", "pickle", "joblib"}:
+        # Many frameworks write these, so the run decides.
+        found = run.get("framework")
+        if found is None and "safetensors" in formats:
+            found = "pytorch" if _version("pytorch", run) else None
+    return found, version or (_version(found, run) if found else None)
+
+
+def _of_pickles(folder: Path, files: Sequence[ModelFile]) -> tuple[str | None, str | None]:
+    """By the modules whose names stand in it, which are read as bytes."""
+    for file in files:
+        if file.format in ("pickle", "joblib"):
+            with open(folder / file.name, "rb") as opened:
+                text = opened.read(_ONE_END)
+                if file.size_bytes > 2 * _ONE_END:
+                    opened.seek(-_ONE_END, 2)
+                text += opened.read(_ONE_END)
+            for module, framework in _MODULES:
+                # "sklearn.linear_model", as a module's name stands in a pickle.
+                if re.search(rb"[\x00-\x20]" + module + rb"[.\n\x94_]|c" + module + rb"[.\n]", text):
+                    return framework, _sklearn_version(text) if framework == "sklearn" else None
+    return None, None
+
+
+def _sklearn_version(text: bytes) -> str | None:
+    found = _SKLEARN_VERSION.search(text)
+    if found is None:
+        return None
+    length = (found[1] or found[2])[0]
+    return found[3][:length].decode("ascii")
+
+
+def _version(framework: str, run: Mapping[str, Any]) -> str | None:
+    environment = run.get("environment") or {}
+    listed = [*(environment.get("packages") or ()), *(environment.get("pip") or ())]
+    versions = {_canonical(name): version for name, _, version in (one.partition("==") for one in listed)}
+    return next((versions[name] for name in _DISTRIBUTIONS.get(framework, (framework,)) if versions.get(name)), None)
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One tensor. dtype: as the format names it, such as "F32" or "BF16"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The tensors in order of name, and the texts that were written beside them."""
+
+    tensors: tuple[Tensor, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> int:
+        """The numbers of all tensors."""
+        return sum(tensor.parameters for tensor in self.tensors)
+
+
+def header(path: Path) -> Header | None:
+    """Read the header of a safetensors file; None for another or a truncated file.
+
+    Raises:
+        OSError: The file can't be read.
+    """
+    with open(path, "rb") as file:
+        try:
+            found, _, size = read_header(file)
+            metadata = found.pop("__metadata__", None) or {}
+            tensors = [_tensor(name, entry, size) for name, entry in sorted(found.items())]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+    return Header(tensors=tuple(tensors), metadata={str(key): str(value) for key, value in metadata.items()})
+
+
+def _tensor(name: str, entry: Mapping[str, Any], size: int) -> Tensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if not (0 <= begin <= end <= size) or any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(name)
+    return Tensor(name=name, dtype=str(entry["dtype"]), shape=shape)

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.data.transfer.progress import Meter, Progress
 from paceline.errors import ModelError, ModelNotFoundError
-from paceline.models import (
-    aliases,
-    check,
-    download,
-    lineage,
-    mlflow_registry,
-    names,
-    on_store,
-    references,
-    registry,
-    sources,
-)
+from paceline.models import aliases, check, lineage, mlflow_registry, names, on_store, registry, sources
 from paceline.models.record import ModelRecord
 from paceline.models.sources import ModelSource
 from paceline.runs import read, store, tags_and_properties
@@ -55,7 +44,7 @@ class Model:
     ) -> None:
         self._workspace = workspace
         self._dir = _workspace_dir(workspace)
-        self._record = references.resolve(self._dir, _reference(name, version, alias))
+        self._record = registry.resolve(self._dir, _reference(name, version, alias))
 
     @classmethod
     def _of(cls, workspace: Workspace, record: ModelRecord) -> Model:
@@ -286,7 +275,7 @@ class Model:
             ModelError: it is there already, and exist_ok=False; or it can't be written.
             ModelChangedError: the files are not as they were registered.
         """
-        return str(download.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
+        return str(check.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
 
     # --- elsewhere
 

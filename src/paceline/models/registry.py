@@ -13,9 +13,8 @@ from typing import Any
 
 from paceline.errors import ModelError, ModelNotFoundError
 from paceline.models import aliases, keep, staging
-from paceline.models.formats import format_of
-from paceline.models.frameworks import framework_of
-from paceline.models.names import NAME, check_model_name
+from paceline.models.formats import format_of, framework_of
+from paceline.models.names import NAME, ModelReference, check_model_name, parse
 from paceline.models.record import DOCUMENT, FILES, ModelFile, ModelRecord, digest_of
 from paceline.models.sources import ModelSource
 from paceline.runs import tags_and_properties
@@ -239,3 +238,24 @@ def listed(found: Sequence[Any]) -> str:
 def _why(error: OSError) -> str:
     place = error.filename2 or error.filename
     return f"{error.strerror or error}{f': {str(place)!r}' if place else ''}."
+
+
+def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord:
+    """The record of the version that is meant by "digits" (the latest one), "digits:3" or "digits@production".
+
+    Raises:
+        ModelError: the words are no such reference.
+        ModelNotFoundError: there is no such model, version or alias; those that there are, are named.
+    """
+    meant = reference if isinstance(reference, ModelReference) else parse(reference)
+    if meant.alias is None:
+        return load(workspace_dir, meant.name, meant.version)
+    versions = versions_of(workspace_dir)
+    there = aliases.current(versions, meant.name)
+    if meant.alias not in there:
+        load(workspace_dir, meant.name)  # says where there is no such model at all
+        raise ModelNotFoundError(
+            f"model {meant.name!r} has no alias {meant.alias!r}. It has: {', '.join(there) or 'none'}. "
+            f"`paceline model alias {meant.name} {meant.alias} VERSION` sets it."
+        )
+    return load(workspace_dir, meant.name, there[meant.alias])

@@ -18,9 +18,9 @@ from paceline.data.stores.filesystem import Store, check_installed, working_path
 from paceline.data.stores.names import clean_path
 from paceline.data.stores.record import StoreRecord
 from paceline.data.transfer.cache import DataCache
-from paceline.data.transfer.download import download_files
 from paceline.data.transfer.listing import FileInfo, list_files
 from paceline.data.transfer.progress import terminal_bar
+from paceline.data.transfer.transfer import download_files
 from paceline.data.transfer.upload import files_below, put_files
 from paceline.errors import DataError
 from paceline.job.data_reference import DataReference, Source

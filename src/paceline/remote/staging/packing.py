@@ -114,7 +114,7 @@ def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
     Raises:
         EnvironmentSpecError: A place does not exist.
     """
-    from paceline.environments.local_sources import paths_of
+    from paceline.environments.key import paths_of
 
     for path in paths_of(environment):
         if not path.exists():

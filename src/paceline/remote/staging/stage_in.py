@@ -59,7 +59,7 @@ class Arrived:
         Raises:
             TransferError: They can't be fetched.
         """
-        from paceline.environments.local_sources import moved
+        from paceline.environments.key import moved
 
         return moved(environment, self._path) if self.manifest.places else environment
 
@@ -120,8 +120,8 @@ class Arrived:
             TransferError: It can't be fetched, or differs from the sent one.
         """
         from paceline.data.stores.filesystem import Store
-        from paceline.data.transfer.download import download_files
         from paceline.data.transfer.listing import list_source
+        from paceline.data.transfer.transfer import download_files
         from paceline.remote.staging.packing import tree_name
 
         top = self._folder(tree)
