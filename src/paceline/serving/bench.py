@@ -1,4 +1,4 @@
-"""Load on a server: so many clients, each of which asks again as soon as it has its answer."""
+"""A load test of a server, with clients that each send a request as soon as the last one is answered."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """What so many clients have measured together. failures: answers other than 2xx, and connections that broke.
+    """Results of one number of clients. failures: responses other than 2xx, and broken connections.
 
-    per_second: answers. The times are of single requests, in milliseconds, half of which are at most p50.
+    per_second: responses. The times are of single requests, in milliseconds; half of them are at most p50.
     """
 
     clients: int
@@ -49,13 +49,13 @@ def bench(
     headers: Mapping[str, str] | None = None,
     cafile: str | None = None,
 ) -> list[BenchResult]:
-    """POST `body` to `url` for so many seconds with each number of clients, one after the other.
+    """POST `body` to `url` with each number of clients in turn, for `seconds` each.
 
-    headers: such as Authorization. cafile: of the authority that has signed the server's certificate, where that is no known one.
-    The clients share this one process: at several thousand requests a second they are what is measured.
+    headers: such as Authorization. cafile: CA certificate of a server whose authority the system does not know. All clients share
+    this process: at several thousand requests a second, they are the bottleneck.
 
     Raises:
-        ServingError: the server can't be reached, or its first answer is an error.
+        ServingError: The server can't be reached, or its first response is an error.
     """
     asked = _Asked.of(url, body, headers or {}, cafile)
 
@@ -76,7 +76,7 @@ def bench(
 
 
 def table(results: Sequence[BenchResult]) -> list[list[str]]:
-    """Lines for people: a header, and one for each number of clients."""
+    """Return rows for people: a header, and one row for each number of clients."""
     rows = [["CLIENTS", "REQ/S", "P50 MS", "P95 MS", "P99 MS", "REQUESTS", "FAILURES"]]
     for each in results:
         times = [f"{value:.2f}" for value in (each.p50_ms, each.p95_ms, each.p99_ms)]
@@ -85,10 +85,10 @@ def table(results: Sequence[BenchResult]) -> list[list[str]]:
 
 
 def picture(results: Sequence[BenchResult], path: Path, title: str = "") -> None:
-    """Draw requests a second, and the times, over the number of clients.
+    """Draw requests per second and latencies over the number of clients.
 
     Raises:
-        ServingError: matplotlib is not there.
+        ServingError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -139,7 +139,7 @@ class _Asked:
 
 
 class _Client(asyncio.Protocol):
-    """One client on one connection, which asks until `until`."""
+    """A client on one connection, which sends requests until `until`."""
 
     def __init__(self, asked: _Asked, until: float) -> None:
         self._asked, self._until = asked, until
@@ -194,7 +194,7 @@ class _Client(asyncio.Protocol):
 
 
 async def _one(asked: _Asked, until: float, found: list[_Client]) -> None:
-    """Keep one client asking, on a new connection where the server has closed the last."""
+    """Run one client, and reconnect it after the server closes its connection."""
     loop = asyncio.get_running_loop()
     while True:
         client = _Client(asked, until)

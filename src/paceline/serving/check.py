@@ -1,7 +1,7 @@
-"""Try before it serves: a model process loads what a configuration says and is given one sample.
+"""Check a configuration before serving it: load it in a model process, and send it one sample.
 
-It is a process as a server starts them, by the service's own interpreter; no port is opened, and starlette and uvicorn need not
-be there.
+The process starts as under a server, in the service's own interpreter. The check opens no port, and does not need starlette and
+uvicorn.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from paceline.system.files import remove_tree
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What a check has found. problem: in one sentence; None where all is well. log: what the process has printed.
+    """The result of a check. problem: one sentence, or None. log: output of the process.
 
-    kind: what is served, such as "script". load_s, answer_s: seconds for init and for the sample. status, answer: of the sample;
-    None without one.
+    kind: kind of the model, such as "script". load_s, answer_s: seconds for init and for the sample. status, answer: response to
+    the sample, None without a sample.
     """
 
     problem: str | None
@@ -40,10 +40,7 @@ class CheckResult:
 
 
 def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
-    """Load what the configuration says, and let it answer the sample: the body of a request to /score, posted as JSON.
-
-    config: with absolute paths.
-    """
+    """Load a configuration, and POST the sample to /score as JSON. Its paths must be absolute."""
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
         folder = Path(name)
         try:
@@ -96,7 +93,7 @@ def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, outp
 
 
 def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
-    """The next frame, or why there is none."""
+    """Return the next frame, or why there is none."""
     started.link.settimeout(limit_s)
     try:
         found = wire.receive(started.link)
@@ -111,7 +108,7 @@ def _text(output: IO[bytes]) -> str:
 
 
 def _exception(log: str) -> str:
-    """The last line of the last traceback in a log: the exception with its message."""
+    """Return the last line of the last traceback in a log: the exception with its message."""
     _, mark, rest = log.rpartition("Traceback (most recent call last):\n")
     lines = [line for line in rest.splitlines() if line and not line.startswith(" ")]
     return lines[0] if mark and lines else ""

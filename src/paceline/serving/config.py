@@ -1,6 +1,6 @@
-"""What a server serves and how: one JSON file, which `python -m paceline.serving CONFIG.json` is given.
+"""The configuration of a server: one JSON file, the argument of `python -m paceline.serving`.
 
-Whoever starts the server writes the file. The server answers in a file of its own beside it (`paceline.serving.state`).
+Its writer starts the server, which reports its state in a file beside it (`paceline.serving.state`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from paceline.errors import ServingError
 from paceline.system.listening import is_loopback
 from paceline.system.names import did_you_mean
 
-#: A variable of `environment`: the source's folder as seen from the script's working folder. The Azure SDK's name.
+#: A variable of `environment`: the source's folder relative to the script's working folder. The Azure SDK's name.
 SOURCE_VARIABLE = "AZUREML_SOURCE_DIRECTORY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-# A name is a part of URLs, of folders and of log lines.
+# Names are parts of URLs, folders and log lines.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -32,11 +32,11 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class ServedModel:
     """A model's files.
 
-    path: the folder with the files, or the one file.
-    hashes: a file with a line for each of the model's files, as `sha256sum` writes it: the digest, two spaces, the path below
-        `path`. The model is not loaded where a file differs, is missing, or is there beside them. None: nothing is compared.
-    framework: "sklearn", "onnx", "torchscript", "torch-export" or "pytorch", for a server without an entry script; None: by
-        the files' endings.
+    path: the folder with the files, or a single file.
+    hashes: a file in the format of `sha256sum`: the digest, two spaces, the path below `path`. A model with changed, missing or
+        extra files is not loaded. None skips the check.
+    framework: "sklearn", "onnx", "torchscript", "torch-export" or "pytorch", for a server without an entry script; None detects
+        it by the files' endings.
     """
 
     name: str
@@ -56,27 +56,27 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """What a server serves and how.
+    """Settings of a server.
 
-    entry_script: the scoring script, below `source_dir`; None: the one model is served as it is.
-    source_dir: stands first in the script's `sys.path`. working_dir: where the script runs; default: `source_dir`.
-    python: the interpreter of the model processes, which need nothing but what the script needs; None: the server's own.
-    environment: variables of the model processes beside the server's own.
-    host: a name or an address of this machine. Any but this machine's own loopback needs `keys_file`.
-    port: 0 takes a free one; the server's state says which. listen_fd: a socket that listens already, which the server has
-        inherited; host and port then say nothing. beat_fd: a pipe that it has inherited and writes a byte into each second.
-    workers: model processes. threads: of each, by OMP_NUM_THREADS; None: the machine's cores divided by `workers`.
-    max_batch: requests that are given to the model together, where it can take several; 1: always one.
-    max_queue: requests that wait; one more is answered 503.
-    timeout_s: seconds for the model to answer; then 504, and the process is replaced.
-    load_timeout_s: seconds for a model process to load and run `init()`.
-    keys_file: JSON with "primary" and "secondary", either of which a request may bring; None: no key is asked for.
+    entry_script: scoring script, below `source_dir`; None serves the only model directly.
+    source_dir: first entry of the script's `sys.path`. working_dir: where the script runs; by default `source_dir`.
+    python: interpreter of the model processes, which needs only the script's packages; None for the server's own.
+    environment: variables of the model processes besides the server's own.
+    host: name or address of this machine. Any but a loopback address needs `keys_file`.
+    port: 0 for a free port, which the server's state reports. listen_fd: inherited listening socket, in place of host and port.
+        beat_fd: inherited pipe, for a heartbeat byte each second.
+    workers: number of model processes. threads: OMP_NUM_THREADS of each; None for the number of cores divided by `workers`.
+    max_batch: most requests in one call of the model, if it takes several; 1 for single requests.
+    max_queue: most waiting requests; further ones get status 503.
+    timeout_s: limit for the model to respond; then the request gets 504, and the process is replaced.
+    load_timeout_s: limit for a model process to load and run `init()`.
+    keys_file: JSON with "primary" and "secondary"; a request needs either. None for no keys.
     tls_cert, tls_key: PEM files.
-    allow_origins: pages of other sites that a browser lets ask and read ("https://app.example"), "*" for all.
-    memory_limit_bytes: resident size at which a model process is replaced.
-    drain_s: seconds that requests have to end in after SIGTERM.
-    is_temporary: the folder of the configuration is removed in the end.
-    revision: any text; the state says which revision is being served, or why it is not.
+    allow_origins: origins of other sites whose pages may send requests ("https://app.example"), "*" for all.
+    memory_limit_bytes: resident size above which a model process is replaced.
+    drain_s: time for open requests after SIGTERM.
+    is_temporary: remove the configuration's folder at the end.
+    revision: any text; the state reports which revision is served, or why it is not.
     """
 
     name: str
@@ -161,10 +161,10 @@ class ServerConfig:
 
     @classmethod
     def from_json(cls, value: Any) -> ServerConfig:
-        """The configuration of this JSON value.
+        """Build the configuration from a JSON value.
 
         Raises:
-            ServingError: a key is unknown or missing, or a value is wrong.
+            ServingError: A key is unknown or missing, or a value is not valid.
         """
         given = _keys(cls, value, "the configuration")
         models = given.get("models", [])
@@ -175,10 +175,10 @@ class ServerConfig:
 
 
 def read_config(path: Path) -> ServerConfig:
-    """The configuration in a file.
+    """Read a configuration file.
 
     Raises:
-        ServingError: it can't be read, is no JSON, or says something wrong.
+        ServingError: The file is unreadable, not JSON, or not valid.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -208,19 +208,19 @@ def _keys(cls: Any, value: Any, what: str) -> dict[str, Any]:
 
 
 def read(config_file: Path) -> ServerConfig:
-    """The configuration of a file; paths that are not absolute are below its folder.
+    """Read a configuration file whose relative paths start at its folder.
 
     Raises:
-        ServingError: it can't be served; what is to be read from other files is not looked at.
+        ServingError: The configuration is not valid. The contents of other files are not checked.
     """
     return absolute(read_config(config_file), config_file.parent)
 
 
 def absolute(config: ServerConfig, folder: Path) -> ServerConfig:
-    """The same with absolute paths. folder: of those that are not.
+    """Return the configuration with absolute paths. folder: base of relative paths.
 
     Raises:
-        ServingError: there is no such folder, or no such file of a certificate.
+        ServingError: A folder, or a file of the certificate, is missing.
     """
 
     def full(path: str | None) -> str | None:

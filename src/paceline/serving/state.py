@@ -1,13 +1,13 @@
-"""What a server tells of itself: `server.json` beside its configuration, written whole and renamed at each change.
+"""The state of a server: `server.json` beside its configuration, replaced at each change.
 
     {"pid": 812, "scheme": "http", "host": "127.0.0.1", "port": 43121, "state": "ready", "error": null,
      "revision": "4", "refused": null,
      "workers": [{"pid": 815, "state": "ready", "error": null, "revision": "4"}]}
 
-state: "starting" until a first model process is ready; "ready"; "unready" while none is, for they are being replaced;
-    "draining" after SIGTERM; "stopped"; "failed" where the server ended because it could not serve, with `error`.
-revision: of the configuration that is being served.
-refused: after a SIGHUP, {"revision": ..., "error": ...} of a configuration that could not be served; the one before goes on.
+state: "starting" until a first model process is ready; "ready"; "unready" while all are being replaced; "draining" after
+    SIGTERM; "stopped"; "failed" if the server could not serve, with `error`.
+revision: the revision being served.
+refused: after a SIGHUP, {"revision": ..., "error": ...} of a configuration that can't be served; the previous one stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EMPTY: dict[str, Any] = {
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """The state of the server whose configuration lies in this folder; None where it has not started yet."""
+    """Return the state of the server with this folder; None before its start."""
     value = read_json(folder / STATE_FILE)
     return value if isinstance(value, dict) else None
 

@@ -1,14 +1,14 @@
 """Frames between the front and a model process, over a local socket.
 
-    frame   kind, length of what follows
-    SETUP   front -> process   JSON: what to load
-    READY   process -> front   JSON: what was loaded, and how it takes requests
-    FAILED  process -> front   JSON: why nothing can be served
+    frame   kind, length of the payload
+    SETUP   front -> process   JSON: the model to load
+    READY   process -> front   JSON: the loaded model, and how it takes requests
+    FAILED  process -> front   JSON: why it can't be loaded
     CALLS   front -> process   requests, each: number, operation, head, body
-    REPLIES process -> front   answers, each: number, status, microseconds, headers, body
+    REPLIES process -> front   responses, each: number, status, microseconds, headers, body
 
-A head is JSON with method, path, query and headers, and is empty where the model does not ask for it: most never look.
-Headers are a JSON list of pairs, empty for an answer in JSON.
+A head is JSON with method, path, query and headers. It is empty unless the model needs it. Headers are a JSON list of pairs,
+empty for a JSON response.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REPLY = struct.Struct("<QHQIQ")
 
 
 class ModelCall(NamedTuple):
-    """A request as the model gets it. head: see above; {} where the model did not ask for it and the method is POST."""
+    """A request to a model. head: {} for a POST, unless the model needs it."""
 
     number: int
     operation: int
@@ -39,7 +39,7 @@ class ModelCall(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer. headers: beside the front's own; empty: the body is JSON. ran_us: microseconds in the model."""
+    """A response. headers: besides the front's own; empty for a JSON body. ran_us: microseconds in the model."""
 
     status: int
     body: bytes
@@ -56,11 +56,12 @@ def json_frame(kind: int, value: Any) -> bytes:
 
 
 def receive(link: socket.socket) -> tuple[int, bytes] | None:
-    """Kind and payload of the frame that comes next; None where the other side has hung up. By a socket that blocks, and at which
-    one frame at a time is there: the next comes when this one is answered.
+    """Return kind and payload of the next frame; None after the other side has closed.
+
+    The socket must block and have at most one frame in flight.
 
     Raises:
-        TimeoutError: nothing has come for as long as the socket waits.
+        TimeoutError: The socket's timeout has passed.
     """
     head = _exactly(link, b"", FRAME.size)
     if head is None:
@@ -71,7 +72,7 @@ def receive(link: socket.socket) -> tuple[int, bytes] | None:
 
 
 def _exactly(link: socket.socket, begun: bytes, size: int) -> bytes | None:
-    """`size` bytes or a few more, of a small frame the whole, as it lies in the socket."""
+    """Read at least `size` bytes: a small frame arrives whole."""
     parts, count = [begun], len(begun)
     while count < size:
         try:
@@ -119,8 +120,9 @@ def unpack_replies(payload: bytes | memoryview) -> Iterator[tuple[int, Reply]]:
 
 
 class Servable(Protocol):
-    """kind: what it is, for the log. wants_head: it looks at the method, the query or the headers of every request.
-    is_batched: `answer` may be given several requests.
+    """A loaded script or model.
+
+    kind: for the log. wants_head: needs the method, query or headers of each request. is_batched: takes several requests.
     """
 
     kind: str
@@ -128,9 +130,9 @@ class Servable(Protocol):
     is_batched: bool
 
     def documents(self) -> dict[str, Any]:
-        """What the front answers by itself: "swagger2", "swagger3", "openapi", "metadata" (of the inference protocol)."""
+        """Return documents that the front serves: "swagger2", "swagger3", "openapi", "metadata" (of the inference protocol)."""
         ...
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """An answer to each; never raises for what a request holds or the user's code does."""
+        """Return a response to each request; never raise for a request's content or user code."""
         ...

@@ -1,12 +1,12 @@
-"""What each path answers: the ASGI application.
+"""The ASGI application of a server.
 
-    POST GET /score                                      the script, or the model as it is
+    POST GET /score                                      the script, or the model served directly
     POST /v2/models/NAME[/versions/V]/infer              the model, by the Open Inference Protocol
-    GET /   /livez   /v2/health/live                     the server lives
-    GET /readyz   /v2/health/ready   /v2/models/.../ready    a model answers
+    GET /   /livez   /v2/health/live                     liveness of the server
+    GET /readyz   /v2/health/ready   /v2/models/.../ready    readiness of the model
     GET /swagger.json   /openapi.json   /metrics   /v2   /v2/models/NAME
 
-/score and infer are answered here, on a short way; Starlette routes the others.
+/score and infer bypass Starlette's router, for speed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-#: Characters that an id of a request may have (Azure's server: 431 beyond).
+#: Most characters of a request's id (431 beyond, as in Azure's server).
 _ID_LIMIT = 100
-#: How long a body that is not wanted is read and forgotten, so that its client comes to read why.
+#: Seconds to read and discard an unwanted body, so that the client reads the response.
 _LINGER_S = 5.0
-#: These answer without a key: they say nothing of the model.
+#: Paths without a key: they reveal nothing of the model.
 _OPEN = ("/", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 
-#: Headers of an answer that a page of another origin may read.
+#: Response headers that pages of other origins may read.
 _EXPOSED = b"x-request-id, x-ms-request-id, x-ms-client-request-id, x-ms-run-fn-exec-ms, x-ms-run-function-failed"
 
 _JSON = (b"content-type", b"application/json")
@@ -53,7 +53,7 @@ _CLOSE = (b"connection", b"close")
 
 
 class RefusedError(Exception):
-    """A request that is answered before a model gets it. unread: part of its body may still come."""
+    """A request that is answered without a model. unread: part of its body may still arrive."""
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes], unread: bool = False) -> None:
         super().__init__(message)
@@ -61,9 +61,7 @@ class RefusedError(Exception):
 
 
 class _Exchange:
-    """A request and its answer, as ASGI has them. began: when it came. ids: the headers of its answer that name it, and those
-    for a page of another origin.
-    """
+    """A request and its response in ASGI. began: time of arrival. ids: response headers with the request's ids and CORS."""
 
     __slots__ = ("began", "ids", "receive", "scope", "send")
 
@@ -80,17 +78,17 @@ class App:
         self.keys: tuple[bytes, ...] = ()
         self.is_draining = False
         self.connections: set[Any] = set()
-        #: Path -> operation, of those that a model answers.
+        #: Path -> operation of the model.
         self._operations: dict[str, int] = {"/score": wire.SCORE}
         self._documents: dict[str, Any] = {}
         self._wants_head = False
         self._config: ServerConfig | None = None
         self._others = _routes(self)
-        # An id without a draw of random numbers for each request.
+        # A counter in place of a random id for each request.
         self._ids, self._id_prefix = 0, os.urandom(8).hex().encode()
 
     def serve(self, config: ServerConfig, keys: tuple[bytes, ...]) -> None:
-        """Answer for this configuration, whose model processes are ready."""
+        """Serve this configuration, whose model processes are ready."""
         self._config, self.keys = config, keys
         one = self.pool.ready
         if one is None:
@@ -102,7 +100,7 @@ class App:
                 self._operations[f"{base}/infer"] = wire.INFER
 
     def bases(self) -> list[str]:
-        """The paths of the served models in the Open Inference Protocol."""
+        """Return the paths of the served models in the Open Inference Protocol."""
         models = self._config.models if self._config else ()
         return [
             path
@@ -111,7 +109,7 @@ class App:
         ]
 
     def document(self, name: str) -> Any:
-        """A document that the model process has made, or None."""
+        """Return a document of the model process, or None."""
         return self._documents.get(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,13 +126,13 @@ class App:
                     return
                 reply = await self._ask(scope, receive, given, operation)
             if scope["state"]["connection"].is_lost:
-                # uvicorn tells the last of the requests that were sent without waiting for an answer, and no other.
+                # Of pipelined requests, uvicorn reports only the last one.
                 vars(getattr(receive, "__self__", self))["disconnected"] = True
                 raise _gone()
         except RefusedError as refused:
             await self._refuse(exchange, refused)
             return
-        # 502 and 504 are the front's own, which does not know what was asked for.
+        # 502 and 504 come from the front, which does not know the operation.
         body = in_words_of(path, reply.body) if reply.status in (502, 504) else reply.body
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
         headers += exchange.ids
@@ -149,10 +147,10 @@ class App:
         self._note(exchange, reply.status, len(body), name, reply.ran_us)
 
     def _admit(self, exchange: _Exchange, given: dict[bytes, bytes]) -> wire.Reply | None:
-        """Return the answer to a browser's question whether a page may ask; None for other requests that may pass.
+        """Check keys and origin. Return the response to a CORS preflight request, else None.
 
         Raises:
-            RefusedError: the key is missing or wrong; without keys, it comes from a page that may not ask.
+            RefusedError: The key is missing or wrong, or a page of a forbidden origin sends a request without key.
         """
         scope, origin = exchange.scope, given.get(b"origin")
         config = self.pool.config
@@ -175,7 +173,7 @@ class App:
         return None
 
     async def _ask(self, scope: Scope, receive: Receive, given: dict[bytes, bytes], operation: int) -> wire.Reply:
-        """The model's answer."""
+        """Return the model's response."""
         assert self._config is not None or self.pool.current is not None
         method = scope["method"]
         if method != "POST":
@@ -214,14 +212,14 @@ class App:
 
     @property
     def is_loaded(self) -> bool:
-        """A model has been ready since the start. While its process is being replaced, requests wait."""
+        """Return True once a model has been ready. Later requests wait while its process is replaced."""
         return self._config is not None
 
     async def _body(self, receive: Receive, given: dict[bytes, bytes]) -> bytes:
-        """The body.
+        """Read the body.
 
         Raises:
-            RefusedError: it is too large, or its client has gone.
+            RefusedError: It is too large, or the client has disconnected.
         """
         limit = self.pool.config.max_body_bytes
         length = given.get(b"content-length")
@@ -229,7 +227,7 @@ class App:
             raise _too_large(limit)
         parts: list[bytes] = []
         count, more = 0, True
-        # How long a body may take is watched over all connections (`paceline.serving.front.connections`).
+        # `paceline.serving.front.connections` limits the time of a body.
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -253,8 +251,8 @@ class App:
             headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": refused.status, "headers": headers})
         if refused.unread:
-            # A connection that is closed with data unread is reset, and the client may never see the answer. It has the whole
-            # of it now; what it still sends is read and forgotten for a while.
+            # Closing a connection with unread data resets it, and the client may not see the response. The response is complete
+            # now; read and discard further data for a while.
             await send({"type": "http.response.body", "body": body, "more_body": True})
             try:
                 await asyncio.wait_for(_forget(exchange.receive), _LINGER_S)
@@ -280,7 +278,7 @@ class App:
         self._note(exchange, status, size, "other")
 
     def _request_ids(self, given: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """The headers that name the request in its answer, as Azure's server has them."""
+        """Return the response headers with the request's ids, as Azure's server does."""
         request_id = given.get(b"x-request-id")
         if request_id is None:
             self._ids += 1
@@ -300,24 +298,24 @@ class App:
         return found
 
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
-        """ran_us: microseconds in the model; None: it was not asked."""
+        """Log and count a response. ran_us: microseconds in the model; None if it was not called."""
         scope, ids = exchange.scope, exchange.ids
-        # Such as 408, after which the application sees a connection that is closed.
+        # Such as 408, after which the application sees a closed connection.
         status = scope["state"]["connection"].status or status
         took = time.perf_counter() - exchange.began
         self.metrics.count(name, status, took, ran_us)
-        # Monitors ask every few seconds.
+        # Monitors send these every few seconds.
         if self.access.is_on and scope["path"] not in _OPEN:
             self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
 
     def note_refused(self, status: int) -> None:
-        """Note an answer to a head that never came whole."""
+        """Count a response to an incomplete request head."""
         self.metrics.count("other", status, 0.0, None)
         self.access.add("-", b"-", status, 0, 0.0, b"-")
 
 
 def in_words_of(path: str, body: bytes) -> bytes:
-    """The body of an error, {"message": ...}; the inference protocol calls it "error"."""
+    """Return the body of an error: {"message": ...}, which the inference protocol calls "error"."""
     return in_protocol(body) if path.startswith("/v2") else body
 
 
@@ -348,13 +346,13 @@ _LOOKED_AT = frozenset(
 
 
 def _wanted(scope: Scope) -> dict[bytes, bytes]:
-    """Return the headers that are looked at.
+    """Return the relevant headers.
 
     Raises:
-        RefusedError: all of them and the path together are too long.
+        RefusedError: Headers and path together are too long.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    # A name, a value, and the ": " and the end of the line.
+    # Name, value, ": " and the end of the line.
     size = sum(len(name) + len(value) + 4 for name, value in headers)
     if size + len(scope["raw_path"]) + len(scope["query_string"]) > HEAD_BYTES:
         raise RefusedError(431, f"path and headers have more than {HEAD_BYTES} bytes.", unread=True)
@@ -374,7 +372,7 @@ def _head(scope: Scope) -> bytes:
 
 
 def _routes(app: App) -> Any:
-    """All that no model need be asked for."""
+    """Return the routes that need no model."""
 
     async def healthy(request: Request) -> Response:
         return PlainTextResponse("Healthy")
@@ -446,7 +444,7 @@ def _routes(app: App) -> Any:
         "/v2/models/{name}/versions/{version}": model,
         "/v2/models/{name}/versions/{version}/ready": model,
     }
-    # Those of models that are there have been answered by now.
+    # Paths of existing models have been handled above.
     infer = [
         Route(f"/v2/models/{at}/infer", no_model, methods=["POST"]) for at in ("{name}", "{name}/versions/{version}")
     ]

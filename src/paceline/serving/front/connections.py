@@ -1,6 +1,6 @@
-"""Connections: how many there may be, how long one may take to say something, and how much before its body.
+"""Limits on connections: their number, their idle time, and the size of a request head.
 
-uvicorn holds a head of any size, and waits for ever for the rest of a request, and for a client that does not read its answer.
+uvicorn accepts heads of any size, and waits without limit for incomplete requests and for clients that do not read.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-#: Seconds for a request's head to come whole, and for a client to take something of its answer.
+#: Seconds for a request's head, and for a client to read some of its response.
 HEAD_S, READ_S = 15.0, 60.0
-#: Seconds for a body, and one more for each of so many bytes that have come.
+#: Seconds for a body, plus one second for each so many received bytes.
 BODY_S, BODY_BYTES_PER_S = 30.0, 64 << 10
 _LOOK_S = 1.0
-#: Bytes of a request's path and headers together; what is in hand of them is held in memory.
+#: Most bytes of path and headers together, which are held in memory.
 HEAD_BYTES = 64 << 10
 
 
 def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
-    """Uvicorn's protocol, by httptools where that is installed, for `limit` connections; one more is told 503 and closed.
+    """Return uvicorn's protocol class, with httptools if installed, limited to `limit` connections.
 
-    log: called with the status of each answer that the application does not know of.
-    The application finds the connection in `scope["state"]["connection"]`: `on_lost` is called when it is lost.
+    Further connections get status 503 and are closed. log: called with the status of each response that the application does not
+    see. The application finds the connection in `scope["state"]["connection"]` and may set its `on_lost`.
     """
     base: Any
     try:
@@ -51,7 +51,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
             self.heard, self.head, self.coming = 0, 0, 0
             self.on_lost: Callable[[], None] | None = None
             self.is_lost = False
-            #: Of a request that was broken off: what its client was answered, in place of the application's answer.
+            #: Status sent in place of the application's response to an aborted request.
             self.status: int | None = None
             super().connection_made(transport)
             if len(self.connections) > limit:
@@ -71,7 +71,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
                 self.refuse(400, raw_answer("400 Bad Request", msg))
 
         def refuse(self, status: int, answer: bytes) -> None:
-            """Answer in the application's place, and close the connection."""
+            """Respond in place of the application, and close the connection."""
             cycle = self.cycle
             if cycle is None or cycle.response_complete:
                 log(status)
@@ -105,7 +105,7 @@ def raw_answer(status: str, message: str, headers: str = "") -> bytes:
 
 
 async def watch(connections: set[Any]) -> None:
-    """Close connections that have begun a request, or are being sent an answer, and do not go on; runs for ever."""
+    """Close stalled connections, until cancelled: incomplete requests and unread responses."""
     slow: dict[Any, _Slow] = {}
     unread: dict[Any, tuple[int, float]] = {}
     while True:
@@ -128,7 +128,7 @@ async def watch(connections: set[Any]) -> None:
                 unread.pop(each, None)
             cycle = each.cycle
             is_body = cycle is not None and not cycle.response_complete
-            # A connection that nothing has been heard of since its last answer has uvicorn's own timer.
+            # uvicorn has its own timer for connections that are idle after a response.
             if (is_body and (not cycle.more_body or cycle.response_started)) or (
                 not is_body and each.timeout_keep_alive_task is not None
             ):
@@ -143,7 +143,7 @@ async def watch(connections: set[Any]) -> None:
 
 
 class _Slow(NamedTuple):
-    """A request that had not come whole when it was last looked at. request: None while its head comes."""
+    """A request that was incomplete at the last check. request: None while its head is incomplete."""
 
     request: Any
     since: float

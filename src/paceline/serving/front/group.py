@@ -1,10 +1,9 @@
-"""A server's life with its model processes: it serves, takes a new configuration, drains and ends.
+"""The life of a server with its model processes: serving, reloading, draining, ending.
 
-SIGHUP    reads the configuration again. A new `revision` is loaded beside the present one, which answers until the other is
-          ready; with the same revision the limits, the keys and the number of processes are changed in place
-SIGTERM   answers all that has come, and ends. SIGINT does the same
-SIGUSR1   the same, but leaves the listening socket to another server that has inherited it: what comes from now on is that
-          one's
+SIGHUP    reads the configuration again. A new `revision` is loaded beside the present one, which serves until the new one is
+          ready. With the same revision, limits, keys and the number of processes change in place
+SIGTERM   answers all accepted requests, and ends. SIGINT does the same
+SIGUSR1   the same, but leaves the listening socket to another server that has inherited it
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from paceline.serving.front.process import StartedModel
 
 _log = logging.getLogger("paceline.serving")
 
-#: Connections at a time, and files that a server has open beside them.
+#: Most connections, and open files besides.
 _CONNECTIONS, _OTHER_FILES = 20000, 128
-#: How long idle connections may still send a request while the server drains.
+#: Seconds in which idle connections may still send a request while the server drains.
 _IDLE_S = 0.5
 _FLUSH_S = 0.2
 
-#: What can't change while a server listens; what does not change how a model is loaded.
+#: Settings that can't change while a server listens; settings that do not affect how a model is loaded.
 _FIXED = ("host", "listen_fd", "beat_fd")
 _LIGHT = (
     *("workers", "max_batch", "max_queue", "max_body_bytes", "timeout_s", "load_timeout_s", "keys_file", "tls_cert"),
@@ -64,15 +63,15 @@ def serve(
     started: list[StartedModel],
     model_dir: str | None,
 ) -> int:
-    """Serve until a signal; the exit code.
+    """Serve until a signal. Return the exit code.
 
     Raises:
-        ServingError: the model could not be loaded, or the certificate can't be used.
+        ServingError: The model can't be loaded, or the certificate can't be used.
     """
     group = ServerGroup(config_file, config, listener)
     if (factory := group.web.get_loop_factory()) is None:
         return asyncio.run(group.live(keys, started, model_dir))
-    # `asyncio.run` takes a factory from Python 3.12 on.
+    # `asyncio.run` accepts a loop factory since Python 3.12.
     loop = factory()
     try:
         asyncio.set_event_loop(loop)
@@ -127,7 +126,7 @@ class ServerGroup:
         loop.add_signal_handler(signal.SIGINT, self._is_ending.set)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
-        # Where somebody keeps the socket for the next server too, connections wait in it until the model is loaded.
+        # If a supervisor holds the socket, connections wait there until the model is loaded.
         web = self._accept() if self._config.beat_fd is None else None
         background = [
             asyncio.ensure_future(each)
@@ -172,7 +171,7 @@ class ServerGroup:
         self._state = state.READY
         host, port = self._address()
         _log.info("serving %s at %s://%s:%d/score", self._config.name, self._scheme, _bracketed(host), port)
-        # What lives now lives as long as the server; it need not be looked through again and again.
+        # Objects that exist now live as long as the server: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         self._write()
@@ -232,7 +231,7 @@ class ServerGroup:
         self._is_ending.set()
 
     async def _drain(self, web: asyncio.Future[None]) -> None:
-        """Answer what has come: first the connections that wait to be accepted, then the requests on those that are open."""
+        """Accept the waiting connections, then answer all requests on open connections."""
         while not (self._server.started or web.done()):
             await asyncio.sleep(0.005)
         self._state = state.DRAINING
@@ -242,7 +241,7 @@ class ServerGroup:
         if not self._hands_over:
             while _has_waiting(self._listener) and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
-            # Those that were accepted last have yet to be made known to the server.
+            # asyncio has not yet passed the last accepted connections to the server.
             await asyncio.sleep(0.01)
         self._server.stop_listening()
         quiet_since = time.monotonic()
@@ -266,7 +265,7 @@ class ServerGroup:
         return "http" if self._config.tls_cert is None else "https"
 
     def _address(self) -> tuple[str, int]:
-        with contextlib.suppress(OSError):  # closed in the end
+        with contextlib.suppress(OSError):  # closed at the end
             host, port, *_ = self._listener.getsockname()
             self._known = (str(host), int(port))
         return self._known
@@ -303,7 +302,7 @@ class ServerGroup:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, without its handling of signals: the group has its own."""
+    """A uvicorn server without signal handlers: the group has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -322,7 +321,7 @@ def _has_waiting(listener: socket.socket) -> bool:
 
 
 def _is_busy(connection: Any) -> bool:
-    """True where a request is being answered, or part of one has come."""
+    """Return True while a request is incomplete or not answered."""
     cycle = connection.cycle
     if cycle is not None and not cycle.response_complete:
         return True
@@ -338,7 +337,7 @@ def _loads_the_same(one: ServerConfig, other: ServerConfig) -> bool:
 
 
 def _connection_limit() -> int:
-    """As many as this process may have files open, its limit raised as far as it may be."""
+    """Raise the limit on open files, and return the number of connections that it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -354,10 +353,10 @@ def _bracketed(host: str) -> str:
 
 
 async def beat(fd: int) -> None:
-    """Write a byte into a pipe each second, until cancelled."""
+    """Write a heartbeat byte into a pipe each second, until cancelled."""
     os.set_blocking(fd, False)
     while True:
-        # Nobody reads, for the moment or any more.
+        # The pipe is full or closed.
         with contextlib.suppress(OSError):
             os.write(fd, b".")
         await asyncio.sleep(_PAUSE_S)

@@ -1,8 +1,7 @@
-"""Who may ask: whoever brings one of the two keys, and, where there is none, programs of this machine.
+"""Access control: a request needs one of the two keys; without keys, only programs of this machine may send requests.
 
-Each key is replaced while the other goes on. A page in a browser of this machine is no such program: it is let in where its
-origin is allowed. Without this check any web page could have the model run, and read its answers by a host name of its own
-that leads to 127.0.0.1 (DNS rebinding).
+Each key can be replaced while the other stays valid. Pages in a local browser are not such programs: they need an allowed origin.
+Otherwise any web page could use the model, and read its responses by a host name that resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _LEAST = 16
 
 
 def read_keys(path: str) -> tuple[bytes, ...]:
-    """The keys of a file: JSON with "primary", and "secondary" where there is one.
+    """Read the keys of a JSON file with "primary" and optionally "secondary".
 
     Raises:
-        ServingError: it can't be read, or a key is missing or shorter than 16 characters. No key is in the message.
+        ServingError: The file is unreadable, or a key is missing or shorter than 16 characters. The message has no key.
     """
     try:
         value = json.loads(Path(path).read_bytes())
@@ -39,10 +38,10 @@ def read_keys(path: str) -> tuple[bytes, ...]:
 
 
 def is_right(header: bytes | None, keys: tuple[bytes, ...]) -> bool:
-    """True where the header is `Bearer` and one of the keys. Takes as long for a wrong key as for a right one."""
+    """Return True if the header is `Bearer` with one of the keys. Compares in constant time."""
     kind, _, given = (header or b"").partition(b" ")
     given = given.strip()
-    # Each is compared, whichever is right.
+    # Compare all keys, for constant time.
     right = [hmac.compare_digest(given, key) for key in keys]
     return any(right) and kind.lower() == b"bearer"
 
@@ -52,9 +51,9 @@ def is_allowed(origin: str, origins: Collection[str]) -> bool:
 
 
 def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -> tuple[int, str] | None:
-    """Return status and reason of a request without a key that is refused; None where it may pass.
+    """Return status and reason if a request without key must be refused, else None.
 
-    given: its headers `host`, `origin` and `sec-fetch-site`. host: where the server listens. origins: those that are allowed.
+    given: its headers `host`, `origin` and `sec-fetch-site`. host: listening address. origins: allowed origins.
     """
     named = given.get(b"host", b"").decode("latin-1")
     if named and is_loopback(host):
@@ -71,7 +70,7 @@ def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -
     if origin:
         if origin.partition("://")[2].lower() != named.lower() and not is_allowed(origin, origins):
             return 403, f"a page of {origin!r} may not ask. Let it with --allow-origin {origin}, or send no Origin."
-    # What a page loads without a script, such as a picture, comes without an origin.
+    # Resources that a page loads without a script, such as pictures, have no Origin header.
     elif given.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         return 403, "a page of another site may not ask. Let its scripts with --allow-origin ORIGIN."
     return None

@@ -1,6 +1,6 @@
-"""Counts of what a server has answered, in the text format of Prometheus (version 0.0.4).
+"""Metrics in the text format of Prometheus (version 0.0.4), and the access log.
 
-The front sees every request and every model process, so its counts are those of all processes together.
+The front sees every request and every model process, so its counts cover all processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Metrics:
         self._ran: defaultdict[str, Histogram] = defaultdict(Histogram)
 
     def count(self, path: str, status: int, seconds: float, ran_us: int | None) -> None:
-        """A request that was answered. path: one of few. ran_us: microseconds in the model; None: it was not asked."""
+        """Count a response. ran_us: microseconds in the model; None if it was not called."""
         self._requests[path, status] += 1
         self._took[path].add(seconds)
         if ran_us is not None:
@@ -95,7 +95,7 @@ class Metrics:
 
 
 class AccessLog:
-    """fd: where lines go. is_on: False writes none."""
+    """A buffered log with a line for each request. fd: where to write. is_on: False writes nothing."""
 
     def __init__(self, fd: int, is_on: bool) -> None:
         self._fd, self.is_on = fd, is_on
@@ -116,14 +116,14 @@ class AccessLog:
             try:
                 os.write(self._fd, text)
             except OSError:
-                pass  # whoever read the log has gone; the service has not
+                pass  # the reader of the log is gone
 
 
 _second = (0, "")
 
 
 def _stamp() -> str:
-    """The time in UTC; the part down to seconds is made once a second."""
+    """Return the time in UTC, formatting the seconds only once a second."""
     global _second
     now = time.time()
     whole = int(now)
@@ -133,6 +133,6 @@ def _stamp() -> str:
 
 
 def _shown(text: bytes) -> str:
-    """Without control characters, by which a client could write lines of its own into the log."""
+    """Escape control characters, with which a client could forge log lines."""
     found = text.decode("latin-1")
     return found if found.isascii() and found.isprintable() else ascii(found)[1:-1]

@@ -1,4 +1,4 @@
-"""The models' files: compared with what was registered, and laid out as scoring scripts look for them."""
+"""The models' files: verified by their hashes, and laid out as scoring scripts expect them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PIECE = 1 << 20
 _TICK_NS = 2_000_000_000
 
 
-#: (device, inode, size, time of change) of a file -> its digest: what has not been touched since is not read again.
+#: (device, inode, size, time of change) -> digest, to skip unchanged files.
 _known: dict[tuple[int, ...], str] = {}
 
 
 def verify(config: ServerConfig) -> None:
-    """Compare the files of each model with its list of hashes, where it has one.
+    """Compare the files of each model with its list of hashes, if any.
 
     Raises:
-        ServingError: a file differs, is missing, or is there and not in the list; or the list can't be read.
+        ServingError: A file is changed, missing or not listed, or the list is unreadable.
     """
     for model in config.models:
         _verify(model)
@@ -51,7 +51,7 @@ def _verify(model: ServedModel) -> None:
 
 
 def digest(path: str) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal."""
     found = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         stamp = _stamp(file.fileno())
@@ -59,7 +59,7 @@ def digest(path: str) -> str:
             return _known[stamp]
         while piece := file.read(_PIECE):
             found.update(piece)
-        # One that was written to meanwhile, or within the clock's tick, is read anew the next time.
+        # Do not cache a file that changed meanwhile, or within the clock's resolution.
         if _stamp(file.fileno()) == stamp and time.time_ns() - stamp[3] > _TICK_NS:
             _known[stamp] = found.hexdigest()
     return found.hexdigest()
@@ -67,14 +67,14 @@ def digest(path: str) -> str:
 
 def _stamp(fd: int) -> tuple[int, int, int, int]:
     found = os.fstat(fd)
-    # ctime: whoever sets a file's mtime back changes it.
+    # ctime, because mtime can be reset.
     return (found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 def lay_out(config: ServerConfig, folder: Path) -> str | None:
-    """What AZUREML_MODEL_DIR is to say: of one model its folder, of several the folder that holds <name>/<version>.
+    """Return the value of AZUREML_MODEL_DIR: one model's folder, or the folder with all <name>/<version>.
 
-    They are links below `azureml-models`, as the SDK's own are folders there.
+    They are links below `azureml-models`, where the SDK has folders.
     """
     if not config.models:
         return None
@@ -88,7 +88,7 @@ def lay_out(config: ServerConfig, folder: Path) -> str | None:
         place.parent.mkdir(parents=True, exist_ok=True)
         beside = place.with_name(f".{place.name}.{os.getpid()}")
         beside.symlink_to(target, target_is_directory=target.is_dir())
-        # What may be there is a link to what was served before.
+        # Replaces the link to a previous model.
         os.replace(beside, place)
     if len(config.models) > 1:
         return str(root)
@@ -96,7 +96,7 @@ def lay_out(config: ServerConfig, folder: Path) -> str | None:
 
 
 def _listed(model: ServedModel) -> dict[str, str]:
-    """Path -> digest, of the model's list."""
+    """Return path -> digest from the model's list."""
     wanted = {}
     try:
         text = Path(str(model.hashes)).read_text(encoding="utf-8")

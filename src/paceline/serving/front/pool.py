@@ -1,10 +1,10 @@
-"""The model processes of a service and the requests that wait for them.
+"""The model processes of a service, and the queue of requests.
 
-A request goes at once to a process that has nothing to do, else it waits. A process that has answered is given what waits, up
-to `max_batch` where it can take several, and never waits for more to come.
+A request goes to an idle process at once, else into the queue. A process that has answered gets the queued requests, up to
+`max_batch` if it takes several; it never waits for more.
 
-The processes of a configuration are a generation. A new one is loaded beside the present one, which answers until every
-process of the other is ready.
+The processes of a configuration are a generation. A new generation loads beside the present one, which serves until all processes
+of the new one are ready.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from paceline.serving.model.answers import error
 
 _log = logging.getLogger("paceline.serving")
 
-#: What the log says in place of a status that the client did not come to read; nginx's number.
+#: Logged if the client disconnected before the response, as in nginx.
 GONE = 499
 
-#: Seconds before a process that could not load is started again: doubled each time.
+#: Seconds before a process that failed to load is restarted; doubled each time.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
 _TICK_S = 0.05
-#: Looks at memory come once in so many ticks.
+#: Ticks between checks of memory.
 _MEMORY_TICKS = 10
 
 
 class Waiting:
-    """A request that has come. Its answer is given to `future`, and is None where it has waited too long."""
+    """A queued request. `future` gets the response, or None after a timeout."""
 
     __slots__ = ("call", "future", "number", "since")
 
@@ -46,47 +46,47 @@ class Waiting:
         self.since = time.monotonic()
 
     def answer(self, reply: wire.Reply | None) -> None:
-        if not self.future.done():  # its client may have gone
+        if not self.future.done():  # the client may have disconnected
             self.future.set_result(reply)
 
 
 class Generation:
-    """The processes that one configuration was loaded by.
+    """The processes of one configuration.
 
-    loaded: done when each is ready, or with the reason (an exception) when one could not load.
+    loaded: done when all are ready, or with the exception of a process that failed to load.
     """
 
     def __init__(self, config: ServerConfig, model_dir: str | None) -> None:
         self.config, self.model_dir = config, model_dir
         self.processes: list[ModelProcess] = []
         self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Nobody need look at it.
+        # Mark the exception as retrieved.
         self.loaded.add_done_callback(lambda future: future.cancelled() or future.exception())
 
 
 class LoadError(Exception):
-    """A model process could not load; the message is its reason."""
+    """A model process failed to load; the message is the reason."""
 
 
 class Pool:
-    """changed: called whenever a process has started, is ready, or has ended."""
+    """All model processes and queued requests. changed: called after each start, readiness or end of a process."""
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
         self.current: Generation | None = None
         self.next: Generation | None = None
         self.queue: deque[Waiting] = deque()
-        #: Why processes were replaced -> how often.
+        #: Reason of a replacement -> count.
         self.restarts: Counter[str] = Counter()
         self.batches = 0
         self.is_closing = False
-        #: All that live, those included that end as soon as they have answered.
+        #: All live processes, including retired ones that still answer requests.
         self._alive: set[ModelProcess] = set()
         self._folder, self._changed = folder, changed
         self._in_hand: dict[int, Waiting] = {}
         self._numbers = 0
         self._pause_s = _FIRST_PAUSE_S
         self._ticks = 0
-        #: A process that is being loaded -> the one that has grown too large, whose place it takes when it is ready.
+        #: Loading process -> the process over the memory limit that it will replace.
         self._successor_of: dict[ModelProcess, ModelProcess] = {}
         self._starting: set[asyncio.Task[None]] = set()
 
@@ -101,13 +101,13 @@ class Pool:
 
     @property
     def ready(self) -> ModelProcess | None:
-        """A process that answers, or None."""
+        """Return a ready process, or None."""
         return next((each for each in self.processes if each.state == process.READY), None)
 
     # Requests
 
     def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
-        """A request, whose future has the answer; None where as many requests wait as may."""
+        """Queue a request. Return it, or None if the queue is full."""
         queue = self.queue
         if len(queue) >= self.config.max_queue:
             return None
@@ -122,7 +122,7 @@ class Pool:
         return waiting
 
     def forget(self, waiting: Waiting) -> None:
-        """Drop a request whose client has disconnected; the process that has it in hand is told."""
+        """Drop a request whose client has disconnected, and notify the process that runs it."""
         if waiting.future.done():
             return
         waiting.answer(error(GONE, "the client has disconnected."))
@@ -158,7 +158,7 @@ class Pool:
     # Processes
 
     def begin(self, config: ServerConfig, model_dir: str | None, started: Sequence[StartedModel] = ()) -> Generation:
-        """Start the processes of a new generation, or take those over that have been started already."""
+        """Start the processes of a new generation, or adopt the `started` ones."""
         generation = Generation(config, model_dir)
         if self.current is None:
             self.current = generation
@@ -171,7 +171,7 @@ class Pool:
         return generation
 
     def switch(self) -> None:
-        """Let the next generation answer in place of the present one, whose processes end with what they have in hand."""
+        """Make the next generation the present one. Old processes end after their requests."""
         assert self.current is not None
         assert self.next is not None
         old, self.current, self.next = self.current, self.next, None
@@ -187,14 +187,14 @@ class Pool:
             each.kill("given up")
 
     def adjust(self, config: ServerConfig) -> None:
-        """Go by the limits and the number of processes of this configuration, which loads the same as the present one."""
+        """Apply limits and the number of processes of a configuration that loads the same model."""
         assert self.current is not None
         generation = self.current
         generation.config = config
         for each in generation.processes:
             each.config = config
         extra = len(generation.processes) - config.workers
-        # Those first that answer nothing at the moment.
+        # Idle ones first.
         for each in sorted(generation.processes, key=lambda each: bool(each.in_hand))[: max(0, extra)]:
             each.retire("fewer processes were asked for")
             generation.processes.remove(each)
@@ -202,7 +202,7 @@ class Pool:
             self._start(generation)
 
     def cut_off(self) -> None:
-        """Answer what waits and what is in hand, for there is no more time; the processes that have it end."""
+        """Answer all open requests with an error at the end of the drain time, and end their processes."""
         self.is_closing = True
         for waiting in self.queue:
             waiting.answer(error(503, "the server ends."))
@@ -212,7 +212,7 @@ class Pool:
                 each.kill("the server ends")
 
     async def close(self) -> None:
-        """End all processes, whatever they have in hand."""
+        """Kill all processes."""
         self.is_closing = True
         for task in self._starting:
             task.cancel()
@@ -222,7 +222,7 @@ class Pool:
             await asyncio.sleep(0.005)
 
     async def watch(self) -> None:
-        """Look at times and memory, for as long as the server runs."""
+        """Check time limits and memory periodically, until cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             self._ticks += 1
@@ -270,7 +270,7 @@ class Pool:
         if one in generation.processes:
             generation.processes.remove(one)
         self._successor_of.pop(one, None)
-        # What is to take its place may be there already, and is one of the generation's.
+        # Its replacement may already be part of the generation.
         is_followed = one in self._successor_of.values() or one.is_retired
         if not is_followed and not self.is_closing and generation in (self.current, self.next):
             self._replace(generation, one)
@@ -293,11 +293,11 @@ class Pool:
         task.add_done_callback(self._starting.discard)
 
     async def _again(self, generation: Generation, pause_s: float) -> None:
-        """Start a process in place of one that has ended, as soon as the model's files are as they were registered."""
+        """Replace an ended process, once the model's files match their hashes again."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause_s)
-            # Fewer may be asked for by now.
+            # The number of workers may have been reduced meanwhile.
             if (
                 self.is_closing
                 or generation not in (self.current, self.next)
@@ -322,7 +322,7 @@ class Pool:
         now = time.monotonic()
         limit = self.config.timeout_s
         for each in self._alive:
-            # A thread can't be stopped, so the process has to go.
+            # A thread can't be stopped, so kill the process.
             if each.in_hand and now - each.since > limit:
                 each.kill_for("time-out", f"it had no answer after {limit:g} s")
             elif each.state == process.LOADING and now - each.started_at > each.config.load_timeout_s:
@@ -343,7 +343,7 @@ class Pool:
             if size > 2 * limit:
                 each.kill_for("memory", text)
             elif each not in self._successor_of.values():
-                # It answers until the next one is ready.
+                # It serves until its replacement is ready.
                 each.cause = "memory"
                 _log.warning("model process %d is replaced: %s", each.pid, text)
                 self.restarts["memory"] += 1
@@ -352,6 +352,6 @@ class Pool:
 
 def _lost(one: ModelProcess) -> wire.Reply:
     if one.cause == "time-out":
-        # The words of Azure's server, which answers 500.
+        # The text of Azure's server, which responds with 500.
         return error(504, f"Scoring timeout after {one.config.timeout_s * 1000:g} ms", in_script=True)
     return error(502, f"the model process ended while it had this request: {one.reason}.")

@@ -1,4 +1,4 @@
-"""One model process as the front sees it: its start, its socket, and the requests that it has in hand."""
+"""A model process as the front sees it: its start, its socket and its open requests."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"
 
 
 class StartedModel:
-    """A process that has been started, before there is a loop: it imports and loads while the front imports its own."""
+    """A process started before the event loop: it loads while the front is importing."""
 
     def __init__(
         self, config: ServerConfig, folder: Path, model_dir: str | None, output: IO[bytes] | None = None
     ) -> None:
-        """output: where what it prints goes; None: where the server's own goes."""
+        """Start the process. output: file for its output; None for the server's own."""
         self.config = config
         placed = _placed(config, folder)
         self.at = time.monotonic()
@@ -41,9 +41,9 @@ class StartedModel:
         with contextlib.ExitStack() as unless_started, its, tempfile.TemporaryFile(dir=folder) as shared:
             unless_started.callback(ours.close)
             shared.truncate(1)
-            #: A byte that the process sees too: 1 where no client waits for what it computes.
+            #: A byte of memory shared with the process: 1 if no client waits for the result.
             self.flag = mmap.mmap(shared.fileno(), 1)
-            # Spawned, never forked: torch and CUDA do not survive a fork.
+            # Spawned, not forked: torch and CUDA do not survive a fork.
             self.process = subprocess.Popen(
                 [
                     config.python or sys.executable,
@@ -56,7 +56,7 @@ class StartedModel:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # `python -m` looks for modules here first; there are none.
+                # `python -m` searches this folder first; it has no modules.
                 cwd="/",
                 env=_environment(placed, folder, model_dir),
                 start_new_session=True,
@@ -67,7 +67,7 @@ class StartedModel:
         self.link = ours
 
     def end(self) -> None:
-        """Kill it with what it has started."""
+        """Kill the process and its children."""
         kill_group(self.process.pid)
         self.process.wait()
         self.link.close()
@@ -76,15 +76,15 @@ class StartedModel:
 class ModelProcess(asyncio.Protocol):
     """The front's end of the socket.
 
-    told: called with this process at each change: it is ready, it has failed to load, it has answered, it is gone.
-    answered: called with the number and the answer of each request.
+    on_change: called with this process at each change: ready, failed to load, answered, gone.
+    on_reply: called with the number and the response of each request.
     """
 
     def __init__(
         self,
         started: StartedModel,
-        told: Callable[[ModelProcess], None],
-        answered: Callable[[int, wire.Reply], None],
+        on_change: Callable[[ModelProcess], None],
+        on_reply: Callable[[int, wire.Reply], None],
     ) -> None:
         self.config = started.config
         self.popen = started.process
@@ -97,19 +97,19 @@ class ModelProcess(asyncio.Protocol):
         self.wants_head = False
         self.batch = 1
         self.load_s = 0.0
-        #: Numbers of the requests that it has, and when it got them.
+        #: Number of each open request -> when it was sent.
         self.in_hand: Sequence[int] = ()
         self._unwanted: set[int] = set()
         self._flag = started.flag
         self.since = 0.0
-        #: Why it is to end, where the front has decided that, and of which kind that is, for the metrics.
+        #: Why the front ends it, and the label of the reason in the metrics.
         self.reason: str | None = None
         self.cause = "died"
-        #: It ends by plan, and nothing takes its place.
+        #: It ends as planned, without a replacement.
         self.is_retired = False
-        #: Nobody has been told yet that it is ready.
+        #: Its readiness has not been reported yet.
         self.is_new = True
-        self._told, self._answered = told, answered
+        self._on_change, self._on_reply = on_change, on_reply
         self._got = bytearray()
         self._transport: Any = None
 
@@ -118,7 +118,7 @@ class ModelProcess(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=link)
 
     def give(self, calls: Sequence[tuple[int, bytes]]) -> None:
-        """Hand requests over: number and packed call of each. It must have none in hand."""
+        """Send requests, each with number and packed call. The process must be idle."""
         self.in_hand = [number for number, _ in calls]
         self.since = time.monotonic()
         self._unwanted.clear()
@@ -127,18 +127,18 @@ class ModelProcess(asyncio.Protocol):
         self._transport.write(b"".join((wire.FRAME.pack(wire.CALLS, sum(map(len, parts))), *parts)))
 
     def forget(self, number: int) -> None:
-        """Tell the process, once this holds for all requests that it has in hand, that nobody waits for the answer."""
+        """Set the process's flag once all its requests have lost their clients."""
         self._unwanted.add(number)
         if self._unwanted.issuperset(self.in_hand):
             self._flag[0] = 1
 
     @property
     def is_idle(self) -> bool:
-        # The socket of one that was killed may be closed a moment before that is told here.
+        # The socket of a killed process may close before its end is visible here.
         return self.state == READY and not self.in_hand and not self._transport.is_closing()
 
     def retire(self, reason: str) -> None:
-        """End it as soon as it has nothing in hand."""
+        """End the process once it is idle."""
         if self.state == ENDED:
             return
         self.state, self.reason, self.is_retired = RETIRING, self.reason or reason, True
@@ -172,7 +172,7 @@ class ModelProcess(asyncio.Protocol):
         if kind == wire.REPLIES:
             self.in_hand = ()
             for number, reply in wire.unpack_replies(payload):
-                self._answered(number, reply)
+                self._on_reply(number, reply)
             if self.state == RETIRING:
                 self.kill(self.reason or "retired")
         elif kind == wire.READY:
@@ -185,12 +185,12 @@ class ModelProcess(asyncio.Protocol):
                 self.state = READY
         elif kind == wire.FAILED:
             self.error = json.loads(payload)["error"]
-        self._told(self)
+        self._on_change(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # It may have closed the socket and live on.
+        # It may have closed the socket without ending.
         kill_group(self.pid)
-        # Its socket is closed before its memory is given back, which takes a while where that is much.
+        # The kernel closes the socket before it frees the memory, which may take long.
         _after(0, self._wait_for_end)
 
     def _wait_for_end(self) -> None:
@@ -204,10 +204,10 @@ class ModelProcess(asyncio.Protocol):
             self.reason = ending(code)
         if was_loading and self.error is None:
             self.error = f"the model process ended while it was loading ({self.reason}); its log may say why."
-        self._told(self)
+        self._on_change(self)
 
     def resident_bytes(self) -> int:
-        """What it has in memory; 0 where the system does not tell."""
+        """Return the resident memory, or 0 if unknown."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -220,7 +220,7 @@ def _after(seconds: float, call: Callable[[], None]) -> None:
 
 
 def ending(code: int) -> str:
-    """How a process ended. code: as `subprocess` tells it."""
+    """Describe how a process ended. code: from `subprocess`."""
     if code >= 0:
         return f"it ended with exit code {code}"
     try:
@@ -230,16 +230,17 @@ def ending(code: int) -> str:
 
 
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration with the script's folders laid out as the Azure SDK does, where it names the source's folder.
+    """Return the configuration with the script's folders laid out as in the Azure SDK, if needed.
 
-    There a script runs in the folder above its source, and opens `./<source>/file`. Its own files have links beside that.
+    With SOURCE_VARIABLE, a script runs in the parent of its source folder, and opens `./<source>/file`. Its own files are linked
+    there.
     """
     name = config.environment.get(SOURCE_VARIABLE)
     if not name or config.source_dir is None or config.working_dir is not None:
         return config
     if name != os.path.basename(os.path.normpath(f"/{name}")):
-        return config  # no folder's name
-    # One folder for each source: while a service is updated, two revisions are served.
+        return config  # not the name of a folder
+    # One folder for each source: during an update two revisions are served.
     root = folder / "shared" / f"app-{zlib.crc32(config.source_dir.encode()):08x}"
     root.mkdir(parents=True, exist_ok=True)
     for link, target in {
@@ -252,7 +253,7 @@ def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
 
 
 def _environment(config: ServerConfig, folder: Path, model_dir: str | None) -> Mapping[str, str]:
-    """The variables of a model process. Those that the user has set are never replaced."""
+    """Return the variables of a model process. The user's variables take precedence."""
     environment = {**os.environ, **config.environment}
     threads = config.threads or max(1, core_count() // config.workers)
     environment.setdefault("OMP_NUM_THREADS", str(threads))
@@ -267,7 +268,7 @@ def _environment(config: ServerConfig, folder: Path, model_dir: str | None) -> M
         environment["AZUREML_MODEL_DIR"] = model_dir
     environment.pop("__PYVENV_LAUNCHER__", None)
     if config.python is not None:
-        # Paceline alone rides along, and nothing else of the front's environment.
+        # Add only Paceline, nothing else of the front's environment.
         path = [str(library_dir(folder)), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
     return environment

@@ -1,6 +1,6 @@
-"""The first steps of a server: what is wrong with its configuration is told, and model processes are started.
+"""Start a server: check its configuration, and start the model processes.
 
-A model process imports and loads while the front imports what it needs to answer. So nothing that takes long is imported here.
+A model process loads while the front is importing its own packages. So this module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BACKLOG = 2048
 
 
 def run(config_file: Path) -> int:
-    """Serve until a signal says to end; the exit code: 0 after a signal, 1 where nothing could be served."""
+    """Serve until a signal. Return the exit code: 0 after a signal, 1 if nothing can be served."""
     config_file = config_file.absolute()
     folder = config_file.parent
     config: ServerConfig | None = None
@@ -90,7 +90,7 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def failed(config: ServerConfig | None, error: str) -> dict[str, Any]:
-    """The state of a server that could not serve."""
+    """Return the state of a server that failed to start."""
     return {
         **state.EMPTY,
         "pid": os.getpid(),

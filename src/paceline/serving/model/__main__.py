@@ -1,7 +1,7 @@
-"""A model process: `python -m paceline.serving.model FD FLAG`: its socket to the front, and the file for `watch_client`.
+"""A model process: `python -m paceline.serving.model FD FLAG`, with its socket to the front and the file for `watch_client`.
 
-One thread does everything: it takes a frame of requests, lets the model answer, and sends the answers. So no code of the
-user's ever runs beside itself, and torch's number of threads, which holds for the calling thread, is that of the model's.
+One thread receives requests, calls the model and sends the responses. So user code never runs concurrently, and torch's number of
+threads, a setting of the calling thread, applies to the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.system.lazy_import import load_triton_before_tensorflow
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     watch_client(int(sys.argv[2]))
-    # Some engines signal all processes of a service. The front ends this one, by closing its socket, when all is answered.
+    # Some engines signal all processes of a service. The front ends this one after its last response, by closing the socket.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _die_with(os.getppid())
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _serve(link: socket.socket, setup: dict[str, Any]) -> bool:
-    """Load and answer until the front hangs up; False where nothing can be served."""
+    """Load the model and serve until the front closes the socket. Return False if it can't be loaded."""
     try:
         model = load(setup)
         ready = {
@@ -66,7 +66,7 @@ def _serve(link: socket.socket, setup: dict[str, Any]) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """What went wrong while loading, in one line: with the place in the user's code, where it was that."""
+    """Describe a failure to load in one line, with the place in the user's code."""
     if isinstance(error, PacelineError):
         return str(error)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -84,17 +84,17 @@ def told(error: BaseException) -> str:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the front is gone, also from the midst of the model (prctl(2))."""
+    """Let the kernel kill this process when the front dies, even during a call of the model (prctl(2))."""
     if sys.platform.startswith("linux"):
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it was gone before
+        if os.getppid() != parent:  # the front died before the call
             os._exit(1)
 
 
 def _end_all() -> None:
-    """End, with all processes that the user's code has started: this one leads their group."""
+    """Kill this process group, which has all processes that user code has started."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.getpgid(0) == os.getpid():

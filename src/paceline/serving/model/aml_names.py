@@ -1,10 +1,10 @@
-"""The names that scoring scripts import from Azure's server: `azureml.contrib.services.aml_request`, `...aml_response`.
+"""The modules of Azure's server: `azureml.contrib.services.aml_request` and `...aml_response`.
 
     from azureml.contrib.services.aml_request import AMLRequest, rawhttp
     from azureml.contrib.services.aml_response import AMLResponse
 
-The real ones are made for Azure's own server and know Flask, so these stand before them, here alone: in a model process. What
-stands above them (`azureml`, `azureml.contrib`) is the real thing where it is installed.
+The real modules need Azure's own server and Flask, so a model process replaces them. Their parents (`azureml`, `azureml.contrib`)
+are the real packages if installed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from paceline.serving.wire import ModelCall, Reply
 
 _HOMES = ("azureml.contrib.services", "azureml_inference_server_http.api")
 
-#: Marks a function that takes the request as it came.
+#: Attribute of a function that takes the raw request.
 _RAW = "__paceline_rawhttp__"
 
 
 def rawhttp(function: Any) -> Any:
-    """Let `run` have the request object in place of its body."""
+    """Let `run` take the request object instead of its body."""
     setattr(function, _RAW, True)
     return function
 
@@ -37,9 +37,9 @@ def is_raw(function: Any) -> bool:
 
 
 class AMLRequest:
-    """A request as Flask's has it, as far as scoring scripts use that.
+    """A request with the attributes of Flask's that scoring scripts use.
 
-    method, path, full_path, url, headers (looked up in any case), data (bytes), args (query: name -> first value), mimetype.
+    method, path, full_path, url, headers (any case), data (bytes), args (query: name -> first value), mimetype.
     """
 
     def __init__(self, call: ModelCall) -> None:
@@ -92,9 +92,9 @@ class Arguments(dict[str, str]):
 
 
 class AMLResponse:
-    """An answer with a status and headers of the script's own.
+    """A response with a status and headers of the script's choice.
 
-    message: the body: text, bytes or a list of them; with json_str, any value, as JSON; None: an empty object.
+    message: text, bytes or a list of them; with json_str, any JSON-serializable value; None for an empty object.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ def is_json_type(mimetype: str) -> bool:
 
 
 def install() -> None:
-    """Make the names importable in this process, and all others of the SDK's by Paceline's own, as in a worker."""
-    # By its place and not by an import: this package is carried along without its neighbours, too.
+    """Make these modules and Paceline's other azureml modules importable, as in a worker."""
+    # By path, not by import: this package is also shipped without its siblings.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     shim = os.path.join(package, "compat", "shim", "azureml_names")
     if os.path.isdir(shim) and shim not in sys.path:
@@ -149,7 +149,7 @@ def install() -> None:
 
 
 def _module(name: str) -> None:
-    """A package of this name: the real one where there is one."""
+    """Create a package of this name unless the real one is installed."""
     if name in sys.modules:
         return
     try:
@@ -172,7 +172,10 @@ def _bytes(part: Any) -> bytes:
 
 
 class Headers(MutableMapping[str, str]):
-    """Names given twice are joined by a comma (RFC 9110, 5.3)."""
+    """Headers of a request or response, with case-insensitive names.
+
+    Repeated headers are joined by a comma (RFC 9110, 5.3).
+    """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._found: dict[str, tuple[str, str]] = {}
@@ -184,7 +187,7 @@ class Headers(MutableMapping[str, str]):
         return self._found[name.lower()][1]
 
     def __setitem__(self, name: str, value: str) -> None:
-        # Header injection: a line feed would begin another header.
+        # A line feed would start another header (header injection).
         if any(character in "\r\n\0" for character in name + value):
             raise ValueError(f"header {name!r}: a name or a value with a line feed can't be sent")
         self._found[name.lower()] = (name, value)

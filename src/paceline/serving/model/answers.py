@@ -1,4 +1,4 @@
-"""Answers of a model process, and values turned into JSON."""
+"""Responses of a model process, and JSON encoding of results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 
 from paceline.serving.wire import Reply
 
-#: What a request is told of an exception in the user's code. The traceback is in the log alone.
+#: Response to a request after an exception in user code. Only the log has the traceback.
 FAILED_TEXT = "An unexpected error occurred in scoring script. Check the logs for more info."
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class InputError(Exception):
-    """A request that can't be answered. status: of HTTP; the message is the client's."""
+    """A request that can't be answered. status: HTTP status; the message is for the client."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -32,11 +32,11 @@ class InputError(Exception):
 
 
 class OutputError(Exception):
-    """A result that JSON can't hold; the message names it."""
+    """A result that JSON can't represent; the message names it."""
 
 
 def error(status: int, message: str, *, in_script: bool = False) -> Reply:
-    """An error as the SDK's server words it. in_script: it came from the user's code."""
+    """Return an error in the format of Azure's server. in_script: user code raised it."""
     headers = [("content-type", "application/json")]
     if in_script:
         headers.append(("x-ms-run-function-failed", "True"))
@@ -44,13 +44,13 @@ def error(status: int, message: str, *, in_script: bool = False) -> Reply:
 
 
 def in_protocol(body: bytes) -> bytes:
-    """The body of an error in the words of the inference protocol, which calls the message "error"."""
+    """Convert an error's body for the inference protocol, which calls the message "error"."""
     message = json.loads(body)["message"]
     return json.dumps({"error": message, "message": message}).encode()
 
 
 def message_of(body: bytes, longest: int = 300) -> str:
-    """What the body of an error says; of one that no server of ours has written, its beginning."""
+    """Return the message in the body of an error, or the start of an unknown body."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         if isinstance(message := json.loads(body)["message"], str):
             return message
@@ -58,10 +58,10 @@ def message_of(body: bytes, longest: int = 300) -> str:
 
 
 def parsed(body: bytes) -> Any:
-    """The JSON value of a body.
+    """Parse the JSON body of a request.
 
     Raises:
-        InputError: it is empty, no UTF-8, no JSON, nested too deeply, or has NaN or an infinity, which JSON has not.
+        InputError: It is empty, not UTF-8, not JSON, nested too deeply, or has NaN or an infinity.
     """
     if not body:
         raise InputError("the body is empty; it should be JSON.")
@@ -76,24 +76,24 @@ def parsed(body: bytes) -> Any:
 
 
 def as_json(value: Any) -> bytes:
-    """A result as JSON; arrays, tensors, frames and dataclasses as what they hold.
+    """Encode a result as JSON, with arrays, tensors, frames and dataclasses.
 
     Raises:
-        OutputError: it has a value that JSON has not, such as NaN; the message says where.
+        OutputError: A value has no JSON form, such as NaN; the message has its place.
     """
     try:
         return json.dumps(value, default=plain, allow_nan=False).encode()
     except RecursionError:
         raise OutputError("the result is nested too deeply, or holds itself.") from None
     except (TypeError, ValueError) as reason:
-        # Keys other than texts and numbers, and NaN inside of arrays, are looked for where the quick way has failed.
+        # Search the place of the fault only after the fast path has failed.
         where = _fault(value, "the result")
         raise OutputError(where or f"the result is no JSON: {reason}.") from None
 
 
 def plain(value: Any) -> Any:
-    """What `json` takes in place of a value that it does not know; called by it."""
-    # By methods, not classes: no library is imported for values that can't be there.
+    """Convert a value that `json` does not know; its `default` function."""
+    # By methods, not classes, to import no library.
     for name in ("tolist", "to_pylist"):  # numpy's, torch's; pyarrow's
         method = getattr(value, name, None)
         if callable(method):
@@ -129,7 +129,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _fault(value: Any, where: str) -> str | None:
-    """Where in a value the first part is that JSON has not."""
+    """Describe the first part of a value without a JSON form."""
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{where} is {value}, which JSON has not."
     if value is None or isinstance(value, (str, int, bool)):
@@ -150,11 +150,11 @@ def _fault(value: Any, where: str) -> str | None:
 
 
 def show(error: BaseException) -> None:
-    """Write the exception to standard error."""
+    """Print an exception to standard error, from the user's code on."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen")):
         at = at.tb_next
-    # Of one that no other code has raised all is shown, but for what can't be parsed, whose place is in its message.
+    # Without frames of user code show all frames; a SyntaxError has its place in the message.
     whole = None if isinstance(error, SyntaxError) else error.__traceback__
     traceback.print_exception(type(error), error, at or whole)
     sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""A model that is served as it is: rows at /score, tensors at /v2/models/NAME/infer.
+"""A model served directly: rows at /score, tensors at /v2/models/NAME/infer.
 
-/score   {"data": [[...], ...]}, or the list alone; {"NAME": [...], ...} where the model has several inputs. "method" or
-         "outputs" names what is wanted. Answer: {"predict": [...]}, an output a key
+/score   {"data": [[...], ...]}, or the list alone; {"NAME": [...], ...} for a model with several inputs. "method" or "outputs"
+         selects outputs. The response is {"predict": [...]}, with a key for each output
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FAILED = "the model failed on this input. Check the logs for more info."
 
 
 class _Asked(NamedTuple):
-    """What a request is after. rows: of its inputs, where all have as many."""
+    """A parsed request. rows: number of rows, if all inputs have the same."""
 
     inputs: dict[str, Any]
     wanted: list[str]
@@ -81,7 +81,7 @@ class AsItIs:
         return [replies[at] for at in range(len(calls))]
 
     def _kind(self, asked: _Asked, at: int) -> Any:
-        """Requests of one kind are given to the model together: they differ in the number of rows alone."""
+        """Return the batching key: requests with the same key differ only in their number of rows."""
         if not self.is_batched or asked.rows < 0:
             return at
         shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in asked.inputs.items()]
@@ -93,7 +93,7 @@ class AsItIs:
         try:
             found = [self._runner.run(first.inputs, first.wanted)] if len(group) == 1 else self._together(group)
         except Exception as reason:
-            if len(group) > 1:  # whoever's input it is, the others have their answers
+            if len(group) > 1:  # one bad input must not fail the others
                 return [reply for asked in group for reply in self._run([asked])]
             if isinstance(reason, InputError):
                 return [_refused(first.is_infer, reason.status, str(reason))]
@@ -103,12 +103,12 @@ class AsItIs:
         return [self._told(asked, outputs, ran_us) for asked, outputs in zip(group, found, strict=True)]
 
     def _together(self, group: list[_Asked]) -> list[dict[str, Any]]:
-        """The outputs of each, from one call of the model with the rows of all."""
+        """Call the model once with the rows of all requests. Return the outputs of each."""
         joined = {name: np.concatenate([asked.inputs[name] for asked in group]) for name in group[0].inputs}
         outputs = self._runner.run(joined, group[0].wanted)
         rows = sum(asked.rows for asked in group)
         if any(getattr(value, "shape", (len(value),))[:1] != (rows,) for value in outputs.values()):
-            # Its first dimension is no row's: from now on it gets one request at a time.
+            # The first dimension of the output is not rows: stop batching.
             self.is_batched = False
             return [self._runner.run(asked.inputs, asked.wanted) for asked in group]
         found, at = [], 0
@@ -180,12 +180,12 @@ class AsItIs:
 
 
 def _rows(inputs: dict[str, Any]) -> int:
-    """The size of the first dimension, where all inputs have the same; else -1."""
+    """Return the common size of the first dimension, or -1."""
     sizes = {value.shape[0] if value.ndim else -1 for value in inputs.values()}
     return sizes.pop() if len(sizes) == 1 else -1
 
 
 def _refused(is_infer: bool, status: int, message: str) -> Reply:
-    """An error in the words of the path: the inference protocol calls it "error"."""
+    """Return an error; for the inference protocol with the message under "error"."""
     refused = error(status, message)
     return refused._replace(body=in_protocol(refused.body)) if is_infer else refused

@@ -1,4 +1,4 @@
-"""A model without an entry script: which file is it, and what reads it."""
+"""Models without an entry script: find the file and choose its runner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.serving.model.runners.base import Runner
 from paceline.serving.wire import Servable
 
 SKLEARN, ONNX, TORCHSCRIPT, EXPORTED = "sklearn", "onnx", "torchscript", "torch-export"
-#: What a configuration may say, and what it stands for.
+#: Framework in a configuration -> kinds of files.
 FRAMEWORKS = {
     **{name: (name,) for name in (SKLEARN, ONNX, TORCHSCRIPT, EXPORTED)},
     "scikit-learn": (SKLEARN,),
@@ -27,14 +27,14 @@ _ENDINGS = {
 
 
 def load_builtin(setup: dict[str, Any]) -> Servable:
-    """The one model of the setup, served as it is.
+    """Load the only model of the setup.
 
     Raises:
-        ServingError: there is no file of a kind that can be, or there are several, or it is none.
+        ServingError: No file, or several files, can be served, or the file is not valid.
     """
     model = setup["models"][0]
     path, kind = model_file(model["path"], model.get("framework"))
-    # One file of weights for all processes of this revision; a single process needs none.
+    # Several processes of a revision share one file of weights.
     shared = setup["shared"] if setup["workers"] > 1 else None
     found = os.stat(path)
     key = f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
@@ -67,9 +67,9 @@ def _runner(path: str, kind: str, shared: str | None, key: str) -> Runner:
 
 
 def model_file(path: str, framework: str | None) -> tuple[str, str]:
-    """The file that holds the model, and its kind.
+    """Find the file that holds the model. Return its path and kind.
 
-    path: the file, or a folder that has it somewhere below. framework: a key of `FRAMEWORKS`, where that is known.
+    path: the file, or a folder to search. framework: a key of `FRAMEWORKS`, if known.
     """
     if framework is not None and framework not in FRAMEWORKS:
         raise ServingError(
@@ -97,7 +97,7 @@ def model_file(path: str, framework: str | None) -> tuple[str, str]:
 
 
 def _check_torchscript(path: str) -> None:
-    """torch.save and torch.jit.save write files of the same endings."""
+    """Raise unless the file is TorchScript: torch.save writes files with the same endings."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if any("/code/" in name for name in archive.namelist()):

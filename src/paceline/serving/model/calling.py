@@ -1,4 +1,4 @@
-"""A function of a scoring script that answers requests, alone or several together, whichever contract it keeps."""
+"""Calls of a scoring script's function, for one request or for several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.serving.wire import INFER, ModelCall, Reply
 
 
 class Script:
-    """Answers by the function of this name. Where `NAME_batch` stands beside it, that is given all requests that wait."""
+    """A script that answers by the function `name`. With `NAME_batch` it gets all waiting requests."""
 
     wants_head = False
 
@@ -29,23 +29,23 @@ class Script:
         self.is_batched = self._many is not None and setup["max_batch"] > 1
 
     def _arguments(self, call: ModelCall) -> dict[str, Any]:
-        """What the function is given for a request, by name.
+        """Return the arguments of the function for a request, by name.
 
         Raises:
-            InputError: the request can't be read as the contract says.
+            InputError: The request does not fit the function.
         """
         raise NotImplementedError
 
     def _item(self, arguments: dict[str, Any]) -> Any:
-        """What the function of several requests is given for one of them."""
+        """Return a request's item for the batch function."""
         return arguments
 
     def _failed(self, raised: Exception) -> Reply:
-        """The answer after an exception of the function."""
+        """Return the response after an exception of the function."""
         return _failed(raised)
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """An answer to each; to what can't be read, the reason."""
+        """Return a response to each request; for an invalid one, the reason."""
         given: list[dict[str, Any]] = []
         replies: list[Reply | None] = []
         for call in calls:
@@ -68,7 +68,7 @@ class Script:
         return _answered(result, before)
 
     def _together(self, items: list[Any]) -> list[Reply]:
-        """Give the function all items at once; where that fails, each alone, so that one can't spoil the others' answers."""
+        """Call the batch function; if it fails, retry each item alone."""
         if not items:
             return []
         before = time.perf_counter()
@@ -86,11 +86,11 @@ class Script:
 
 
 def _answered(result: Any, before: float) -> Reply:
-    """What the script has returned, as an answer. before: when it was called."""
+    """Return the response with the script's result. before: start of the call."""
     ran_us = int((time.perf_counter() - before) * 1e6)
     if isinstance(result, AMLResponse):
         return result.reply(ran_us)
-    if callable(getattr(result, "get_wsgi_response", None)):  # a script that brings Flask may answer with its Response
+    if callable(getattr(result, "get_wsgi_response", None)):  # Flask's Response, of a script that uses Flask
         headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
         return Reply(result.status_code, result.get_data(), headers, ran_us)
     try:
@@ -101,13 +101,13 @@ def _answered(result: Any, before: float) -> Reply:
 
 
 def _failed(raised: Exception) -> Reply:
-    """The answer after an exception of the script, which goes to the log."""
+    """Log an exception of the script, and return the response."""
     show(raised)
     return error(500, FAILED_TEXT, in_script=True)
 
 
 def values_of(call: ModelCall) -> dict[str, Any]:
-    """The query's parameters, each as JSON where it is some; those that come again as a list."""
+    """Return the query's parameters, parsed as JSON if possible; repeated ones as a list."""
     values: dict[str, list[Any]] = {}
     for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):
         try:
@@ -119,10 +119,10 @@ def values_of(call: ModelCall) -> dict[str, Any]:
 
 
 def parameters(function: Any, path: str) -> list[inspect.Parameter]:
-    """The parameters, each of which can be given by its name.
+    """Return the parameters of a function, if all can be passed by name.
 
     Raises:
-        ServingError: one can't.
+        ServingError: A parameter can't be passed by name.
     """
     found = list(inspect.signature(function).parameters.values())
     for each in found:

@@ -1,13 +1,13 @@
-"""Type hints made into checks of JSON values, and into JSON Schema.
+"""Convert type hints into checks of JSON values, and into JSON Schema.
 
-float int str bool None Any         as in JSON; a float takes whole numbers too, an int no fractions
-list tuple set dict, X | Y          and what they hold
+float int str bool None Any         as in JSON; float accepts whole numbers, int accepts no fractions
+list tuple set dict, X | Y          with checked items
 Literal, Enum                       one of the values
-dataclass, TypedDict, NamedTuple    an object: no other keys, none missing that has no default
-bytes                               a text in base64
-datetime, date                      a text as in ISO 8601
-numpy.ndarray, NDArray[float32]     nested lists of numbers; Annotated[NDArray[float32], (None, 64)] says the shape
-torch.Tensor                        the same; of float32 where a number has a fraction, else of int64
+dataclass, TypedDict, NamedTuple    an object without unknown or missing keys
+bytes                               base64
+datetime, date                      ISO 8601
+numpy.ndarray, NDArray[float32]     nested lists of numbers; Annotated[NDArray[float32], (None, 64)] sets the shape
+torch.Tensor                        the same; float32 if a number has a fraction, else int64
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 class Hint(NamedTuple):
-    """read: the value that a JSON value stands for; raises InputError, which names the place. schema: JSON Schema."""
+    """A converted type hint. read: converts a JSON value, or raises InputError with its place. schema: JSON Schema."""
 
     read: Read
     schema: dict[str, Any]
@@ -43,17 +43,17 @@ class Hint(NamedTuple):
 
 
 class Hints:
-    """The hints of one function. schemas: those of named types, which others refer to."""
+    """The type hints of one function. schemas: of named types, which other schemas refer to."""
 
     def __init__(self) -> None:
         self.schemas: dict[str, Any] = {}
         self._known: dict[Any, Hint] = {}
 
     def of(self, hint: Any) -> Hint:
-        """What a hint says.
+        """Convert a type hint.
 
         Raises:
-            ServingError: it says nothing that a JSON value could be held against.
+            ServingError: The hint has no JSON form.
         """
         if hint in (Any, object, inspect.Parameter.empty):
             return Hint(lambda value, where: value, {}, "anything")
@@ -94,7 +94,7 @@ class Hints:
         )
 
     def _object(self, kind: Any) -> Hint:
-        """A class with named fields. It may hold itself, so it is known before its fields are looked at."""
+        """Convert a class with named fields. It may contain itself, so register it before its fields."""
         if kind in self._known:
             return self._known[kind]
         name = kind.__name__
@@ -108,7 +108,7 @@ class Hints:
             fields = read_fields(value, where, readers, needed)
             try:
                 return kind(**fields)
-            except ValueError as reason:  # of a check of the class's own
+            except ValueError as reason:  # from a check in the class
                 raise InputError(f"{where or 'the body'}: {reason}") from None
 
         self._known[kind] = Hint(read, {"$ref": f"#/components/schemas/{name}"}, f"an object ({name})")
@@ -129,10 +129,10 @@ def object_schema(fields: dict[str, Hint], needed: set[str]) -> dict[str, Any]:
 
 
 def read_fields(value: Any, where: str, fields: dict[str, Read], needed: set[str]) -> dict[str, Any]:
-    """The values of an object's fields.
+    """Convert the fields of an object.
 
     Raises:
-        InputError: it is no object, a key is unknown or missing, or a value is wrong.
+        InputError: It is not an object, a key is unknown or missing, or a value is not valid.
     """
     at = f"{where}." if where else ""
     if not isinstance(value, dict):
@@ -147,7 +147,7 @@ def read_fields(value: Any, where: str, fields: dict[str, Read], needed: set[str
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short, and in the words of JSON."""
+    """Describe a value in a message, shortened and in JSON terms."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -162,7 +162,7 @@ def _wrong(value: Any, where: str, wanted: str) -> InputError:
 
 
 def _only(kind: type, title: str, name: str) -> Hint:
-    """A value of this type alone. name: of the type in a schema."""
+    """Return the hint of a value of exactly this type. name: type in JSON Schema."""
 
     def read(value: Any, where: str) -> Any:
         if type(value) is not kind:
@@ -205,7 +205,7 @@ def _time(kind: Any) -> Hint:
 
     def read(value: Any, where: str) -> Any:
         try:
-            # "Z" is understood from Python 3.11 on.
+            # Python 3.10 does not accept "Z".
             return kind.fromisoformat(value.replace("Z", "+00:00") if kind is dt.datetime else value)
         except (AttributeError, TypeError, ValueError):
             raise _wrong(value, where, title) from None
@@ -213,7 +213,7 @@ def _time(kind: Any) -> Hint:
     return Hint(read, {"type": "string", "format": "date-time" if kind is dt.datetime else "date"}, title)
 
 
-#: Types that hold no others.
+#: Types without item types.
 _PLAIN: dict[type, Hint] = {
     str: _only(str, "a text", "string"),
     bool: _only(bool, "true or false", "boolean"),
@@ -232,7 +232,7 @@ def _list(each: Hint, kind: Any) -> Hint:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise _wrong(value, where, "a list")
-        # The common case first: names of places are made where something is wrong.
+        # Fast path for the common case: error places are only needed for errors.
         if read_one is _float and set(map(type, value)) <= {float, int} and all(map(math.isfinite, value)):
             return kind(map(float, value))
         found = [read_one(item, f"{where}[{at}]") for at, item in enumerate(value)]
@@ -268,7 +268,7 @@ def _dict(each: Hint) -> Hint:
 
 def _union(parts: list[Hint]) -> Hint:
     title = " or ".join(dict.fromkeys(hint.title for hint in parts))
-    # A whole number is one, also where a float would take it.
+    # Try float last: it would convert whole numbers.
     order = sorted(parts, key=lambda hint: hint.read is _float)
 
     def read(value: Any, where: str) -> Any:
@@ -278,7 +278,7 @@ def _union(parts: list[Hint]) -> Hint:
                 return hint.read(value, where)
             except InputError as reason:
                 reasons.append(reason)
-        # Where the one part besides null has something to say of the value's inside, that is the reason.
+        # If exactly one part failed inside the value, report that reason.
         inside = [reason for reason in reasons if not str(reason).startswith(f"{where} should be")]
         raise inside[0] if len(inside) == 1 else _wrong(value, where, title)
 
@@ -290,7 +290,7 @@ def _one_of(values: list[Any], meant: list[Any]) -> Hint:
 
     def read(value: Any, where: str) -> Any:
         for each, stands_for in zip(values, meant, strict=True):
-            # 1 == True, and yet one is not the other.
+            # 1 == True, but their types differ.
             if type(value) is type(each) and value == each:
                 return stands_for
         raise _wrong(value, where, title)
@@ -307,11 +307,11 @@ def _is_array(hint: Any) -> bool:
 
 
 def _array(hint: Any, shape: tuple[Any, ...] | None) -> Hint:
-    """Numpy's arrays and torch's tensors. shape: sizes, None for any."""
+    """Return the hint of a numpy array or a torch tensor. shape: sizes, None for any."""
     is_tensor = (typing.get_origin(hint) or hint).__name__ == "Tensor"
     dtype = None
     if len(arguments := typing.get_args(hint)) == 2 and (inner := typing.get_args(arguments[1])):
-        # numpy's scalar types; its abstract ones, such as `number`, say nothing that an array could be made of.
+        # Ignore numpy's abstract scalar types, such as `number`: no array can have them.
         dtype = inner[0] if isinstance(inner[0], type) and not inspect.isabstract(inner[0]) else None
     title = "a list of numbers" if shape is None else f"numbers of shape {_shape(shape)}"
 
@@ -368,7 +368,7 @@ def _field_hints(kind: Any) -> dict[str, Any]:
 
 
 def _bare(hint: Any) -> Any:
-    """Without Required and NotRequired, which are in typing from Python 3.11 on."""
+    """Strip Required and NotRequired, which `typing` has since Python 3.11."""
     name = getattr(typing.get_origin(hint), "_name", None)
     return typing.get_args(hint)[0] if name in ("Required", "NotRequired", "ReadOnly") else hint
 

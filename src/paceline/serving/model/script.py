@@ -1,7 +1,7 @@
-"""A scoring script: the module, loaded once, and which of the two contracts it keeps.
+"""Load what a model process serves: a scoring script with one of two contracts, or a model.
 
-init(), run(data)      the Azure SDK's                     (`paceline.serving.model.sdk`)
-predict(x: ...) -> ... a function with type hints          (`paceline.serving.model.typed`)
+init(), run(data)      Azure SDK                           (`paceline.serving.model.sdk`)
+predict(x: ...) -> ... function with type hints            (`paceline.serving.model.typed`)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from paceline.serving.wire import Servable
 
 
 def load_script(setup: dict[str, Any]) -> Servable:
-    """The servable of the script, after its `init()`.
+    """Import the script, run its `init()`, and return the servable.
 
     Raises:
-        ServingError: there is no such file, or it has neither `run` nor `predict`, or a signature that can't be called.
-        BaseException: whatever the script raises.
+        ServingError: The file is missing, it has neither `run` nor `predict`, or its signature can't be called.
+        BaseException: Any exception of the script.
     """
     source = os.path.abspath(setup["source_dir"])
     path = os.path.join(source, setup["entry_script"])
@@ -48,7 +48,7 @@ def load_script(setup: dict[str, Any]) -> Servable:
     if callable(getattr(module, "predict", None)):
         from paceline.serving.model.typed import TypedScript
 
-        # A signature that can't be served is told before the model is loaded.
+        # Check the signature before loading the model.
         script = TypedScript(module, setup)
         if has_init:
             module.init()
@@ -59,15 +59,15 @@ def load_script(setup: dict[str, Any]) -> Servable:
 
 
 def _imported(path: str) -> ModuleType:
-    # The name that Azure's server gives it; a script that looks for "__main__" is not run as a program.
+    # The module name of Azure's server; `if __name__ == "__main__"` blocks do not run.
     spec = importlib.util.spec_from_file_location("entry_module", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: pickles and dataclasses look their module up.
+    # Register before execution: pickles and dataclasses look up their module.
     sys.modules["entry_module"] = module
     spec.loader.exec_module(module)
-    # A script that Azure's designer has made wraps another.
+    # A script from Azure's designer wraps another.
     driver = getattr(module, "driver_module", None)
     if isinstance(driver, ModuleType) and hasattr(driver, "run"):
         module.run = driver.run  # type: ignore[attr-defined]
@@ -75,19 +75,16 @@ def _imported(path: str) -> ModuleType:
 
 
 def load(setup: dict[str, Any]) -> Servable:
-    """Load the script or the model.
-
-    setup: "name", "models" (as in the configuration), "entry_script", "source_dir", "working_dir", "max_batch", "shared": a
-        folder for what the model processes of this machine share.
+    """Load the script or the model of a setup.
 
     Raises:
-        PacelineError: it can't be served, and the message says why.
-        BaseException: whatever the user's code raises.
+        PacelineError: It can't be served; the message has the reason.
+        BaseException: Any exception of user code.
     """
     folder = setup["working_dir"] or setup["source_dir"]
     if folder is not None:
         os.chdir(folder)
-    # `python -m` has put the folder first from which the server was started: its files are none of the script's.
+    # `python -m` has put the server's working folder first; its files are not the script's.
     sys.path[:] = [entry for entry in sys.path if entry not in ("", setup["started_in"])]
     if setup["entry_script"] is not None:
         return load_script(setup)

@@ -1,12 +1,12 @@
-"""The Azure SDK's contract of a scoring script, as Azure's open inference server (azureml-inference-server-http 1.5) has it.
+"""Scripts with the Azure SDK's contract, compatible with azureml-inference-server-http 1.5.
 
     def init(): ...                     once
-    def run(data): ...                  for each request; what it returns is sent as JSON
+    def run(data): ...                  for each request; the result is sent as JSON
 
-`run(data)` gets the body as text, whatever its content type; a GET's query as a JSON text. With the decorators of
-inference-schema the body is an object of JSON, and its values are given by name. With `@rawhttp` the request itself is given.
-A parameter `request_headers` gets the headers. A script that has `run_batch(data)` beside `run` is given a list of what `run`
-would be given, and returns a list as long: that is Paceline's own.
+`run(data)` gets the body as text with any content type; for a GET, the query as JSON text. With decorators of inference-schema,
+the body is a JSON object whose values are passed by name. With `@rawhttp` the function gets the request object. A parameter
+`request_headers` gets the headers. `run_batch(data)`, Paceline's own, gets a list of the data of several requests, and returns a
+list of the same length.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class SdkScript(Script):
 
 
 def _is_of_the_input(raised: Exception) -> bool:
-    """True where a decorator of inference-schema could not make a value of the body what the script asks for: run() was not
-    called. Its own function says so alone; the exceptions are as any others.
+    """Return True if inference-schema failed to convert the body, before it called run().
+
+    Only its own function in the traceback shows that; the exceptions are of any type.
     """
     return any(
         frame.f_code.co_name == "_deserialize_input_argument" and frame.f_globals.get("__name__") == _DECORATORS
@@ -112,5 +113,5 @@ def _object(call: ModelCall) -> dict[str, Any]:
 
 
 def _titled(call: ModelCall) -> list[tuple[str, str]]:
-    """Headers with the names that Flask gives them: Content-Type for content-type."""
+    """Return the headers with names as in Flask: Content-Type for content-type."""
     return [("-".join(part.title() for part in name.split("-")), value) for name, value in call.head.get("headers", [])]

@@ -1,4 +1,4 @@
-"""Swagger documents of a script with the SDK's contract, from the decorators of inference-schema where it has them."""
+"""OpenAPI documents of a script, from the decorators of inference-schema if it has them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _ANSWER, _WRONG = "What the model answers.", "What went wrong."
 
 
 def is_decorated(function: Any) -> bool:
-    """True where the function has decorators of inference-schema, which the script has imported then."""
+    """Return True if the function has decorators of inference-schema."""
     util = _schema_util()
     return bool(util is not None and util.is_schema_decorated(function))
 
 
 def documents(function: Any, setup: dict[str, Any]) -> dict[str, Any]:
-    """The documents "swagger2", "swagger3" and "openapi", as far as there are any.
+    """Return the documents "swagger2", "swagger3" and "openapi", if available.
 
-    A file swagger.json, swagger2.json or swagger3.json beside the script comes first. Some types of inference-schema know
-    version 3 alone.
+    Files swagger.json, swagger2.json and swagger3.json beside the script take precedence. Some types of inference-schema support
+    only version 3.
     """
     util = _schema_util()
     versions, given, returned = ["2.0", "3.0"], _ANY, _ANY
@@ -67,7 +67,10 @@ def swagger2(title: str, version: str, given: Any, returned: Any) -> dict[str, A
 def openapi(
     title: str, version: str, given: Any, returned: Any, schemas: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """An OpenAPI 3.0 document of /score. schemas: what `given` and `returned` refer to by "#/components/schemas/..."."""
+    """Return an OpenAPI 3.0 document of /score.
+
+    schemas: definitions that `given` and `returned` refer to by "#/components/schemas/...".
+    """
 
     def content(name: str) -> dict[str, Any]:
         return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
@@ -93,7 +96,7 @@ def _info(title: str, version: str) -> dict[str, Any]:
 
 
 def _paths(healthy: Any, body: dict[str, Any], answer: Any, wrong: Any) -> dict[str, Any]:
-    """body: what says of /score how a request's body looks."""
+    """Return the paths. body: description of a request's body to /score."""
     score = {"operationId": "RunMLService", "security": [{"Bearer": []}], **body}
     return {
         "/": {"get": {"operationId": "ServiceHealthCheck", "responses": {"200": healthy, "default": wrong}}},
@@ -104,7 +107,7 @@ def _paths(healthy: Any, body: dict[str, Any], answer: Any, wrong: Any) -> dict[
 def _schema_util() -> Any:
     import sys
 
-    # A script that is decorated has imported it.
+    # A decorated script has imported it.
     if "inference_schema" not in sys.modules:
         return None
     try:

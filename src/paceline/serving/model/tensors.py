@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol, version 2, in JSON (https://github.com/kserve/open-inference-protocol)."""
+"""JSON tensors of the Open Inference Protocol, version 2 (https://github.com/kserve/open-inference-protocol)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DTYPES = {
     **{"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"},
     **{f"{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
 }
-#: The names of numpy's types, which torch has too -> the protocol's.
+#: Name of a numpy or torch type -> datatype of the protocol.
 DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
 def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array], list[str] | None, str | None]:
-    """(inputs, names of the outputs that are wanted or None for all, the request's id) of a request's body.
+    """Parse a request's body: inputs, names of the requested outputs (None for all), id.
 
     Raises:
-        InputError: it is no request of the protocol, or names what the model does not take.
+        InputError: The body is not a request of the protocol, or names unknown inputs.
     """
     value = parsed(body)
     given = value.get("inputs") if isinstance(value, dict) else None
@@ -49,10 +49,10 @@ def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array
 
 
 def named(found: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]:
-    """The tensors under the model's own names; one alone may come under any name.
+    """Return the tensors under the model's own names; a single one may have any name.
 
     Raises:
-        InputError: one is missing, unknown, or of another shape.
+        InputError: A tensor is missing, unknown, or has another shape.
     """
     names = [each.name for each in inputs]
     if len(found) == 1 == len(names):
@@ -73,10 +73,10 @@ def named(found: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]
 
 
 def array_of(value: Any, where: str) -> Array:
-    """Nested lists of JSON as an array.
+    """Convert nested JSON lists to an array.
 
     Raises:
-        InputError: they differ in length.
+        InputError: The lists differ in length.
     """
     try:
         return np.array(value)
@@ -85,10 +85,10 @@ def array_of(value: Any, where: str) -> Array:
 
 
 def from_lists(value: Any, info: TensorInfo) -> Array:
-    """Nested lists of JSON as the tensor that the model takes.
+    """Convert nested JSON lists to an input of the model.
 
     Raises:
-        InputError: they differ in length, or hold what no such tensor holds.
+        InputError: The lists differ in length, or hold values of another type.
     """
     where = f"the input {info.name!r}"
     if not isinstance(value, list):
@@ -104,10 +104,10 @@ def from_lists(value: Any, info: TensorInfo) -> Array:
 
 
 def tensor(name: str, value: Any) -> dict[str, Any]:
-    """An output in the words of the protocol.
+    """Encode an output for the protocol.
 
     Raises:
-        InputError: it is no tensor.
+        InputError: It is not a tensor.
     """
     found = np.asarray(value)
     data = found.reshape(-1).tolist()
@@ -117,7 +117,7 @@ def tensor(name: str, value: Any) -> dict[str, Any]:
 
 
 def datatype_of(dtype: Any) -> str:
-    """What the protocol calls the values of such an array; objects are taken to be texts."""
+    """Return the protocol's datatype of an array; objects count as texts."""
     return "BYTES" if dtype.kind in "USO" else DATATYPES.get(dtype.name, "FP64")
 
 

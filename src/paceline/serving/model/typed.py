@@ -1,11 +1,11 @@
-"""Paceline's own contract of a scoring script: a function `predict` whose type hints say what it takes.
+"""Scripts with Paceline's own contract: a function `predict` with type hints.
 
-    def init(): ...                                            once, where there is one
+    def init(): ...                                            once, optional
     def predict(x: list[float], k: int = 1) -> list[float]: ...
 
-A request is an object of JSON with the parameters by name. What does not fit the hints is refused before the function is
-called, and OpenAPI is made of them. A script that has `predict_batch(calls)` beside it is given a list of what `predict` would
-be called with, each a dict, and returns a list as long.
+A request is a JSON object with the parameters by name. Values that do not fit the hints are refused before the call, and the
+hints become OpenAPI. `predict_batch(calls)` gets a list with a dict of arguments for each request, and returns a list of the
+same length.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class TypedScript(Script):
         self._needed = {each.name for each in found if each.default is inspect.Parameter.empty}
         try:
             returned = hints.of(said.get("return", Any)).schema
-        except ServingError:  # nothing is checked by it
+        except ServingError:  # used only for the document
             returned = {}
         version = setup["models"][0]["version"] if setup["models"] else "1.0"
         self._document = swagger.openapi(
             setup["name"], version, object_schema(fields, self._needed), returned, hints.schemas
         )
-        # Whose schemas are JSON Schema's.
+        # OpenAPI 3.1 uses JSON Schema.
         self._document["openapi"] = "3.1.0"
 
     def documents(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Models that are served as they are, one module for each framework."""
+"""Runners of models that are served directly, one module for each framework."""

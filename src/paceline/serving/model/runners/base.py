@@ -1,4 +1,4 @@
-"""What is asked of a model that is served as it is: tensors in, tensors out, each with a name."""
+"""The interface of runners: named tensors in, named tensors out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 class TensorInfo(NamedTuple):
-    """A tensor that a model takes or returns. datatype: of the Open Inference Protocol; shape: -1 for any size, None where the
-    number of dimensions is not known.
+    """An input or output of a model.
+
+    datatype: of the Open Inference Protocol. shape: -1 for any size; None if the number of dimensions is unknown.
     """
 
     name: str
@@ -22,8 +23,10 @@ class TensorInfo(NamedTuple):
 
 
 class Runner(Protocol):
-    """platform: as the inference protocol names it. outputs: all that may be asked for, `default` those that are given where
-    nothing is. batches: rows of several requests may be given together, along the first dimension.
+    """A loaded model.
+
+    platform: name in the inference protocol. outputs: all outputs; `default`: those returned by default. batches: rows of several
+    requests may be concatenated along the first dimension.
     """
 
     platform: str
@@ -33,15 +36,15 @@ class Runner(Protocol):
     batches: bool
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> dict[str, Any]:
-        """The outputs of these names.
+        """Return the outputs of these names.
 
         Raises:
-            InputError: the model can't take these inputs.
+            InputError: The model does not accept these inputs.
         """
         ...
 
 
 def blamed(reason: Exception) -> str | None:
-    """The first line of an error of a library, where the input may be to blame; None where it is memory or a device."""
+    """Return the first line of an error that the input may have caused; None for memory or device errors."""
     text = (str(reason).strip() or type(reason).__name__).splitlines()[0]
     return None if any(word in text.lower() for word in ("memory", "cuda", "device-side")) else text[:300]

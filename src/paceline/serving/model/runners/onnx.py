@@ -36,13 +36,13 @@ class OnnxRunner:
         self.inputs = [_info(each) for each in self._session.get_inputs()]
         self.outputs = [_info(each) for each in self._session.get_outputs()]
         self.default = [each.name for each in self.outputs]
-        # A size that is written into the model holds for the first dimension too.
+        # A fixed first dimension prevents batching.
         self.batches = all(each.shape is not None and each.shape[:1] == (-1,) for each in (*self.inputs, *self.outputs))
 
     def run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
         try:
             found = self._session.run(list(wanted), dict(inputs))
-        except Exception as reason:  # onnxruntime's are RuntimeError and classes of its own
+        except Exception as reason:  # onnxruntime raises RuntimeError and its own classes
             text = blamed(reason)
             if text is None or "INVALID_ARGUMENT" not in text.upper():
                 raise
@@ -51,7 +51,7 @@ class OnnxRunner:
 
 
 def _info(node: Any) -> TensorInfo:
-    # Other kinds, such as the sequences of maps of converted classifiers, have no shape.
+    # Other types, such as sequences of maps from converted classifiers, have no shape.
     is_tensor = node.type in _TYPES
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape) if is_tensor else None
     return TensorInfo(node.name, _TYPES.get(node.type, node.type), shape)

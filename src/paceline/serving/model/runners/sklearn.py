@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn, kept by joblib or pickle."""
+"""scikit-learn estimators in files of joblib or pickle."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class SklearnRunner:
     def __init__(self, path: str) -> None:
         import joblib
 
-        # It is said, for whoever wrote the file may have anything run here.
+        # Warn, because a pickle can run any code.
         print(f"paceline: loading {path} runs what is in it, for it is a pickle.", file=sys.stderr, flush=True)
         with warnings.catch_warnings():
-            # Of a compressed file nothing can be mapped, which joblib warns of.
+            # joblib warns that it can't map a compressed file.
             warnings.filterwarnings("ignore", message="mmap_mode")
-            # Arrays are mapped from the file: all processes of this machine have them once, until one writes to them.
+            # Map arrays from the file, so that all processes share them until one writes to them.
             self._model = joblib.load(path, mmap_mode="c")
         found = [name for name in _METHODS if callable(getattr(self._model, name, None))]
         if not found:
@@ -43,7 +43,7 @@ class SklearnRunner:
         self.outputs = [self._output(name) for name in found]
 
     def _input(self) -> TensorInfo:
-        """A column a feature; of a model that begins with a vectorizer of texts, a text a row."""
+        """Return the input: a column for each feature, or a text for each row if the model begins with a text vectorizer."""
         steps = getattr(self._model, "steps", None)
         first = steps[0][1] if steps else self._model
         if hasattr(first, "build_analyzer"):
@@ -51,7 +51,7 @@ class SklearnRunner:
         return TensorInfo("input", "FP64", (-1, int(getattr(self._model, "n_features_in_", -1))))
 
     def _output(self, name: str) -> TensorInfo:
-        """What comes out for one row of zeros, for an estimator does not say: classes may be texts, or numbers of any type."""
+        """Detect the output by predicting one row of zeros: estimators do not declare it."""
         given = self.inputs[0]
         is_text = given.datatype == "BYTES"
         row = np.array([""], dtype=object) if is_text else np.zeros((1, max(1, (given.shape or (-1,))[-1])))
@@ -60,11 +60,11 @@ class SklearnRunner:
                 warnings.simplefilter("ignore")
                 value = self.run({given.name: row}, [name])[name]
             return TensorInfo(name, datatype_of(value.dtype), (-1, *value.shape[1:]))
-        except Exception:  # a row of zeros is none that this model takes
+        except Exception:  # this model does not accept a row of zeros
             return TensorInfo(name, "FP64", None)
 
     def _columns(self) -> list[str] | None:
-        """The names of the columns that it was fitted with, where it can be given some."""
+        """Return the column names that the model was fitted with, if any."""
         names = getattr(self._model, "feature_names_in_", None)
         if names is None:
             return None
@@ -89,10 +89,10 @@ class SklearnRunner:
             raise InputError(f"the model can't take this input: {text}") from None
 
     def frame(self, rows: list[dict[str, Any]]) -> Any:
-        """Rows with names as what the model takes: a DataFrame.
+        """Convert rows with names to a DataFrame.
 
         Raises:
-            InputError: the model was fitted without names, or pandas is not there, or a name is missing or unknown.
+            InputError: The model was fitted without names, pandas is missing, or a name is missing or unknown.
         """
         if self._names is None:
             raise InputError(

@@ -1,4 +1,4 @@
-"""TorchScript and torch.export programs."""
+"""Runners of TorchScript and torch.export programs, with weights shared by all processes of a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.serving.model.tensors import DATATYPES
 from paceline.system.locks import locked
 
 _ALIGNED = 64
-#: Below this it is not worth a file.
+#: Smaller models are not shared.
 _LEAST_BYTES = 1 << 20
 
 
@@ -36,7 +36,7 @@ class _TorchRunner:
         self.inputs = inputs
         self.outputs = [TensorInfo("output", "FP32", None)]
         self.default = ["output"]
-        # This is the thread that runs the model, and the number holds for it alone.
+        # The setting applies to the calling thread, which runs the model.
         torch.set_num_threads(max(1, torch.get_num_threads()))
 
     def run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class _TorchRunner:
         return self._named(found, wanted)
 
     def _named(self, found: Any, wanted: Sequence[str]) -> dict[str, Any]:
-        """Names for what came out: those of a dict, else output, or output_0 and so on."""
+        """Return named outputs: a dict's own names, else "output", or "output_0" and so on."""
         if isinstance(found, dict):
             named = found
         elif isinstance(found, (list, tuple)):
@@ -65,7 +65,7 @@ class _TorchRunner:
             for name, value in named.items()
         }
         if list(wanted) == self.default and set(arrays) != set(self.default):
-            # Only now is it known what comes out.
+            # The first call reveals the outputs.
             self.outputs = [TensorInfo(name, "FP32", None) for name in arrays]
             self.default = list(arrays)
             return arrays
@@ -84,7 +84,7 @@ class TorchScriptRunner(_TorchRunner):
         import torch
 
         with warnings.catch_warnings():
-            # Newer releases call TorchScript deprecated each time one is loaded.
+            # Newer releases warn that TorchScript is deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
             load: Any = torch.jit.load
             module = load(path, map_location="cpu").eval()
@@ -116,7 +116,7 @@ class ExportedRunner(_TorchRunner):
 
 
 def _said(reason: Exception) -> str | None:
-    """What went wrong: of TorchScript, the last line, for the first ones show where in the program it was."""
+    """Return the message of an error; of TorchScript the last line, because the first ones have the program's stack."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     if len(lines) > 1 and "TorchScript" in str(reason):
         return blamed(type(reason)(lines[-1]))
@@ -124,16 +124,16 @@ def _said(reason: Exception) -> str | None:
 
 
 def share(module: Any, folder: str, key: str) -> None:
-    """Map the weights of a module on the CPU from `<folder>/<key>`, which is made where it is not there yet.
+    """Map a CPU module's weights privately from `<folder>/<key>`, creating the file if needed.
 
-    Does nothing where the disk has no room for them.
+    The kernel keeps shared pages once, and copies a page on write. Does nothing if the disk is full.
     """
     import torch
 
     found: list[Any] = []
     seen: set[int] = set()
     for each in (*module.parameters(), *module.buffers()):
-        # Tied weights are one tensor under two names.
+        # Tied weights appear twice.
         if each.data_ptr() not in seen and each.layout == torch.strided and each.is_contiguous() and each.numel():
             seen.add(each.data_ptr())
             found.append(each)
