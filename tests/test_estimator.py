@@ -462,7 +462,7 @@ def test_durations_may_be_written_as_text_or_timedelta() -> None:
     )
 
     assert (est.job().max_run_duration_seconds, est.job().grace_period_seconds) == (129600.0, 120.0)
-    with pytest.raises(JobError, match="max_run_duration_seconds='soon': 'soon' is no duration"):
+    with pytest.raises(JobError, match="max_run_duration_seconds='soon': 'soon' is not a duration"):
         Estimator(entry_script="train.py", max_run_duration_seconds="soon")
 
 

@@ -86,7 +86,7 @@ def test_the_cache_is_shown_and_pruned(data, cli):
     assert found["limit_bytes"] > 0
     assert f"Folder:  {cli.folder}/cache" in data("cache").stdout
     assert data("prune", "--to", "1GB").stdout == "0 B removed.\n"
-    assert "'lots' is no size" in data("prune", "--to", "lots", code=2).stderr
+    assert "'lots' is not a size" in data("prune", "--to", "lots", code=2).stderr
 
 
 @pytest.mark.parametrize(

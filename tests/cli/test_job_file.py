@@ -142,7 +142,7 @@ def wrong() -> Iterator[tuple[str, str]]:
     yield "node_count: [2, 3, 4]", "line 1: node_count takes a number, or the fewest and the most as in 2..4."
     yield "use_gpu: 1", "line 1: use_gpu: '1' is neither true nor false."
     yield "max_restarts: -1", "max_restarts: '-1' is no number."
-    yield "grace_period_seconds: soon", "grace_period_seconds: 'soon' is no duration."
+    yield "grace_period_seconds: soon", "grace_period_seconds: 'soon' is not a duration."
     yield "arguments: --epochs 5", "arguments takes a list."
     yield "environment_variables: [A=1]", "environment_variables takes names and values"
     yield "environment_variables: {A: }", "environment_variables: A has no value."

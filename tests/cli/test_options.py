@@ -71,7 +71,7 @@ def test_verb_gets_each_option_by_name() -> None:
     ("words", "message"),
     [
         (["-j", "0"], "0 is not in the range x>=1"),
-        (["--wait", "soon"], "'soon' is no duration"),
+        (["--wait", "soon"], "'soon' is not a duration"),
         (["--wait", "1s"], "'1s' is too short; it has to be 2 s or more"),
         (["--nmae", "x"], "No such option.*--nmae"),
     ],

@@ -103,7 +103,7 @@ def test_prune_shows_asks_and_removes(cli: Cli, runs: list[str]) -> None:
     ("words", "complaint"),
     [
         (["--runs"], "which runs are to go"),
-        (["--older-than", "old"], "'old' is no duration"),
+        (["--older-than", "old"], "'old' is not a duration"),
         (["--max-size", "big"], "'big' is no size"),
         (["--keep-last", "-1"], "-1"),
         (["--status", "Done"], "--status 'Done' is no state"),

@@ -326,7 +326,7 @@ def test_a_dry_run_shows_what_an_engine_would_be_given(
         def script(self, job: Job) -> str:
             return f"#!/bin/sh\nrun {job.entry_script}\n"
 
-        look = cancel = passage = lambda self, *given: None
+        look = cancel = channel = lambda self, *given: None
 
     monkeypatch.setattr(local, "ThisMachine", LocalQueue)
     (tmp_path / "train.py").touch()

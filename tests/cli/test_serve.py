@@ -114,7 +114,7 @@ def test_a_wrong_call_is_told_before_anything_starts(registered: Cli) -> None:
         ("digits --source src", "--source goes with --entry"),
         ("digits --host 0.0.0.0", "so its clients need keys. Give keys (--keys FILE)"),
         ("digits --env =3", "environment variable ''"),
-        ("digits --max-body much", "--max-body: 'much' is no size"),
+        ("digits --max-body much", "--max-body: 'much' is not a size"),
         ("digits --tls-cert none.pem --tls-key none.pem", "there is no such file."),
         ("digits --json", "--json goes with --check"),
         ("digits --environment nosuch", "no environment 'nosuch' is registered"),

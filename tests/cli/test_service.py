@@ -87,7 +87,7 @@ def test_what_fails_is_told_in_a_sentence_with_its_exit_code(services: Any) -> N
         (("deploy", "digits", "--model", "./two.txt"), "there is a service 'digits' already"),
         (("deploy", "other"), "a service needs a model"),
         (("deploy", "other", "--model", "none"), "there is no model 'none'"),
-        (("deploy", "other", "--model", "./two.txt", "--max-body", "much"), "--max-body: 'much' is no size"),
+        (("deploy", "other", "--model", "./two.txt", "--max-body", "much"), "--max-body: 'much' is not a size"),
         (("deploy", "other", "--model", "./two.txt", "--tls-cert", "a"), "go together"),
         (("deploy", "other", "--model", "./two.txt", "--env", "NOT_THERE"), "Write --env NOT_THERE=VALUE"),
         (("deploy", "other", "--model", "./two.txt", "--environment", "none"), "none"),

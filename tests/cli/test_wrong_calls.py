@@ -178,12 +178,12 @@ WRONG = {
     "a limit of nothing": (["run", "src/train.py", "--max-duration", "0"], "--max-duration 0.0 is not"),
     "a limit that is no number": (
         ["run", "src/train.py", "--max-duration", "nan"],
-        "Invalid value for '--max-duration': 'nan' is no duration. Write a number of seconds (90), units (90s, 5m, 1h30m,",
+        "Invalid value for '--max-duration': 'nan' is not a duration. Write a number of seconds (90), units (90s, 5m, 1h30m,",
     ),
-    "a grace below nothing": (["run", "src/train.py", "--grace", "-1"], "'--grace': '-1' is no duration. Write"),
+    "a grace below nothing": (["run", "src/train.py", "--grace", "-1"], "'--grace': '-1' is not a duration. Write"),
     "a patience that is none": (
         ["compute", "list", "--timeout", "1e"],
-        "Invalid value for '--timeout': '1e' is no duration.",
+        "Invalid value for '--timeout': '1e' is not a duration.",
     ),
     "restarts below nothing": (["run", "src/train.py", "--max-restarts", "-1"], "--max-restarts -1 is not"),
     "restarts on exceptions without restarts": (

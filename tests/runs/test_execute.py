@@ -57,7 +57,7 @@ def test_a_command_that_begins_as_the_run_ends_is_over(folder, monkeypatch, gone
     monkeypatch.setattr(os, "rename", racing)
     files = Files(folder)
     files.begin({"argv": ["true"]})
-    assert files.heard() == []
+    assert files.receive() == []
     assert files.is_over
 
 
@@ -68,10 +68,10 @@ def test_typed_input_goes_to_no_folder_in_the_place_of_the_request(folder):
     (path,) = folder.exec_requests.iterdir()
     path.rename(path.with_name("taken"))
     path.mkdir()
-    files.tell({"data": "aHVzaA=="})
+    files.send({"data": "aHVzaA=="})
     assert list(path.iterdir()) == []
     assert path.with_name("taken").joinpath("in_0.json").exists()
-    assert files.heard() == []
+    assert files.receive() == []
     assert files.is_over
     files.close()
     assert path.is_dir()

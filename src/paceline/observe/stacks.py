@@ -14,7 +14,7 @@ from paceline.observe import wait_graph
 from paceline.runs import read, states
 from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
-from paceline.runs.remote_status import Passage
+from paceline.runs.remote_status import Channel, ExecRequest
 
 #: The nodes have 20 seconds; behind a login host or a bucket the way takes its time.
 LIMIT_S = 60.0
@@ -128,7 +128,7 @@ def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -
     return RunStacks(ask(folder, {"stacks": {"native": native}}, limit_s))
 
 
-def ask(folder: RunFolder, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+def ask(folder: RunFolder, request: ExecRequest, limit_s: float) -> dict[str, Any]:
     """What the supervisor of a run that runs answers to a question about its workers' stacks.
 
     Raises:
@@ -137,19 +137,19 @@ def ask(folder: RunFolder, request: Mapping[str, Any], limit_s: float) -> dict[s
     record = read.record(folder)
     if record.status != states.RUNNING:
         raise RunStateError(f"run {record.run_id} is {record.status}: its workers have stacks while it is Running.")
-    passage: Passage = read.passage(folder) or Files(folder)
-    passage.begin({**request, "argv": [], "rank": 0, "terminal": None, "term": None})
+    channel: Channel = read.channel(folder) or Files(folder)
+    channel.begin({**request, "argv": [], "rank": 0, "terminal": None, "term": None})
     try:
-        return _answer(passage, folder, limit_s)
+        return _answer(channel, folder, limit_s)
     finally:
-        passage.close()
+        channel.close()
 
 
-def _answer(passage: Passage, folder: RunFolder, limit_s: float) -> dict[str, Any]:
+def _answer(channel: Channel, folder: RunFolder, limit_s: float) -> dict[str, Any]:
     text, begun_s = b"", time.monotonic()
     looked_s = begun_s
     while True:
-        for told in passage.heard():
+        for told in channel.receive():
             if "error" in told:
                 raise RunStateError(f"run {folder.run_id}: its workers can't be looked at: {told['error']}.")
             if "out" in told:
@@ -158,7 +158,7 @@ def _answer(passage: Passage, folder: RunFolder, limit_s: float) -> dict[str, An
                 found: dict[str, Any] = json.loads(text)
                 return found
         now_s = time.monotonic()
-        is_over = passage.is_over
+        is_over = channel.is_over
         if now_s - looked_s > _RECORD_S:
             looked_s = now_s
             is_over = is_over or read.record(folder).is_terminal

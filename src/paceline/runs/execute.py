@@ -7,7 +7,7 @@
 
 Both sides write files in the run's folder and look for the other's: that works wherever workers and their records do,
 with no port to open and nothing that another user could reach. Where the supervisor has another folder than this program,
-the run's target passes on what is said (`Passage`).
+the run's target relays the messages (`Channel`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO
 
 from paceline.errors import RunStateError, UserError
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.runs.remote_status import Passage
+from paceline.runs.remote_status import Channel, ExecMessage, ExecRequest
 from paceline.system.files import OwnFolder, read_json, write_json
 
 #: Seconds between two signs of life. The supervisor ends a command after 15 seconds without one.
@@ -37,12 +37,12 @@ _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
 #: How often to see whether the run still runs.
 _RECORD_S = 1.0
-#: The same where that is a question to another machine, and the passage itself knows first.
+#: The same where that is a question to another machine, and the channel itself knows first.
 _FAR_RECORD_S = 15.0
 
 
 class Files:
-    """The passage through a folder that this program shares with the supervisor."""
+    """A channel through a folder that this program shares with the supervisor."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.is_over = False
@@ -57,7 +57,7 @@ class Files:
         self._rest = b""
         self._read = self._told_read = 0
 
-    def begin(self, request: dict[str, Any]) -> None:
+    def begin(self, request: ExecRequest) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
         while True:
             # For this user alone: whoever can write here runs commands as the owner of the run. Several programs may each run
@@ -71,7 +71,7 @@ class Files:
                 # Removed just now by one whose command has ended (`close`): it is made again, unless the run itself is gone.
                 if not self._folder.path.exists():
                     return
-        # The supervisor removes all of it at the end of the attempt, which `heard` finds.
+        # The supervisor removes all of it at the end of the attempt, which `receive` finds.
         with contextlib.suppress(FileNotFoundError):
             write_json(hidden / "request.json", request)
             # The supervisor takes up whatever folder it finds, so it gets its name when the request is in it.
@@ -79,14 +79,14 @@ class Files:
             # What is typed goes to this one, whatever a member of a group puts in its place.
             self._own = OwnFolder(self._path, shut=True)
 
-    def tell(self, told: dict[str, Any]) -> None:
+    def send(self, message: ExecMessage) -> None:
         if self._own is None:
             return
         with contextlib.suppress(FileNotFoundError):  # it is over
-            self._own.write_json(f"in_{self._count}.json", told)
+            self._own.write_json(f"in_{self._count}.json", message)
             self._count += 1
 
-    def heard(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[ExecMessage]:
         self._stay_alive()
         # First whether it is over: then all that it has said is there.
         is_over = self._own is None or not self._own.is_there()
@@ -105,7 +105,7 @@ class Files:
         with contextlib.suppress(OSError):
             self._path.parent.rmdir()  # unless others have theirs in it
 
-    def _new(self) -> list[dict[str, Any]]:
+    def _new(self) -> list[ExecMessage]:
         if self._output is None:
             answer = read_json(self._path / "answer.json")
             if answer is None or "error" in answer:
@@ -122,7 +122,7 @@ class Files:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._read - self._told_read > _READ_BYTES // 2:
             self._told_read = self._read
-            self.tell({"read": self._read})
+            self.send({"read": self._read})
         return [json.loads(line) for line in lines]
 
     def _stay_alive(self) -> None:
@@ -156,12 +156,12 @@ class Beside:
         self._argv = [os.fspath(word) for word in argv]
         _check(read.record(folder), self._argv, rank)
         self.exit_code: int | None = None
-        far = read.passage(folder)
-        # The passage to another machine where there is one, else files in this folder.
-        self._passage: Passage = far or Files(folder)
+        far = read.channel(folder)
+        # A channel to another machine if needed, else files in this folder.
+        self._channel: Channel = far or Files(folder)
         self._record_s = _FAR_RECORD_S if far else _RECORD_S
         self._record_at = time.monotonic()
-        self._passage.begin({"argv": self._argv, "rank": rank, "terminal": terminal, "term": term})
+        self._channel.begin({"argv": self._argv, "rank": rank, "terminal": terminal, "term": term})
 
     def __enter__(self) -> Beside:
         return self
@@ -171,20 +171,20 @@ class Beside:
 
     def close(self) -> None:
         """End the command, if it has not ended. Harmless the second time."""
-        self._passage.close()
+        self._channel.close()
 
     def write(self, data: bytes) -> None:
         """Pass on to its standard input."""
         for begin in range(0, len(data), _CHUNK):
-            self._passage.tell({"data": base64.b64encode(data[begin : begin + _CHUNK]).decode()})
+            self._channel.send({"data": base64.b64encode(data[begin : begin + _CHUNK]).decode()})
 
     def end_input(self) -> None:
         """Let its standard input have ended."""
-        self._passage.tell({"end": True})
+        self._channel.send({"end": True})
 
     def resize(self, rows: int, columns: int) -> None:
         """Let its terminal have this size."""
-        self._passage.tell({"size": [rows, columns]})
+        self._channel.send({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
         """Its output since the last call, in order, as ("out" or "err", bytes); after a wait where there is nothing yet.
@@ -196,7 +196,7 @@ class Beside:
         found = self._new()
         if not found and self.exit_code is None:
             # Its end would have come ahead of this: nobody is left who could send it.
-            if self._passage.is_over or self._run_is_over():
+            if self._channel.is_over or self._run_is_over():
                 raise RunStateError(f"run {self._folder.run_id}: the command was ended with the run's workers.")
             time.sleep(wait_s)
             found = self._new()
@@ -204,14 +204,14 @@ class Beside:
 
     def _new(self) -> list[tuple[str, bytes]]:
         found: list[tuple[str, bytes]] = []
-        for told in self._passage.heard():
-            if "error" in told:
+        for message in self._channel.receive():
+            if "error" in message:
                 raise RunStateError(
-                    f"{self._argv[0]!r} can't be run beside run {self._folder.run_id}: {told['error']}."
+                    f"{self._argv[0]!r} can't be run beside run {self._folder.run_id}: {message['error']}."
                 )
-            if "exit" in told:
-                self.exit_code = int(told["exit"])
-            found += [(name, base64.b64decode(told[name])) for name in ("out", "err") if name in told]
+            if "exit" in message:
+                self.exit_code = int(message["exit"])
+            found += [(name, base64.b64decode(message[name])) for name in ("out", "err") if name in message]
         return found
 
     def _run_is_over(self) -> bool:

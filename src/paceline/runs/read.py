@@ -23,7 +23,7 @@ from paceline.system import locks
 from paceline.system.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from paceline.runs.remote_status import Passage
+    from paceline.runs.remote_status import Channel
 
 
 def record(folder: RunFolder) -> RunRecord:
@@ -100,15 +100,15 @@ def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
             continue
 
 
-def passage(folder: RunFolder) -> Passage | None:
-    """The way to the run's supervisor for one command, where it does not look into this folder; else None.
+def channel(folder: RunFolder) -> Channel | None:
+    """Return a channel to the run's supervisor for one command, or None if it shares this folder.
 
     Raises:
-        RunStateError: this user has no way to it.
+        RunStateError: This user has no access to it.
     """
     if not folder.engine.exists():
         return None
-    return remote_status.passage(folder)
+    return remote_status.channel(folder)
 
 
 def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | None = None) -> None:

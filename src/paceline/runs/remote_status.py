@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import states, store, work_dir
@@ -61,8 +61,8 @@ class Teller(Protocol):
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Ask for the end of the run's job, beside `cancel.json`, which its supervisor looks for."""
 
-    def passage(self, folder: RunFolder) -> Passage | None:
-        """The way to the run's supervisor for one command, where that has another folder than this one; else None."""
+    def channel(self, folder: RunFolder) -> Channel | None:
+        """Return a channel to the run's supervisor for one command, or None if it shares this folder."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """As `paceline.targets.Controlling`, for targets that are."""
@@ -265,11 +265,11 @@ def teller(folder: RunFolder) -> Teller:
     return target_of_run(folder.path)
 
 
-def passage(folder: RunFolder) -> Passage | None:
-    """The same as `paceline.runs.read.passage`, by the run's target, where it has one."""
+def channel(folder: RunFolder) -> Channel | None:
+    """Return the channel of the run's target, as `paceline.runs.read.channel`."""
     if not _is_mine(folder):
         raise RunStateError(f"run {folder.run_id} was submitted by another user, who alone can run commands beside it.")
-    return teller(folder).passage(folder)
+    return teller(folder).channel(folder)
 
 
 def engine(folder: RunFolder) -> dict[str, Any]:
@@ -277,26 +277,53 @@ def engine(folder: RunFolder) -> dict[str, Any]:
     return dict(read_json(folder.engine) or {})
 
 
-class Passage(Protocol):
-    """The way to a run's supervisor and back, for one command."""
+class ExecRequest(TypedDict, total=False):
+    """A request to a run's supervisor: a command beside a rank's worker, or the workers' stacks, or a profile."""
 
-    #: Whether nothing more can come: the command was ended.
+    argv: list[str]
+    rank: int
+    #: Rows and columns, or None for pipes.
+    terminal: tuple[int, int] | None
+    term: str | None
+    stacks: dict[str, bool]
+    profile: dict[str, float]
+
+
+class ExecMessage(TypedDict, total=False):
+    """A message to or from a command: one of these keys. Bytes are base64."""
+
+    data: str
+    end: bool
+    size: list[int]
+    #: How many bytes of the output the client has read.
+    read: int
+    gone: bool
+    out: str
+    err: str
+    exit: int
+    error: str
+
+
+class Channel(Protocol):
+    """A channel to a run's supervisor for one command."""
+
+    #: Whether the command was ended, so that no message can follow.
     is_over: bool
 
-    def begin(self, request: dict[str, Any]) -> None:
-        """Ask for the command: {"argv", "rank", "terminal", "term"}."""
+    def begin(self, request: ExecRequest) -> None:
+        """Send the request that starts the command."""
 
-    def tell(self, told: dict[str, Any]) -> None:
-        """Pass on one of `in_<n>.json`."""
+    def send(self, message: ExecMessage) -> None:
+        """Send one message."""
 
-    def heard(self) -> list[dict[str, Any]]:
-        """The messages since the last call, without waiting for any: {"out"}, {"err"}, {"exit"} or {"error"}.
+    def receive(self) -> list[ExecMessage]:
+        """Return the messages since the last call, without blocking: "out", "err", "exit" or "error".
 
-        To be called every second at least: so the other side knows that somebody is here.
+        Call it at least once a second: it is the client's sign of life.
 
         Raises:
-            TargetError: the way is closed.
+            TargetError: The channel is closed.
         """
 
     def close(self) -> None:
-        """End the command, if it has not ended, and leave nothing."""
+        """End the command, if it still runs, and remove everything."""

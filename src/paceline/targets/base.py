@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from paceline.runs.record import RunRecord
-    from paceline.runs.remote_status import JobStatus, Passage
+    from paceline.runs.remote_status import Channel, JobStatus
     from paceline.targets.status import Status
 
 #: Receives what a run waits for, such as "2 runs ahead"; returns whether to give up.
@@ -178,7 +178,7 @@ class Queued(Protocol):
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Request the run's end from the engine, as `paceline.runs.remote_status.Teller` describes."""
 
-    def passage(self, folder: RunFolder) -> Passage | None:
+    def channel(self, folder: RunFolder) -> Channel | None:
         """Return a channel to the supervisor for one command if it has another run folder, else None."""
 
     def script(self, job: Job) -> str | None:

@@ -194,7 +194,7 @@ def test_a_size_is_read(text, size):
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1 PB", "1e9", "GB"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(DataError, match="is no size"):
+    with pytest.raises(DataError, match="is not a size"):
         parse_size(text)
 
 
@@ -204,7 +204,7 @@ def test_folder_and_limit_come_from_the_environment(tmp_path, monkeypatch):
     cache = DataCache()
     assert (cache.folder, cache.limit_bytes) == (tmp_path / "named", 3 * 10**9)
     monkeypatch.setenv("PACELINE_DATA_CACHE_LIMIT", "3 elephants")
-    with pytest.raises(DataError, match=r"PACELINE_DATA_CACHE_LIMIT: '3 elephants' is no size"):
+    with pytest.raises(DataError, match=r"PACELINE_DATA_CACHE_LIMIT: '3 elephants' is not a size"):
         DataCache()
     monkeypatch.delenv("PACELINE_DATA_CACHE")
     monkeypatch.delenv("PACELINE_DATA_CACHE_LIMIT")

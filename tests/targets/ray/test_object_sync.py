@@ -32,14 +32,13 @@ from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.object_sync import (
     Ticket,
     fetch_run,
-    get,
     remove_sealed,
     send_run,
     signed_part,
     snapshot_name,
-    unpack,
 )
 from paceline.targets.ray.settings import RaySettings, read_settings
+from paceline.targets.ray.store_objects import get, unpack
 from tests.helpers import make_job, make_run, write_tree
 from tests.targets.ray.fake_cluster import FakeCluster
 

@@ -19,7 +19,7 @@ from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 from paceline.system.files import read_json, write_json
-from paceline.targets.slurm.login import Login, LoginPassage, There
+from paceline.targets.slurm.login import Login, LoginChannel, There
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job, make_run, old_python, wait_until, write_program, write_tree
@@ -379,9 +379,9 @@ def there(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def hear(passage: LoginPassage, what: str) -> list[Any]:
+def hear(channel: LoginChannel, what: str) -> list[Any]:
     found: list[Any] = []
-    wait_until(lambda: found.extend(told[what] for told in passage.heard() if what in told) or found, what, 60)
+    wait_until(lambda: found.extend(told[what] for told in channel.receive() if what in told) or found, what, 60)
     return found
 
 
@@ -392,68 +392,68 @@ def is_clean(folder: RunFolder) -> bool:
 def test_what_is_said_to_a_command_goes_through_one_connection(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     with answering(folder) as supervisor:
-        passage = LoginPassage(make_login(), str(folder.path))
-        passage.begin(REQUEST)
+        channel = LoginChannel(make_login(), str(folder.path))
+        channel.begin(REQUEST)
         for number in range(50):
-            passage.tell({"data": "eA==" * 10_000, "number": number})
-        assert b"".join(out.encode() for out in hear(passage, "out"))[:4] == b"eA=="
+            channel.send({"data": "eA==" * 10_000, "number": number})
+        assert b"".join(out.encode() for out in hear(channel, "out"))[:4] == b"eA=="
         assert supervisor.requests == [REQUEST]
         assert (folder.exec_requests.stat().st_mode & 0o777) == 0o700
-        passage.tell({"end": True})
-        assert hear(passage, "exit") == [3]
+        channel.send({"end": True})
+        assert hear(channel, "exit") == [3]
         # On a slow machine, how far the answers were read comes between them.
         assert [told["number"] for told in supervisor.heard if "number" in told] == list(range(50))
         assert supervisor.heard[-1] == {"end": True}
-        passage.close()
-        passage.close()
+        channel.close()
+        channel.close()
         wait_until(lambda: is_clean(folder), "nothing is left", 60)
 
 
 def test_a_refusal_and_the_end_of_the_workers_are_told(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     with answering(folder):
-        refused = LoginPassage(make_login(), str(folder.path))
+        refused = LoginChannel(make_login(), str(folder.path))
         refused.begin({**REQUEST, "argv": ["refused"]})
         assert hear(refused, "error") == ["rank 0 has ended"]
         refused.close()
-        passage = LoginPassage(make_login(), str(folder.path))
-        passage.begin(REQUEST)
+        channel = LoginChannel(make_login(), str(folder.path))
+        channel.begin(REQUEST)
         wait_until(lambda: any(folder.exec_requests.glob("*/answer.json")), "it runs", 60)
         shutil.rmtree(folder.exec_requests)
-        wait_until(lambda: passage.heard() or passage.is_over, "the end is told", 60)
-        passage.close()
+        wait_until(lambda: channel.receive() or channel.is_over, "the end is told", 60)
+        channel.close()
     assert is_clean(folder)
 
 
 def test_a_connection_that_ends_ends_the_command(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     with answering(folder) as supervisor:
-        passage = LoginPassage(make_login(), str(folder.path))
-        passage.begin(REQUEST)
-        passage.tell({"data": "eA=="})
-        hear(passage, "out")
-        passage.close()
+        channel = LoginChannel(make_login(), str(folder.path))
+        channel.begin(REQUEST)
+        channel.send({"data": "eA=="})
+        hear(channel, "out")
+        channel.close()
         wait_until(lambda: {"gone": True} in supervisor.heard, "the command was ended", 60)
         wait_until(lambda: is_clean(folder), "nothing is left", 60)
-        lost = LoginPassage(make_login(), str(folder.path))
+        lost = LoginChannel(make_login(), str(folder.path))
         lost.begin(REQUEST)
-        lost.tell({"data": "eA=="})
+        lost.send({"data": "eA=="})
         hear(lost, "out")
         assert lost._process is not None
         processes.kill_descendants(lost._process.pid)
         lost._process.kill()
         with pytest.raises(AwayError, match="the login host head can't be used"):
-            wait_until(lost.heard, "a word", 60)
+            wait_until(lost.receive, "a word", 60)
         lost.close()
 
 
 def test_a_login_host_that_has_no_such_run_says_so(home: Path, tmp_path: Path) -> None:
-    passage = LoginPassage(make_login(), str(tmp_path / "a file" / "run"))
+    channel = LoginChannel(make_login(), str(tmp_path / "a file" / "run"))
     (tmp_path / "a file").touch()
-    passage.begin(REQUEST)
+    channel.begin(REQUEST)
     with pytest.raises(TargetError, match="on the login host head: "):
-        wait_until(passage.heard, "a word", 60)
-    passage.close()
+        wait_until(channel.receive, "a word", 60)
+    channel.close()
 
 
 def test_what_is_said_to_commands_is_not_mirrored(home: Path, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@
     driver.py             the only module that loads Ray: a process beside the supervisor (cluster)
     remote_supervisor.py  the job's program without a shared folder (cluster)
     object_sync.py        run folders and snapshots through a datastore, without a shared folder
+    store_objects.py      the datastore's objects: whole, encrypted, checked
     delta.py              the changes of a run's folder, as a sequence of parts in a store
-    passage.py            messages of `paceline exec` through that store
+    channel.py            messages of `paceline exec` through that store
     examine.py            links to nodes for the doctor (submitting machine)
 
 Workers never load Ray, nor see its variables.

@@ -23,23 +23,13 @@ from paceline.errors import PacelineError
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.system.files import PRIVATE, make_own, read_json, write_json
+from paceline.targets.ray.channel import StoreListener
 from paceline.targets.ray.delta import DeltaRecorder, end_part
 from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 from paceline.targets.ray.entry import COMPLAINT
-from paceline.targets.ray.object_sync import (
-    Ticket,
-    get,
-    part_name,
-    put,
-    run_prefix,
-    signed_part,
-    snapshot_name,
-    tree_sha256,
-    unpack,
-    unsealed,
-)
-from paceline.targets.ray.passage import StoreListener
+from paceline.targets.ray.object_sync import Ticket, part_name, run_prefix, signed_part, snapshot_name, unsealed
 from paceline.targets.ray.settings import own_folder
+from paceline.targets.ray.store_objects import get, put, tree_sha256, unpack
 
 _TICK_S = 0.1
 _PART_S = 1.0

@@ -36,7 +36,7 @@ from paceline.targets.status import NodeStatus, Status
 
 if TYPE_CHECKING:
     from paceline.remote.link import Link
-    from paceline.runs.remote_status import Passage
+    from paceline.runs.remote_status import Channel
     from paceline.targets.ray.allocate import RayNodes
 
 _PREFIX = "paceline-"
@@ -174,14 +174,14 @@ class RayTarget:
         # Another process may be fetching the end of the run, for minutes if outputs are large.
         return JobStatus(state=RUNNING) if more_comes and found.state == GONE else found
 
-    def passage(self, folder: RunFolder) -> Passage | None:
+    def channel(self, folder: RunFolder) -> Channel | None:
         """Return a channel to the run's supervisor for one command, or None if the folder is shared."""
         if self.settings.is_shared or not is_copy(folder):
             return None
+        from paceline.targets.ray.channel import StoreChannel
         from paceline.targets.ray.object_sync import store_record
-        from paceline.targets.ray.passage import StorePassage
 
-        return StorePassage(store_record(self.settings, folder.path.parent.parent), folder)
+        return StoreChannel(store_record(self.settings, folder.path.parent.parent), folder)
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         from paceline.remote.staging.stage_out_local import is_over

@@ -36,6 +36,7 @@ from paceline.remote.staging.packing import FOLDER, Packed, add_json, pack_run
 from paceline.remote.staging.stage_out_local import expect, is_over, take_record
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import ExecMessage, ExecRequest
 from paceline.system import links, locks
 from paceline.system.files import read_json, write_json
 from paceline.targets.slurm import login_helper
@@ -263,7 +264,7 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
         add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
 
 
-class LoginPassage:
+class LoginChannel:
     """A channel for `paceline exec` through the login host: one ssh while the command runs.
 
     The far end (`login_helper.execute`) uses the supervisor's exchange files. When this program ends, so does the connection,
@@ -281,20 +282,20 @@ class LoginPassage:
         self._alive_at = 0.0
         self._is_closed = False
 
-    def begin(self, request: dict[str, Any]) -> None:
+    def begin(self, request: ExecRequest) -> None:
         asked = {"op": "exec", "run_dir": self._run_dir, "name": secrets.token_hex(6), "request": request}
         self._process, mark = self._login.open(asked)
         threading.Thread(target=self._listen, args=(self._process, mark), daemon=True).start()
 
-    def tell(self, told: dict[str, Any]) -> None:
-        self._write(json.dumps(told).encode())
+    def send(self, message: ExecMessage) -> None:
+        self._write(json.dumps(message).encode())
 
-    def heard(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[ExecMessage]:
         now = time.monotonic()
         if now - self._alive_at > _ALIVE_S:
             self._alive_at = now
             self._write(b"")
-        found: list[dict[str, Any]] = []
+        messages: list[ExecMessage] = []
         with contextlib.suppress(queue.Empty):
             while not self.is_over:
                 came = self._came.get_nowait()
@@ -304,8 +305,8 @@ class LoginPassage:
                     self.is_over = True
                     break
                 *lines, self._rest = (self._rest + came).split(b"\n")
-                found += map(json.loads, lines)
-        return found
+                messages += map(json.loads, lines)
+        return messages
 
     def close(self) -> None:
         self._is_closed = True

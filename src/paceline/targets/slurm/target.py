@@ -36,7 +36,7 @@ from paceline.targets.slurm.submission import Extension
 from paceline.targets.status import NodeStatus, SettingError, Status
 
 if TYPE_CHECKING:
-    from paceline.runs.remote_status import Passage
+    from paceline.runs.remote_status import Channel
     from paceline.targets.slurm.allocation import Allocation
     from paceline.targets.slurm.login import Login
 
@@ -261,14 +261,14 @@ class SlurmTarget:
                 raise EngineError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")
             self._query(folder, noted.get("user")).forget_answer()
 
-    def passage(self, folder: RunFolder) -> Passage | None:
+    def channel(self, folder: RunFolder) -> Channel | None:
         """Return a channel to the run's supervisor for one command, or None if the folder is shared."""
         run_dir = engine(folder).get("run_dir")
         if self.settings.login is None or run_dir is None:
             return None
-        from paceline.targets.slurm.login import LoginPassage
+        from paceline.targets.slurm.login import LoginChannel
 
-        return LoginPassage(self._login(), str(run_dir))
+        return LoginChannel(self._login(), str(run_dir))
 
     # --- for the supervisor, inside the job
 

@@ -20,7 +20,8 @@ import os
 import secrets
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 from paceline.data.stores.filesystem import Store
 from paceline.data.stores.record import StoreRecord
@@ -28,8 +29,10 @@ from paceline.errors import PacelineError, RunStateError, TargetError, TransferE
 from paceline.runs import states
 from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import ExecMessage, ExecRequest
 from paceline.system.files import read_json
-from paceline.targets.ray.object_sync import can_encrypt, decrypted, encrypted, exists, get, put, remove, run_prefix
+from paceline.targets.ray.object_sync import run_prefix
+from paceline.targets.ray.store_objects import can_encrypt, decrypted, encrypted, exists, get, put, remove
 
 #: How often the cluster's side polls for announcements in a bucket, which charges for each request.
 _KNOCK_S = 2.0
@@ -53,39 +56,39 @@ class Sealed:
         #: The number of objects written or read.
         self.count = 0
 
-    def put(self, lines: list[dict[str, Any]]) -> None:
+    def put(self, messages: Sequence[ExecRequest | ExecMessage]) -> None:
         """Store the next object.
 
         Raises:
             PacelineError: The store fails; the object stays the next one.
         """
         name = self._name(self.count)
-        put(self._store, name, encrypted(json.dumps(lines).encode(), self._key, name))
+        put(self._store, name, encrypted(json.dumps(messages).encode(), self._key, name))
         self.count += 1
 
-    def get(self) -> list[dict[str, Any]] | None:
+    def get(self) -> list[ExecMessage] | None:
         """Return and remove the next object, or return None if it does not exist.
 
         Raises:
             PacelineError: The store fails, or another writer has created the object.
         """
         name = self._name(self.count)
-        found = get(self._store, name)
-        if found is None:
+        data = get(self._store, name)
+        if data is None:
             return None
-        if not found:
+        if not data:
             raise TargetError(
                 f"run {self._run_id}: commands go through {self._store.title} encrypted, for which the cluster's Python needs "
                 "cryptography. Install it there: pip install 'cryptography>=42'."
             )
-        text = decrypted(found, self._key, name)
+        text = decrypted(data, self._key, name)
         if text is None:
             raise TransferError(f"{self._store.title}: {name!r} is not signed with this run's key.")
         with contextlib.suppress(FileNotFoundError):
             remove(self._store, name)
         self.count += 1
-        lines: list[dict[str, Any]] = json.loads(text)
-        return lines
+        messages: list[ExecMessage] = json.loads(text)
+        return messages
 
     def refuse(self) -> None:
         """Report that this Python can't encrypt."""
@@ -103,7 +106,7 @@ class Sealed:
 _REFUSED_S = 5.0
 
 
-class StorePassage:
+class StoreChannel:
     """The client's side of a channel."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder) -> None:
@@ -120,45 +123,45 @@ class StorePassage:
         self._name = secrets.token_hex(6)
         self._in = Sealed(self._store, folder.run_id, key, self._name, "in")
         self._out = Sealed(self._store, folder.run_id, key, self._name, "out")
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[ExecMessage] = []
         self._alive_at = self._looked_at = self._knocked_at = 0.0
         self._well_at = time.monotonic()
         self._is_closed = self._is_refused = False
 
-    def begin(self, request: dict[str, Any]) -> None:
+    def begin(self, request: ExecRequest) -> None:
         self._in.put([request])
         self._knock()
         self._alive_at = time.monotonic()
 
-    def tell(self, told: dict[str, Any]) -> None:
-        self._waiting.append(told)
+    def send(self, message: ExecMessage) -> None:
+        self._waiting.append(message)
         if len(self._waiting) >= 100:
             self._pass_on()
 
-    def heard(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[ExecMessage]:
         if time.monotonic() - self._looked_at < _LOOK_S:
             return []
-        found: list[dict[str, Any]] = []
+        messages: list[ExecMessage] = []
         try:
-            self._look(found)
+            self._look(messages)
             self._well_at = time.monotonic()
         except PacelineError:
             # The store may be away for a moment; messages found before are not lost.
             if time.monotonic() - self._well_at > _SILENCE_S / 2:
                 raise
         self._looked_at = time.monotonic()
-        return found
+        return messages
 
-    def _look(self, found: list[dict[str, Any]]) -> None:
+    def _look(self, messages: list[ExecMessage]) -> None:
         now = time.monotonic()
         if self._waiting or now - self._alive_at > _ALIVE_S:
             self._pass_on()
         if self._out.count == 0 and now - self._knocked_at > _AGAIN_S:
             self._knock()
-        while not self.is_over and (lines := self._out.get()) is not None:
-            self.is_over = not lines
-            self._is_refused |= any("error" in line for line in lines)
-            found += lines
+        while not self.is_over and (arrived := self._out.get()) is not None:
+            self.is_over = not arrived
+            self._is_refused |= any("error" in message for message in arrived)
+            messages += arrived
 
     def close(self) -> None:
         if self._is_closed:
@@ -167,7 +170,7 @@ class StorePassage:
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
             # The other side is closing too: a message would stay in the store until the run's end.
-            self.heard()
+            self.receive()
             time.sleep(0.02)
         # After the run's end the message would not be read.
         is_over = self.is_over or (read_json(self._folder.record) or {}).get("status") in states.TERMINAL
@@ -204,7 +207,7 @@ class StoreListener:
 
     def _listen(self) -> None:
         with Store(self._record) as store:
-            running: dict[str, _Handed] = {}
+            running: dict[str, _Relay] = {}
             looked_at = 0.0
             knock_s = _LOOK_S if store.kind == "local" else _KNOCK_S
             while not self._ended.wait(_LOOK_S):
@@ -214,16 +217,16 @@ class StoreListener:
                     with contextlib.suppress(Exception):  # the store may be away for a while
                         for name in self._asked(store):
                             if can_encrypt():
-                                running[name] = _Handed(store, self._folder, self._key, name)
+                                running[name] = _Relay(store, self._folder, self._key, name)
                             else:
                                 Sealed(store, self._folder.run_id, self._key, name, "out").refuse()
-                for name, one in list(running.items()):
-                    if not one.look():
-                        one.close()
+                for name, relay in list(running.items()):
+                    if not relay.look():
+                        relay.close()
                         del running[name]
-            for one in running.values():
-                one.look()
-                one.close()
+            for relay in running.values():
+                relay.look()
+                relay.close()
 
     def _asked(self, store: Store) -> list[str]:
         knock = _knock(self._folder.run_id)
@@ -237,7 +240,7 @@ class StoreListener:
         return new
 
 
-class _Handed:
+class _Relay:
     """The relay of one command."""
 
     def __init__(self, store: Store, folder: RunFolder, key: str, name: str) -> None:
@@ -247,26 +250,26 @@ class _Handed:
         self._files = Files(folder)
         self._heard = time.monotonic()
         self._is_over = self._has_ended = False
-        self._back: list[dict[str, Any]] = []
+        self._back: list[ExecMessage] = []
 
     def look(self) -> bool:
         """Relay new messages. Return whether more may come."""
         try:
-            while (lines := self._in.get()) is not None:
+            while (messages := self._in.get()) is not None:
                 self._heard = time.monotonic()
-                for told in lines:
+                for message in messages:
                     if self._in.count == 1:
-                        self._files.begin(told)
-                    elif told.get("gone"):
+                        self._files.begin(cast(ExecRequest, message))
+                    elif message.get("gone"):
                         self._is_over = True
                         return False
                     else:
-                        self._files.tell(told)
+                        self._files.send(message)
             if self._in.count and not self._back:
-                self._back = self._files.heard()
+                self._back = self._files.receive()
             if self._back and not self._out.is_full():
                 self._out.put(self._back)
-                self._has_ended = self._has_ended or any("error" in told for told in self._back)
+                self._has_ended = self._has_ended or any("error" in message for message in self._back)
                 self._back = []
             if not self._back and (self._files.is_over or self._has_ended):
                 return False

@@ -15,9 +15,9 @@ from paceline.data.stores.filesystem import Store
 from paceline.data.stores.record import StoreRecord
 from paceline.errors import RunStateError, TargetError, TransferError
 from paceline.runs.folder import RunFolder
-from paceline.targets.ray import passage as passages
-from paceline.targets.ray.object_sync import put
-from paceline.targets.ray.passage import Sealed, StoreListener, StorePassage
+from paceline.targets.ray import channel as channel_module
+from paceline.targets.ray.channel import Sealed, StoreChannel, StoreListener
+from paceline.targets.ray.store_objects import put
 from tests.helpers import make_run, wait_until
 from tests.targets.answering import Answering, answering
 
@@ -41,8 +41,8 @@ class Both:
         os.close(fd)
         return RunFolder(folder.path.rename(top / "lab_1700000000_00000001"))
 
-    def passage(self) -> StorePassage:
-        return StorePassage(self.record, self.here)
+    def channel(self) -> StoreChannel:
+        return StoreChannel(self.record, self.here)
 
     def left(self) -> list[str]:
         folders = (self.store, self.there.exec_requests, self.there.path / "attempts")
@@ -53,8 +53,8 @@ class Both:
 @pytest.fixture
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
     # A folder is looked into as often as anything else: only a bucket charges for it.
-    monkeypatch.setattr(passages, "_KNOCK_S", 3600.0)
-    monkeypatch.setattr(passages, "_LOOK_S", 0.02)
+    monkeypatch.setattr(channel_module, "_KNOCK_S", 3600.0)
+    monkeypatch.setattr(channel_module, "_LOOK_S", 0.02)
     found = Both(tmp_path)
     yield found
     found.listener.close()
@@ -66,35 +66,35 @@ def supervisor(both: Both) -> Iterator[Answering]:
         yield found
 
 
-def hear(passage: StorePassage, what: str) -> list[Any]:
+def hear(channel: StoreChannel, what: str) -> list[Any]:
     found: list[Any] = []
-    wait_until(lambda: found.extend(told[what] for told in passage.heard() if what in told) or found, what, 60)
+    wait_until(lambda: found.extend(told[what] for told in channel.receive() if what in told) or found, what, 60)
     return found
 
 
 def test_what_is_said_is_handed_on_and_nothing_of_it_is_left_or_can_be_read(both: Both, supervisor: Answering) -> None:
-    passage = both.passage()
-    passage.begin(REQUEST)
-    passage.tell({"data": "cGFzc3dvcmQ="})
-    assert hear(passage, "out") == ["cGFzc3dvcmQ="]
+    channel = both.channel()
+    channel.begin(REQUEST)
+    channel.send({"data": "cGFzc3dvcmQ="})
+    assert hear(channel, "out") == ["cGFzc3dvcmQ="]
     assert supervisor.requests == [REQUEST]
-    passage.tell({"end": True})
-    passage._pass_on()
+    channel.send({"end": True})
+    channel._pass_on()
     stored = b"".join(path.read_bytes() for path in both.store.rglob("*") if path.is_file())
     assert b"end" not in stored
-    assert hear(passage, "exit") == [3]
-    passage.close()
+    assert hear(channel, "exit") == [3]
+    channel.close()
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
 def test_several_commands_at_once_have_their_own_words(both: Both, supervisor: Answering) -> None:
-    ways = [both.passage() for _ in range(3)]
-    for number, passage in enumerate(ways):
-        passage.begin(REQUEST)
-        passage.tell({"data": str(number)})
-    assert [hear(passage, "out") for passage in ways] == [["0"], ["1"], ["2"]]
-    for passage in ways:
-        passage.close()
+    ways = [both.channel() for _ in range(3)]
+    for number, channel in enumerate(ways):
+        channel.begin(REQUEST)
+        channel.send({"data": str(number)})
+    assert [hear(channel, "out") for channel in ways] == [["0"], ["1"], ["2"]]
+    for channel in ways:
+        channel.close()
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
     assert supervisor.heard.count({"gone": True}) == 3
 
@@ -109,53 +109,53 @@ def test_who_can_write_to_the_store_alone_runs_nothing(
         top = both.store / "paceline" / "runs" / both.there.run_id / "exec"
         (top / "other").mkdir()
         (top / "replayed" / "in_000000").rename(top / "other" / "in_000000")
-        put(store, passages._knock(both.there.run_id), b"")
-    passage = both.passage()
-    passage.begin(REQUEST)
-    passage.tell({"data": "eA=="})
-    assert hear(passage, "out") == ["eA=="]
+        put(store, channel_module._knock(both.there.run_id), b"")
+    channel = both.channel()
+    channel.begin(REQUEST)
+    channel.send({"data": "eA=="})
+    assert hear(channel, "out") == ["eA=="]
     assert len(supervisor.requests) == 1, "the one that was asked for by whoever has the key"
     # An answer of somebody else's is none; it is told once the store could have been away for as long.
-    monkeypatch.setattr(passages, "_SILENCE_S", 2.0)
+    monkeypatch.setattr(channel_module, "_SILENCE_S", 2.0)
     with Store(both.record) as store:
-        forged = Sealed(store, both.here.run_id, "ab" * 32, passage._name, "out")
-        forged.count = passage._out.count
+        forged = Sealed(store, both.here.run_id, "ab" * 32, channel._name, "out")
+        forged.count = channel._out.count
         forged.put([{"out": "eA=="}])
     with pytest.raises(TransferError, match="is not signed with this run's key"):
-        wait_until(passage.heard, "a word", 60)
-    passage.close()
+        wait_until(channel.receive, "a word", 60)
+    channel.close()
 
 
 def test_a_refusal_is_handed_back(both: Both, supervisor: Answering) -> None:
-    passage = both.passage()
-    passage.begin({**REQUEST, "argv": ["refused"]})
-    assert hear(passage, "error") == ["rank 0 has ended"]
-    passage.close()
+    channel = both.channel()
+    channel.begin({**REQUEST, "argv": ["refused"]})
+    assert hear(channel, "error") == ["rank 0 has ended"]
+    channel.close()
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
 def test_a_knock_that_another_one_removed_is_made_again(
     both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passages, "_AGAIN_S", 0.1)
-    monkeypatch.setattr(StorePassage, "begin", lambda self, request: self._in.put([request]))
-    passage = both.passage()
-    passage.begin(REQUEST)
-    passage.tell({"end": True})
-    assert hear(passage, "exit") == [3]
-    passage.close()
+    monkeypatch.setattr(channel_module, "_AGAIN_S", 0.1)
+    monkeypatch.setattr(StoreChannel, "begin", lambda self, request: self._in.put([request]))
+    channel = both.channel()
+    channel.begin(REQUEST)
+    channel.send({"end": True})
+    assert hear(channel, "exit") == [3]
+    channel.close()
 
 
 def test_the_end_of_a_killed_asker_ends_the_command(
     both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passages, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(channel_module, "_SILENCE_S", 0.5)
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom paceline.data.stores.record import StoreRecord\n"
-        "from paceline.runs.folder import RunFolder\nfrom paceline.targets.ray.passage import StorePassage\n"
-        "passage = StorePassage(StoreRecord(name='s', url=sys.argv[1]), RunFolder(Path(sys.argv[2])))\n"
-        "passage.begin({'argv': ['echo'], 'rank': 0, 'terminal': None, 'term': None})\n"
-        "passage.tell({'data': 'eA=='})\npassage._pass_on()\nos.kill(os.getpid(), 9)\n"
+        "from paceline.runs.folder import RunFolder\nfrom paceline.targets.ray.channel import StoreChannel\n"
+        "channel = StoreChannel(StoreRecord(name='s', url=sys.argv[1]), RunFolder(Path(sys.argv[2])))\n"
+        "channel.begin({'argv': ['echo'], 'rank': 0, 'terminal': None, 'term': None})\n"
+        "channel.send({'data': 'eA=='})\nchannel._pass_on()\nos.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(both.store), str(both.here.path)], check=False, timeout=120)
     wait_until(lambda: {"gone": True} in supervisor.heard, "the command was ended", 60)
@@ -163,30 +163,30 @@ def test_the_end_of_a_killed_asker_ends_the_command(
 
 
 def test_the_runs_end_is_told_and_leaves_nothing(both: Both, supervisor: Answering) -> None:
-    passage = both.passage()
-    passage.begin(REQUEST)
-    passage.tell({"data": "eA=="})
-    hear(passage, "out")
+    channel = both.channel()
+    channel.begin(REQUEST)
+    channel.send({"data": "eA=="})
+    hear(channel, "out")
     both.listener.close()
-    wait_until(lambda: passage.heard() or passage.is_over, "the end is told", 60)
-    passage.close()
+    wait_until(lambda: channel.receive() or channel.is_over, "the end is told", 60)
+    channel.close()
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
 def test_without_the_key_there_is_one_sentence(both: Both) -> None:
     both.here.exec_key.unlink()
     with pytest.raises(RunStateError, match=r"the key to its commands, \S+/exec_key, is not there, or another user's"):
-        both.passage()
+        both.channel()
 
 
 def test_cluster_without_cryptography_is_named(
     both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passages, "can_encrypt", lambda: False)
-    monkeypatch.setattr(passages, "_SILENCE_S", 2.0)
-    passage = both.passage()
-    passage.begin(REQUEST)
+    monkeypatch.setattr(channel_module, "can_encrypt", lambda: False)
+    monkeypatch.setattr(channel_module, "_SILENCE_S", 2.0)
+    channel = both.channel()
+    channel.begin(REQUEST)
     with pytest.raises(TargetError, match=r"the cluster's Python needs\s+cryptography. Install it there"):
-        wait_until(passage.heard, "a word", 60)
-    passage.close()
+        wait_until(channel.receive, "a word", 60)
+    channel.close()
     assert not supervisor.requests
