@@ -17,7 +17,7 @@ from paceline.system.files import json_lines, write_json
 from tests.helpers import wait_until
 
 
-class Channel:
+class CommandFiles:
     def __init__(self, tmp_path: Path, argv: list[str], terminal: list[int] | None = None) -> None:
         self.folder, self.output = tmp_path / "channel", tmp_path / "exec.jsonl"
         self.folder.mkdir()
@@ -45,10 +45,10 @@ class Channel:
 
 @pytest.fixture
 def serve(tmp_path):
-    made: list[Channel] = []
+    made: list[CommandFiles] = []
 
-    def start(*argv: str, **values) -> Channel:
-        made.append(Channel(tmp_path, list(argv), **values))
+    def start(*argv: str, **values) -> CommandFiles:
+        made.append(CommandFiles(tmp_path, list(argv), **values))
         return made[-1]
 
     yield start
@@ -73,7 +73,7 @@ def test_request_that_somebody_else_put_there_is_not_served(tmp_path, monkeypatc
         user = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(OSError, match=r"belongs to another user|Not a directory|Too many levels"):
-        execute.Channel(str(folder), str(tmp_path / "output"))
+        execute.CommandFiles(str(folder), str(tmp_path / "output"))
 
 
 def test_what_comes_goes_in_and_what_it_says_comes_out(serve):

@@ -46,7 +46,7 @@ _CHUNK = 1 << 14
 _AHEAD_BYTES = 8 << 20
 
 
-class Channel:
+class CommandFiles:
     """The files of one command."""
 
     def __init__(self, folder: str, output: str) -> None:
@@ -87,7 +87,7 @@ class Channel:
 
 
 def main(argv: list[str]) -> int:
-    channel = Channel(argv[0], argv[1])
+    channel = CommandFiles(argv[0], argv[1])
     # Adopt orphans, to find all processes of the command at the end.
     processes.become_subreaper()
     ended = threading.Event()
@@ -124,7 +124,7 @@ class _Run:
 
     process: subprocess.Popen[bytes]
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: CommandFiles) -> None:
         self._channel = channel
         self._readers: list[_Reader] = []
 
@@ -156,7 +156,7 @@ class _Run:
 class _Reader(threading.Thread):
     """A thread that forwards one output of the command."""
 
-    def __init__(self, channel: Channel, fd: int, name: str) -> None:
+    def __init__(self, channel: CommandFiles, fd: int, name: str) -> None:
         super().__init__(daemon=True)
         self._channel, self._fd, self._name = channel, fd, name
         # Held between reading from the pipe and writing the message.
@@ -189,7 +189,7 @@ class _Reader(threading.Thread):
 
 
 class _Pipes(_Run):
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: CommandFiles) -> None:
         super().__init__(channel)
         self.process = subprocess.Popen(
             channel.request["argv"],
@@ -218,7 +218,7 @@ class _Pipes(_Run):
 
 
 class _Terminal(_Run):
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: CommandFiles) -> None:
         super().__init__(channel)
         self._fd, theirs = pty.openpty()
         self._resize(channel.request["terminal"])
