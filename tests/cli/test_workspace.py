@@ -12,7 +12,7 @@ import pytest
 
 from paceline.runs import read, states, store
 from paceline.runs.record import utc_now
-from paceline.services.record import ServiceRecord, Wanted
+from paceline.services.record import DesiredState, ServiceRecord
 from paceline.system.files import write_json
 from paceline.workspace import Workspace
 from tests.cli.conftest import Cli
@@ -101,7 +101,7 @@ def planted(cli: Cli) -> Path:
     record = ServiceRecord(name="web", created_utc=utc_now(), since_utc=utc_now(), owner=owner)
     write_tree(
         workspace.path / "services/web",
-        {"service.json": json.dumps(record.to_json()), "wanted.json": json.dumps(Wanted(serial=1).to_json())},
+        {"service.json": json.dumps(record.to_json()), "wanted.json": json.dumps(DesiredState(serial=1).to_json())},
     )
     write_tree(cli.folder / "evil", {"train.py": ""})
     return cli.folder / "evil"

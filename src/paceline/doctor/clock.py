@@ -1,7 +1,6 @@
-"""Clocks: of the nodes among each other and against this machine's.
+"""Clocks of the nodes, compared with each other and with this machine's.
 
-Logs and metrics of several nodes are put in order by time, and certificates and tokens are refused by a clock that is
-far off.
+Logs and metrics of several nodes are ordered by time, and a wrong clock makes certificates and tokens invalid.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ _ADVICE = "Let the node take its time from the network: `timedatectl set-ntp tru
 
 @dataclass(frozen=True)
 class Offset:
-    """The lead of a node's clock over this machine's, give or take `error_s`."""
+    """The lead of a node's clock over this machine's, within `error_s`."""
 
     seconds: float
     error_s: float
 
     @property
     def surely_s(self) -> float:
-        """The difference that there is at least."""
+        """Return the lower bound of the difference."""
         return max(0.0, abs(self.seconds) - self.error_s)
 
 
 def check_clocks(examination: Examination) -> Iterator[Finding]:
-    """A finding for each node, and one for the nodes among each other."""
+    """Return a finding for each node, and one for the nodes among each other."""
     found, failed = examination.ask_all("clock", _offset, _SAMPLES * _QUESTION_S)
     yield from failed
     for name, offset in found.items():
@@ -62,7 +61,7 @@ def _between(found: dict[str, Offset]) -> Finding:
 
 
 def _offset(patient: Patient) -> Offset:
-    """The best of some samples: the one whose question and answer took the least time."""
+    """Return the best of some samples: that with the shortest round trip."""
     samples = []
     for _ in range(_SAMPLES):
         asked = time.time()
@@ -72,9 +71,9 @@ def _offset(patient: Patient) -> Offset:
             theirs = float(done.stdout)
         except ValueError:
             raise NoAnswerError(f"its Python told no time: {done.stderr.decode(errors='replace')[-200:]}") from None
-        # As NTP does it: the node's time is taken to lie in the middle between question and answer.
+        # As NTP does: assume the node's time is that of the middle of the round trip.
         samples.append(Offset(theirs - (asked + answered) / 2, (answered - asked) / 2))
-    # Whatever delayed the other samples has not delayed this one.
+    # The shortest round trip has the least delay.
     return min(samples, key=lambda offset: offset.error_s)
 
 

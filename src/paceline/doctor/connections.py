@@ -1,4 +1,4 @@
-"""Connections between the nodes: a network that all are in, and connections to ports over it."""
+"""Connections between the nodes: a common network, and ports on it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from paceline.doctor.examination import (
 )
 from paceline.system.names import counted
 
-#: Up to so many nodes, every one connects to every other; beyond, to the next and to the one across the ring.
+#: Up to this number of nodes all connect to all; beyond, each to the next and to the one across the ring.
 _ALL_PAIRS = 16
-#: For the listeners to be up and every connection to be made.
+#: Time for the listeners to start and for all connections.
 _CONNECT_S = 15.0
 _LISTEN_S = _CONNECT_S + 15.0
 
 
 def check_network(examination: Examination) -> Iterator[Finding]:
-    """The network over which the nodes will talk; kept for the checks that use it."""
+    """Find the network over which the nodes will talk, and keep it for later checks."""
     interfaces = {patient.name: patient.link.hello.interfaces for patient in examination.well}
     examination.places = places = common_network(interfaces, examination.interface)
     if places:
@@ -60,7 +60,7 @@ def check_network(examination: Examination) -> Iterator[Finding]:
 
 
 def check_ports(examination: Examination) -> Iterator[Finding]:
-    """Each node listens on a port, and the others connect to it."""
+    """Let each node listen on a port while the others connect."""
     places, patients = examination.places, examination.well
     if places is None:
         yield skipped("ports", "no common network to try")
@@ -72,10 +72,10 @@ def check_ports(examination: Examination) -> Iterator[Finding]:
     peers = _peers([patient.name for patient in patients])
     token = secrets.token_hex(8)
     for patient in patients:
-        # The number of connections after which the listener may end.
+        # The listener ends after this number of connections.
         count = sum(patient.name in others for others in peers.values())
         asked = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
-        # A daemon for each node: it listens while the others connect, and is given up with the program.
+        # Daemon threads, which listen while others connect and end with the program.
         threading.Thread(target=_listen, args=(patient, {**asked, "timeout_s": _LISTEN_S}), daemon=True).start()
 
     def question(patient: Patient) -> dict[str, Any]:
@@ -113,18 +113,18 @@ def free_port(patient: Patient) -> int:
 
 
 def _listen(patient: Patient, asked: dict[str, Any]) -> None:
-    # What goes wrong here, those that connect tell.
+    # The connecting nodes report the failures.
     with suppress(NoAnswerError):
         patient.ask("on_node", "listen", asked, timeout_s=_LISTEN_S + 5.0)
 
 
 def _peers(names: list[str]) -> dict[str, list[str]]:
-    """Node -> those it connects to; a node that is alone connects to itself."""
+    """Return the peers of each node; a single node is its own peer."""
     if len(names) == 1:
         return {names[0]: names}
     if len(names) <= _ALL_PAIRS:
         return {name: [other for other in names if other != name] for name in names}
     count = len(names)
-    # The next one shows a node that is cut off, the one across the ring a network in two halves.
+    # The next node reveals a node that is cut off, the one across the ring a split network.
     steps = (1, count // 2)
     return {name: [names[(index + step) % count] for step in steps] for index, name in enumerate(names)}

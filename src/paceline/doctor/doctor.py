@@ -1,7 +1,6 @@
 """The examination of a compute target, from its settings to an all-reduce over its nodes.
 
-The checks are in order: each rests on what those before it have found, and what can't be looked at because of an earlier
-failure is told as skipped, not as failed.
+Each check builds on the ones before. A check that an earlier failure makes impossible is reported as skipped.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from paceline.targets.base import Examined
 from paceline.targets.polling import said, within
 from paceline.targets.status import Status
 
-#: For the engine's answer about its nodes.
+#: Time for the engine's answer about its nodes.
 STATUS_S = 30.0
-#: For the nodes to be had: an allocation may have to wait in a queue.
+#: Time to acquire the nodes: an allocation may wait in a queue.
 NODES_S = 180.0
 
 _ON_NODES: tuple[tuple[str, Callable[[Examination], Iterator[Finding]]], ...] = (
@@ -56,12 +55,11 @@ def examine(
     nodes_s: float = NODES_S,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Finding]:
-    """The findings, one by one as they are made.
+    """Yield each finding at once.
 
-    target: an instance of a kind; one that is not `Examined` is told as skipped.
-    node_count: how many nodes to take; None leaves it to the kind. nodes_s: how long to wait for them.
-    python: the interpreter that scripts will run in; None for what the target's `script_python(links)` says, if it has one,
-        else that of each node's agent. interface: that the nodes will talk over. say: told what is being looked at.
+    A target that is not `Examined` is reported as skipped. `node_count` None leaves the number to the kind. `nodes_s` limits
+    the wait for the nodes. `python` is the scripts' interpreter; None means the target's `script_python(links)`, else that of
+    each node's agent. `interface` is the nodes' network interface. `say` receives the name of the current check.
     """
     if not isinstance(target, Examined):
         yield skipped("nodes", f"targets of kind {getattr(target, 'kind', '?')!r} can't be examined from within")
@@ -95,7 +93,7 @@ def examine(
             return
         of_scripts = getattr(target, "script_python", None)
         if python is None and of_scripts is not None:
-            # The target asks its nodes for that, which may hang.
+            # The target asks its nodes, which may hang.
             found = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
             python = None if isinstance(found, Exception) else found
         examination = Examination(
@@ -105,7 +103,7 @@ def examine(
             python=python,
             interface=interface,
         )
-        # Each check is a generator, so a person sees a finding as soon as it is made.
+        # Checks are generators, so that findings appear at once.
         for title, check in _ON_NODES:
             say(title)
             if not examination.well:
@@ -141,12 +139,13 @@ def _check_status(target: Examined) -> Iterator[Finding]:
 
 
 def _open(target: Examined, node_count: int | None, limit_s: float) -> tuple[list[Any], str | None, Callable[[], None]]:
-    """The links, or what went wrong; and what gives the nodes back.
+    """Return the links or the failure, and the stack that releases the nodes.
 
-    Nodes that come after the time is up are given back by the thread that waited for them.
+    The waiting thread releases nodes that arrive after the timeout.
     """
-    # Either the thread that waits for the nodes closes the stack or this one does. `decided` guards the choice: held while
-    # one side writes its flag and reads the other's.
+    # Either the waiting thread closes the stack or this one does. `decided` guards the choice: a side holds it while it
+    # sets its
+    # flag and reads the other's.
     stack, decided = contextlib.ExitStack(), threading.Lock()
     has_entered = is_late = False
 
@@ -174,7 +173,7 @@ def _open(target: Examined, node_count: int | None, limit_s: float) -> tuple[lis
 
 
 def _close(stack: contextlib.ExitStack) -> None:
-    # Closing a link to a node that hangs may hang as well.
+    # Closing the link of a hanging node may hang, too.
     within(stack.close, 20.0)
 
 

@@ -1,6 +1,6 @@
-"""The packages that scripts will find: torch, mpi4py and Open MPI, the same on all nodes.
+"""Packages of the scripts: torch, mpi4py and Open MPI, equal on all nodes.
 
-A script may need none of them, so one that no node has is no failure; one that only some have is.
+A script may need none of them, so a package that all nodes lack is no failure; one that some lack is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.system.names import counted
 
 
 def check_environment(examination: Examination) -> Iterator[Finding]:
-    """A finding for each package and for Open MPI; nodes that agree are told in one line."""
+    """Return a finding for each package and for Open MPI, one for nodes that agree."""
     for module in MODULES:
         found = {
             name: modules.get(module) or {"missing": False, "error": modules.get("error", "gave no answer")}
@@ -27,7 +27,7 @@ def check_environment(examination: Examination) -> Iterator[Finding]:
 
 
 def has_module(examination: Examination, module: str) -> bool:
-    """True if every node that answers can import it."""
+    """Return True if every answering node can import it."""
     return bool(examination.facts) and all(
         "version" in ((facts.get("modules") or {}).get(module) or {}) for facts in examination.facts.values()
     )
@@ -61,7 +61,7 @@ def _check_module(module: str, found: dict[str, dict[str, Any]]) -> Iterator[Fin
             )
     differ = differing_nodes(versions)
     if differ:
-        # Releases of one minor version differ in fixes, and their ranks mostly understand each other.
+        # Patch releases differ in fixes, and their ranks mostly understand each other.
         minors = {".".join(found[name]["version"].split(".")[:2]) for name in versions}
         yield Finding(
             check=module,

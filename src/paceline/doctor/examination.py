@@ -1,4 +1,7 @@
-"""The state that the checks of one examination share: the nodes, what is wanted of them, and what has been learned so far."""
+"""The state that the checks of an examination share, and requests to its nodes.
+
+A node that has not answered in time gets no further request: it would wait behind the first.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import CommandEnd, Link
 
 
-#: For looking at a node: importing torch from a cold network folder takes tens of seconds.
+#: Time for facts of a node: importing torch from a cold network folder takes tens of seconds.
 FACTS_S = 90.0
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 
-#: Beyond what a question itself may take.
+#: Added to a request's own time limit.
 _SLACK_S = 5.0
 
 Result = TypeVar("Result")
 
-#: Bridges of containers and virtual machines: every host has the same address on them, and none reaches another.
+#: Bridges of containers and virtual machines: all hosts have the same address on them, and they reach no other host.
 _OF_NO_USE = ("docker", "podman", "cni", "virbr", "veth", "br-", "lxc", "lxdbr", "tailscale-")
 
 #: interface -> (IPv4 address, prefix length)
@@ -36,11 +39,15 @@ Interfaces = Mapping[str, tuple[str, int]]
 
 @dataclass
 class Examination:
-    """The state of one examination.
+    """The state of an examination.
 
-    python: the interpreter that scripts will run in; None for that of each node's agent.
-    folder: on the nodes, for runs and snapshots. interface: the network interface that is asked for.
-    workspace_dir: on this machine. facts: by node, once they were asked for. places: by node, once a network was chosen.
+    Attributes:
+        python: Interpreter of the scripts; None: that of each node's agent.
+        folder: Folder on the nodes for runs and snapshots.
+        interface: Network interface to use.
+        workspace_dir: Workspace on this machine.
+        facts: Facts by node, once known.
+        places: Addresses by node, once a network is chosen.
     """
 
     patients: Sequence[Patient]
@@ -53,7 +60,7 @@ class Examination:
 
     @property
     def well(self) -> list[Patient]:
-        """The nodes that still answer."""
+        """Return the nodes that still answer."""
         return [patient for patient in self.patients if patient.gone is None]
 
     def python_of(self, patient: Patient) -> str:
@@ -62,9 +69,9 @@ class Examination:
     def ask_all(
         self, check: str, question: Callable[[Patient], Any], timeout_s: float
     ) -> tuple[dict[str, Any], list[Finding]]:
-        """Ask each node that still answers; the answers by name, and a failure for each node that gave none."""
+        """Ask each node that still answers. Return answers by name, and a failure for each other node."""
         found, failed = {}, []
-        # A node that gave no answer is `gone` from now on, so the next checks do not wait for it again.
+        # The node is `gone` from now on, so that later checks do not wait for it.
         for name, answer in everywhere(self.well, question, timeout_s).items():
             if isinstance(answer, NoAnswerError):
                 failed.append(
@@ -87,11 +94,14 @@ def skipped(check: str, why: str) -> Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One check of one node, or of all of them.
+    """The result of a check of a node, or of all nodes.
 
-    level: "ok"; "warn": runs may work; "fail": runs will not; "skipped": could not be looked at, because of another finding or
-    because there is nothing to look at.
-    node: None for what concerns the target or all nodes. seen: what was found, with the values. advice: what to do about it.
+    Attributes:
+        level: "ok"; "warn": runs may work; "fail": runs will not work; "skipped": not checked, because of another finding or
+            without anything to check.
+        node: None for the target or all nodes.
+        seen: The result, with values.
+        advice: The next step.
     """
 
     check: str
@@ -105,13 +115,13 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """The worst level of all findings: "fail", "warn" or "ok"."""
+    """Return the worst level of all findings: "fail", "warn" or "ok"."""
     levels = {finding.level for finding in findings}
     return next((level for level in (FAIL, WARN) if level in levels), OK)
 
 
 def size_text(size: float) -> str:
-    """A size in bytes as people say it: "1.5 GB"."""
+    """Return a size in bytes as text, such as "1.5 GB"."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
@@ -119,12 +129,12 @@ def size_text(size: float) -> str:
 
 
 class NoAnswerError(Exception):
-    """A node gave no answer, or not one that can be used; the message says what it gave."""
+    """A missing or unusable answer of a node; the message describes it."""
 
 
 @dataclass
 class Patient:
-    """A node that is examined. gone: why it is asked nothing any more."""
+    """A node under examination. `gone` is the reason why it gets no further requests."""
 
     link: Link
     gone: str | None = None
@@ -135,28 +145,28 @@ class Patient:
 
     @property
     def python(self) -> str:
-        """The interpreter that the agent runs in."""
+        """Return the interpreter of the node's agent."""
         return str(self.link.hello.python[0])
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
-        """A command on the node: its returncode, stdout and stderr.
+        """Run a command on the node, and return its exit code, stdout and stderr.
 
         Raises:
-            NoAnswerError: it did not end in time, or the node is lost.
+            NoAnswerError: It did not end in time, or the node is lost.
         """
         return self.call(lambda: self.link.run(argv, input=input, timeout_s=timeout_s), timeout_s)
 
     def call(self, request: Callable[[], Result], timeout_s: float = 60.0) -> Result:
-        """Make a request of the link; its result.
+        """Make a request over the link, and return its result.
 
         Raises:
-            NoAnswerError: it failed, or the node is lost.
+            NoAnswerError: It failed, or the node is lost.
         """
         if self.gone:
             raise NoAnswerError(self.gone.removeprefix(f"{self.name}: "))
         try:
             return request()
-        # An OSError is the node's own answer, "no such file". A link's error with a living link is a time-out.
+        # An OSError is the node's own answer, such as "no such file". An error of a living link is a timeout.
         except (OSError, PacelineError) as error:
             self.gone = self.link.lost
             if self.gone or not isinstance(error, PacelineError):
@@ -166,12 +176,12 @@ class Patient:
     def ask(
         self, program: str, mode: str, asked: Mapping[str, Any], *, python: str | None = None, timeout_s: float = 60.0
     ) -> dict[str, Any]:
-        """The answer of one of the programs beside this file, run on the node.
+        """Run a program of this folder on the node, and return its answer.
 
-        program: "on_node" or "reduce_on_node". python: the interpreter, the agent's own unless named.
+        `program` is "on_node" or "reduce_on_node", and `python` the interpreter, by default the agent's own.
 
         Raises:
-            NoAnswerError: there is none; the message has the program's last line.
+            NoAnswerError: It gave no answer; the message has its last line.
         """
         words = foreign_python.words(python or self.python, mode, installed=True)
         done = self.run(words, input=program_of(program, mode, asked), timeout_s=timeout_s)
@@ -179,16 +189,16 @@ class Patient:
 
 
 def program_of(program: str, mode: str, asked: Mapping[str, Any], *, ends_at_once: bool = True) -> bytes:
-    """The text of one of the programs beside this file, as `Patient.ask` has them run."""
+    """Return the text of a program of this folder, for `Patient.ask`."""
     path = Path(__file__).with_name(f"{program}.py")
     return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
 
 def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
-    """The value that a program of the doctor's printed.
+    """Return the value that a program of the doctor printed.
 
     Raises:
-        NoAnswerError: it printed none.
+        NoAnswerError: It printed none.
     """
     found = foreign_python.answer_in(stdout)
     if found is not None:
@@ -200,17 +210,17 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
 def everywhere(
     patients: Sequence[Patient], question: Callable[[Patient], Result], timeout_s: float
 ) -> dict[str, Result | NoAnswerError]:
-    """Ask all nodes at once; their answers by name. All are asked at once; one that takes longer than `timeout_s` is given up."""
+    """Ask all nodes at once, and return their answers by name. Give up on a node after `timeout_s`."""
     answers = all_within({patient.name: partial(question, patient) for patient in patients}, timeout_s + _SLACK_S)
     found: dict[str, Result | NoAnswerError] = {}
     for patient in patients:
         answer = answers[patient.name]
         if isinstance(answer, TimeoutError):
-            # Its thread still waits; a second question would wait behind the first one.
+            # Its thread still waits, and a second request would wait behind it.
             patient.gone = f"gave no answer in {timeout_s + _SLACK_S:g} s and was not asked again"
             found[patient.name] = NoAnswerError(patient.gone)
         elif isinstance(answer, Exception) and not isinstance(answer, NoAnswerError):
-            # A value of another shape than was asked for, or a plug-in's link.
+            # A value of another shape, or a plug-in's link.
             found[patient.name] = NoAnswerError(f"{type(answer).__name__}: {answer}")
         else:
             found[patient.name] = answer
@@ -219,7 +229,7 @@ def everywhere(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPlace:
-    """The address at which others reach a node. network: as "10.0.0.0/24"."""
+    """The address at which others reach a node, in a network such as "10.0.0.0/24"."""
 
     interface: str
     address: str
@@ -227,26 +237,25 @@ class NetworkPlace:
 
 
 def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -> dict[str, NetworkPlace] | None:
-    """A place for each node in one network that all of them are in; None where there is none.
+    """Return an address for each node in a network common to all, or None.
 
-    wanted: only this interface counts. Of several networks the largest one wins, then the first. A single node is
-    reached by its loopback.
+    With `wanted` only that interface counts. The largest network wins, then the first. A single node has its loopback.
     """
     places = {name: _places(interfaces, wanted, len(nodes) == 1) for name, interfaces in nodes.items()}
     networks = [{place.network for place in found} for found in places.values()]
-    # Compared by the network itself: interfaces have other names on other nodes.
+    # Compare networks: interfaces have different names on other nodes.
     common = set.intersection(*networks) if networks else set()
-    # The same address on two nodes: a bridge of each node's own.
+    # The same address on two nodes: each has its own bridge.
     common = {network for network in common if len(_addresses(places, network)) == len(nodes)}
     if not common:
         return None
-    # The shortest prefix is the largest network; ties are broken by text, so that every examination chooses alike.
+    # The shortest prefix is the largest network; text breaks ties, so that every examination chooses alike.
     best = min(common, key=lambda network: (ipaddress.ip_network(network).prefixlen, network))
     return {name: next(place for place in found if place.network == best) for name, found in places.items()}
 
 
 def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
-    """The first two or more nodes that can't be told apart by their addresses; none of a node of its own."""
+    """Return the first nodes that have the same addresses, or none."""
     alike: dict[frozenset[str], list[str]] = {}
     for name, interfaces in nodes.items():
         alike.setdefault(addresses_of(interfaces), []).append(name)
@@ -254,7 +263,7 @@ def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
 
 
 def addresses_of(interfaces: Interfaces) -> frozenset[str]:
-    """The addresses by which others may reach a node, those of networks of its own too."""
+    """Return a node's addresses for others, including those of private networks."""
     return frozenset(
         address
         for name, (address, _) in interfaces.items()

@@ -11,17 +11,17 @@ from paceline.remote.agent.boot import OLDEST
 from paceline.system.names import counted
 
 MODULES = ("torch", "mpi4py")
-#: folder -> (fails below, warns below), in bytes. Guesses: a snapshot with an environment layer fits the first.
+#: Folder -> bytes below which the check fails, or warns. Guesses: a snapshot with an environment layer fits the first.
 _FOLDER_BYTES = (200_000_000, 5_000_000_000)
 _TMP_BYTES = (50_000_000, 1_000_000_000)
 #: A container's default of 64 MB is too small for Open MPI's and NCCL's segments, and for data loaders.
 _SHM_BYTES = (16_000_000, 512_000_000)
-#: A rank has a socket to every other, and data loaders pass tensors as file descriptors.
+#: A rank has a socket to each other rank, and data loaders pass tensors as file descriptors.
 _NOFILE = (256, 4096)
 
 
 def learn_facts(examination: Examination) -> Iterator[Finding]:
-    """Ask each node for all that it can tell by itself; a finding for each that can't."""
+    """Ask each node for its facts. Return a finding for each node that can't tell."""
 
     def question(patient: Patient) -> dict[str, Any]:
         asked = {
@@ -29,7 +29,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
             "space": [examination.folder, "/tmp", "/dev/shm"],
             "modules": MODULES,
             "library_dir": patient.link.hello.library,
-            # Within the question's own time limit, so that a slow import is told as such and not as a node that is silent.
+            # Within the request's own limit, so that a slow import is reported as such, not as a silent node.
             "timeout_s": FACTS_S - 20.0,
         }
         return patient.ask("on_node", "facts", asked, timeout_s=FACTS_S)
@@ -39,7 +39,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
 
 
 def check_python(examination: Examination) -> Iterator[Finding]:
-    """Check that the interpreter for scripts is there, and new enough."""
+    """Check that the scripts' interpreter exists and is new enough."""
     versions = {}
     for name, facts in examination.facts.items():
         path, version, error = (facts["python"].get(key) for key in ("path", "version", "error"))
@@ -67,7 +67,7 @@ def check_python(examination: Examination) -> Iterator[Finding]:
 
 
 def check_space(examination: Examination) -> Iterator[Finding]:
-    """Room in the folder for runs, in /tmp and in shared memory."""
+    """Check the space in the folder for runs, in /tmp and in shared memory."""
     wanted = {examination.folder: _FOLDER_BYTES, "/tmp": _TMP_BYTES, "/dev/shm": _SHM_BYTES}
     for name, facts in examination.facts.items():
         for path, (fails, warns) in wanted.items():
@@ -81,7 +81,7 @@ def check_space(examination: Examination) -> Iterator[Finding]:
                     advice=f"Let {path} be written by this user, or set another folder on the target.",
                 )
                 continue
-            # A container's shared memory counts by its size; that others use it now will pass.
+            # A container's shared memory counts by its size; its present use is temporary.
             free = found["total"] if path == "/dev/shm" and found["free"] >= fails else found["free"]
             level = FAIL if free < fails else WARN if free < warns else OK
             yield Finding(
@@ -94,8 +94,8 @@ def check_space(examination: Examination) -> Iterator[Finding]:
 
 
 def check_limits(examination: Examination) -> Iterator[Finding]:
-    """The user's limits: open files, and locked memory where InfiniBand may want it."""
-    # RDMA registers memory, which is then locked; Ethernet needs none of it.
+    """Check the user's limits: open files, and locked memory for InfiniBand."""
+    # RDMA locks memory; Ethernet does not.
     with_fabric = {
         patient.name
         for patient in examination.patients
@@ -124,14 +124,14 @@ def check_limits(examination: Examination) -> Iterator[Finding]:
 
 
 def check_stacks(examination: Examination) -> Iterator[Finding]:
-    """Check what `paceline stacks` may see on each node. Stacks by signal need no right, so nothing here is a warning."""
+    """Check what `paceline stacks` can see on each node. Stacks by signal always work, so nothing is a warning."""
     for name, facts in examination.facts.items():
         seen, advice = _stacks(facts["stacks"])
         yield Finding(check="stacks", node=name, level=OK, seen=seen, advice=advice)
 
 
 def _stacks(found: dict[str, Any]) -> tuple[str, str]:
-    """(what is seen, what to do)"""
+    """Return the result of the check and its advice."""
     scope, refused = found["ptrace_scope"], found["refused"]
     is_ruled = scope not in ("", "0") and not found["may_trace"]
     if found["py_spy"] and not refused:
@@ -152,7 +152,7 @@ def _stacks(found: dict[str, Any]) -> tuple[str, str]:
 
 
 def check_gpus(examination: Examination) -> Iterator[Finding]:
-    """GPUs by the driver's own tool; the same number, model and driver on all nodes."""
+    """Check that all nodes have the same number, model and driver of GPUs, by nvidia-smi."""
     summaries = {}
     for name, facts in examination.facts.items():
         gpus = facts["gpus"]
@@ -186,7 +186,7 @@ def check_gpus(examination: Examination) -> Iterator[Finding]:
 
 
 def differing_nodes(values: dict[str, str]) -> str:
-    """The values and who has which: "2.13.0 on host1, host2; 2.12.1 on host3"; "" where all are the same."""
+    """Return the values with their nodes, "2.13.0 on host1, host2; 2.12.1 on host3", or "" if all are equal."""
     by_value: dict[str, list[str]] = {}
     for name, value in values.items():
         by_value.setdefault(value, []).append(name)

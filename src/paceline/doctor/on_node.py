@@ -1,8 +1,8 @@
-"""The doctor's program on a node: `facts`, `listen` and `connect` look, listen or connect, and return what is found.
+"""The doctor's program on a node: `facts`, `listen` and `connect`.
 
-A Python there is given it as text (`paceline.remote.foreign_python`), so it stands on the standard library alone and
-imports nothing of Paceline. Whatever it asks may hang (a driver, a file system that has gone), so everything has a time
-limit, and none of the programs that it starts is waited for once it has been killed.
+A Python there gets it as text (`paceline.remote.foreign_python`), so it needs only the standard library and imports nothing of
+Paceline. Everything that it asks may hang (a driver, a lost file system), so each request has a time limit, and killed programs
+are not waited for.
 
     facts   {"python": ..., "space": [...], "modules": [...], "library_dir": ..., "timeout_s": ...}
     listen  {"address": ..., "port": ..., "token": ..., "count": ..., "timeout_s": ...}
@@ -29,10 +29,10 @@ from typing import Any
 Asked = dict[str, Any]
 Answer = dict[str, Any]
 
-#: Before the line that counts of `_MODULES`: a module that is imported may print as it likes.
+#: Prefix of the result of `_MODULES`: an imported module may print anything.
 _MARK = "PACELINE-MODULES "
 
-#: Run by the interpreter that runs scripts, which may be any Python.
+#: For the scripts' interpreter, which may be any Python.
 _MODULES = r"""
 import json, sys
 found = {}
@@ -61,7 +61,7 @@ sys.stdout.write("\nPACELINE-MODULES " + json.dumps(found) + "\n")
 
 
 def facts(asked: Asked) -> Answer:
-    """The facts of this node. asked: python (of the scripts), space (folders), modules."""
+    """Return the facts of this node: the scripts' python, space of folders, modules."""
     python = asked["python"]
     timeout_s = float(asked["timeout_s"])
     found: Answer = {
@@ -87,8 +87,8 @@ def facts(asked: Asked) -> Answer:
 
 
 def space(path: str) -> Answer:
-    """Free and all bytes of the file system that `path` lies on, or will lie on; whether it can be written."""
-    there = path  # looking leaves nothing behind: where there is no such folder yet, the one it would lie in counts
+    """Return free and total bytes of the file system of `path`, and whether it is writable."""
+    there = path  # create nothing: of a missing folder, the nearest existing parent counts
     while not os.path.isdir(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
     try:
@@ -102,7 +102,7 @@ def space(path: str) -> Answer:
 
 
 def gpus() -> Answer:
-    """The GPUs that nvidia-smi lists: {"devices": [[name, driver, MiB], ...]}, or why it lists nothing."""
+    """Return the GPUs of nvidia-smi, {"devices": [[name, driver, MiB], ...]}, or its failure."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {"devices": [], "has_tool": False}
@@ -115,8 +115,8 @@ def gpus() -> Answer:
 
 
 def open_mpi(python: str, library_dir: str) -> Answer:
-    """The mpirun that a launcher would take for scripts of this interpreter: {"path", "version"} or {"error"}."""
-    # The launcher's own search, in a process of its own: a target knows no launcher.
+    """Return the mpirun for scripts of this interpreter: {"path", "version"} or {"error"}."""
+    # The launcher's own search, in its own process: a target knows no launcher.
     code = (
         "import sys; from paceline.launchers.mpi import find_open_mpi; from paceline.errors import PacelineError\n"
         "try: found = find_open_mpi(sys.argv[1]); print(found.mpirun); print('%d.%d' % found.version)\n"
@@ -130,11 +130,11 @@ def open_mpi(python: str, library_dir: str) -> Answer:
 
 
 def listen(asked: Asked) -> Answer:
-    """Answer `count` connections on a port with the token that they bring: {"answered": number}."""
+    """Answer `count` connections on a port that bring the token: {"answered": number}."""
     deadline = time.monotonic() + asked["timeout_s"]
     answered = 0
     with socket.socket() as server:
-        # The port was free a moment ago; what of an earlier connection is in TIME_WAIT does not matter.
+        # The port was free a moment ago; ignore earlier connections in TIME_WAIT.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((asked["address"], asked["port"]))
         server.listen(128)
@@ -153,9 +153,9 @@ def listen(asked: Asked) -> Answer:
 
 
 def connect(asked: Asked) -> Answer:
-    """Connect to each peer: {name: {"ms": of the whole exchange} or {"error": ...}}, all at once."""
+    """Connect to all peers at once: {name: {"ms": of the round trip} or {"error": ...}}."""
     results: Answer = {}
-    # All at once: a firewall that drops packets costs the time limit once, not once for each peer.
+    # At once: a firewall that drops packets costs the time limit once.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
     for thread in threads:
         thread.start()
@@ -180,7 +180,7 @@ def _connect(asked: Asked, name: str, address: str, port: int, results: Answer) 
                 return
             error = "somebody else answers there"
         except ConnectionRefusedError as refused:
-            error = str(refused.strerror)  # it may not listen yet
+            error = str(refused.strerror)  # the listener may start later
         except OSError as failed:
             error = str(failed.strerror or failed)
         time.sleep(0.1)
@@ -188,8 +188,8 @@ def _connect(asked: Asked, name: str, address: str, port: int, results: Answer) 
 
 
 def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
-    """(standard output, "") of a program, or ("", why there is none)."""
-    # Files, not pipes: a grandchild that keeps a pipe open would keep this process waiting for its end.
+    """Return (standard output, "") of a program, or ("", reason)."""
+    # Files, not pipes: a grandchild could keep a pipe open.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
@@ -200,7 +200,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # not waited for: it may sit in a system call for ever
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped: it may hang in a system call
             return "", f"{os.path.basename(argv[0])} gave no answer in {timeout_s:.0f} s"
         out.seek(0)
         err.seek(0)
@@ -212,7 +212,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
 
 
 def marked(text: str, error: str) -> Answer:
-    """The value in the marked line of a program's output."""
+    """Return the value in the marked line of a program's output."""
     if error:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
@@ -220,13 +220,14 @@ def marked(text: str, error: str) -> Answer:
 
 
 def stacks(python: str) -> Answer:
-    """What py-spy may see here: its place, the kernel's rule for looking into other processes (Yama), the right to do it all the
-    same, and what py-spy says of a process that it has not started, as a worker is none: "" where it may look.
+    """Return what py-spy may see here: its path, Yama's rule, the right to ignore it, and py-spy's refusal.
+
+    The refusal is that for a process which py-spy has not started, such as a worker; "" means that it may look.
     """
     spy = shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", ""))))
     return {
         "ptrace_scope": _line("/proc/sys/kernel/yama/ptrace_scope"),
-        # CAP_SYS_PTRACE is the 19th right, capabilities(7).
+        # CAP_SYS_PTRACE is number 19, capabilities(7).
         "may_trace": bool(int(_field("/proc/self/status", "CapEff") or "0", 16) >> 19 & 1),
         "py_spy": spy,
         "refused": _refused(spy, python) if spy else "",
@@ -234,7 +235,7 @@ def stacks(python: str) -> Answer:
 
 
 def _refused(spy: str, python: str) -> str:
-    # A container, a security module or a py-spy that is too old refuse without any of the rules above: so it is tried.
+    # A container, a security module or an old py-spy may refuse in spite of these rules, so try it.
     try:
         seen = subprocess.Popen(
             [python, "-c", "import time; print(flush=True); time.sleep(60)"],
@@ -244,10 +245,10 @@ def _refused(spy: str, python: str) -> str:
             start_new_session=True,
         )
     except OSError:
-        return ""  # the interpreter is told of elsewhere
+        return ""  # reported elsewhere
     assert seen.stdout is not None
     try:
-        # py-spy finds no interpreter in a process that has yet to load it.
+        # py-spy finds no interpreter in a process that has not loaded it yet.
         if not select.select([seen.stdout], [], [], 20.0)[0]:
             return ""
         return output([spy, "dump", "--nonblocking", "--pid", str(seen.pid)], 20.0)[1]
@@ -274,6 +275,6 @@ def _field(path: str, name: str) -> str:
 
 
 def _limit(name: str) -> int | None:
-    """The soft limit; None for none."""
+    """Return the soft limit, or None."""
     value = resource.getrlimit(getattr(resource, name))[0]
     return None if value == resource.RLIM_INFINITY else value

@@ -1,4 +1,4 @@
-"""A small all-reduce over all nodes, by torch's Gloo and by MPI: what a run will do, before it waits for a queue."""
+"""A small all-reduce over all nodes, by torch's Gloo and by MPI."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from paceline.doctor.reduce_mpi import open_mpi_of, over_mpi
 from paceline.system.names import counted
 from paceline.targets.polling import all_within
 
-#: Of float32: 4 MiB.
+#: float32 elements: 4 MiB.
 _ELEMENTS = 1 << 20
-#: Within the program, and around it with the import of torch.
+#: Time within the program, and around it with the import of torch.
 _LIMIT_S = 30.0
 _PROGRAM_S = 90.0
 
@@ -37,18 +37,18 @@ _MPI_ADVICE = (
     "another MPI, are what it most often is."
 )
 
-#: What each rank that was asked has answered, or why it has not.
+#: Each rank's answer, or its failure.
 Answers = Mapping[int, "dict[str, Any] | Exception"]
 
 
 def check_gloo(examination: Examination) -> Iterator[Finding]:
-    """An all-reduce of 4 MiB among the nodes, one process each; skipped where not all have torch."""
+    """Reduce 4 MiB among the nodes by Gloo, one process each. Skip it unless all have torch."""
     lacks = "" if has_module(examination, "torch") else "torch is not on all nodes"
     yield from _check(examination, "gloo all-reduce", lacks, _over_gloo, _GLOO_ADVICE)
 
 
 def check_mpi(examination: Examination) -> Iterator[Finding]:
-    """An all-reduce of 4 MiB among the nodes, one process each; skipped where not all have mpi4py and Open MPI."""
+    """Reduce 4 MiB among the nodes by MPI, one process each. Skip it unless all have mpi4py and Open MPI."""
     mpirun = open_mpi_of(examination)
     has_all = mpirun is not None and has_module(examination, "mpi4py")
     lacks = "" if has_all else "mpi4py and the same Open MPI are not on all nodes"
@@ -67,7 +67,7 @@ def _check(
     reduce: Callable[[Examination, Sequence[Patient], Mapping[str, NetworkPlace]], Answers],
     advice: str,
 ) -> Iterator[Finding]:
-    """Make the all-reduce; one finding, or one for each rank that failed. lacks: what the nodes have not got; "" for nothing."""
+    """Run the all-reduce. Return one finding, or one for each failed rank. `lacks` names missing packages."""
     places, patients = examination.places, examination.well
     if lacks:
         yield skipped(check, lacks)
@@ -75,7 +75,7 @@ def _check(
     if places is None or not all(patient.name in places for patient in patients):
         yield skipped(check, "no common network to try")
         return
-    # One node is tried with two processes.
+    # A single node runs two processes.
     ranks = patients if len(patients) > 1 else patients * 2
     try:
         answers = reduce(examination, ranks, places)
@@ -109,5 +109,5 @@ def _over_gloo(examination: Examination, ranks: Sequence[Patient], places: Mappi
         python = examination.python_of(ranks[rank])
         return ranks[rank].ask("reduce_on_node", "gloo", asked, python=python, timeout_s=_PROGRAM_S)
 
-    # All at once: each rank waits in the all-reduce for the others.
+    # At once: the ranks wait for each other in the all-reduce.
     return all_within({rank: partial(answer, rank) for rank in range(len(ranks))}, _PROGRAM_S + 5.0)

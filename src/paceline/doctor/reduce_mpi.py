@@ -1,5 +1,6 @@
-"""The doctor's all-reduce by mpirun and mpi4py, started as a run's mpirun is: through the agents, so that no node needs a login
-on another.
+"""The doctor's all-reduce by mpirun and mpi4py, over the agents.
+
+As in a run, no node needs a login on another.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _POLL_S = 0.1
 
 
 def open_mpi_of(examination: Examination) -> tuple[str, int] | None:
-    """Path and major version of the mpirun, where all nodes have the same."""
+    """Return path and major version of mpirun, if all nodes have the same."""
     mpis = [facts.get("open_mpi", {}) for facts in examination.facts.values()]
     found = {(mpi["path"], int(mpi["version"].split(".")[0])) if "version" in mpi else None for mpi in mpis}
     return found.pop() if len(found) == 1 else None
@@ -35,14 +36,14 @@ def over_mpi(
     mpirun: tuple[str, int],
     elements: int,
 ) -> dict[str, Any]:
-    """Rank 0's measurement: {"ms": ..., "size": ...}. mpirun: its path and major version.
+    """Return rank 0's measurement: {"ms": ..., "size": ...}. `mpirun` has path and major version.
 
     Raises:
-        NoAnswerError: with the last that mpirun has said.
+        NoAnswerError: mpirun failed; the message has its last words.
     """
     patients = ranks if ranks[0] is not ranks[-1] else ranks[:1]
     scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
-    # To its end: MPI has something to do there.
+    # To the end, where MPI finalizes.
     source = program_of("reduce_on_node", "mpi", {"elements": elements}, ends_at_once=False)
     try:
         sockets = [_prepare(patient, scratch, source) for patient in patients]
@@ -58,8 +59,8 @@ def over_mpi(
 
 
 def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
-    """The socket of the node's remote shell."""
-    # The agent removes the folder when it goes, whatever becomes of us.
+    """Return the socket of the node's remote shell."""
+    # The agent removes the folder at its end.
     socket: str = patient.call(lambda: patient.link.make_scratch(scratch))
     patient.call(lambda: patient.link.put_file(f"{scratch}/reduce.py", source))
     return socket
@@ -73,21 +74,21 @@ def _reduced(
     scratch: str,
     shell: Sequence[str],
 ) -> dict[str, Any]:
-    """Rank 0's measurement.
+    """Return rank 0's measurement.
 
     Raises:
-        NoAnswerError: with the last that mpirun has said.
+        NoAnswerError: mpirun failed; the message has its last words.
     """
     nodes = [
         Node(node_rank=rank, name=patient.name, address=places[patient.name].address, cores=1)
         for rank, patient in enumerate(patients)
     ]
     log, first = f"{scratch}/mpirun.log", patients[0]
-    # mpirun's calls for its daemons come back over the first node's link, and are started by the other nodes' agents.
+    # Requests of mpirun for its daemons come over the first node's link; the other nodes' agents start them.
     RshCalls([patient.link for patient in patients], nodes, {}, log)
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
     words += [examination.python_of(first), f"{scratch}/reduce.py"]
-    # Each Open MPI has its own name for the folder of its sockets and segments; all of it goes with `scratch`.
+    # Each Open MPI names the folder of its sockets and segments differently; all are removed with `scratch`.
     environment = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -107,13 +108,13 @@ def _reduced(
 
 
 def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -> list[str]:
-    """Mpirun's options, as a run has them (`paceline.launchers.mpi_hosts`): one process a node, two on a node that is alone."""
+    """Return mpirun's options as in a run (`paceline.launchers.mpi_hosts`): one process a node, two on a single node."""
     words = ["--bind-to", "none"]
     if len(places) == 1:
         return [*words, *(["--map-by", "slot:OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]), "-n", "2"]
     agent, runtime = ("ssh", "--prtemca") if major >= 5 else ("rsh", "--mca")
     settings = {f"plm_{agent}_agent": shlex.join(shell), f"plm_{agent}_no_tree_spawn": "1", "plm": agent}
-    # Whole networks: given an address as a /32, Open MPI 5.0 dies of a segmentation fault.
+    # Whole networks: Open MPI 5.0 crashes (SIGSEGV) on a /32.
     networks = ",".join(sorted({place.network for place in places}))
     settings["oob_tcp_if_include"] = networks
     words += ["--mca", "btl_tcp_if_include", networks]
@@ -123,10 +124,10 @@ def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -
 
 
 def _wait(patient: Patient, pid: int) -> int | None:
-    """The exit code; None where it took too long and was killed."""
+    """Return the exit code, or None if it took too long and was killed."""
     deadline = time.monotonic() + _PROGRAM_S
     while time.monotonic() < deadline:
-        # The agent tells each end once, so one of another command is not put back; the doctor runs no other here.
+        # The agent reports each end once. The doctor runs no other command here whose end could be lost.
         for ended in patient.link.ends():
             if ended.pid == pid:
                 return ended.code
@@ -139,6 +140,6 @@ def _wait(patient: Patient, pid: int) -> int | None:
 
 
 def _without_frames(text: bytes) -> bytes:
-    """Mpirun's output without the rulers and the blank lines that it puts around what it has to say."""
+    """Return mpirun's output without rulers and blank lines."""
     lines = [line for line in text.splitlines() if line.strip(b"-= ") and b"mpirun noticed" not in line]
     return os.linesep.encode().join(lines[:40])

@@ -1,7 +1,7 @@
-"""The doctor's all-reduce on a node, by whatever the scripts' own interpreter has: torch over Gloo, or mpi4py.
+"""The doctor's all-reduce on a node, by torch over Gloo or by mpi4py.
 
-A Python there is given it as text (`paceline.remote.foreign_python`); for MPI as a file, by mpirun. The imports are by name,
-because this program belongs to the interpreter that scripts run in, and Paceline itself needs none of them.
+A Python there gets it as text (`paceline.remote.foreign_python`), or as a file by mpirun. Imports are by name: the program
+belongs to the scripts' interpreter, and Paceline itself needs none of these packages.
 
     gloo {"rank": 0, "size": 2, "address": ..., "port": ..., "interface": ..., "elements": 1048576, "timeout_s": ...}
     mpi  {"elements": 1048576}
@@ -16,13 +16,13 @@ import socket
 import time
 from typing import Any
 
-#: The first one makes the connections.
+#: The first round creates the connections.
 _ROUNDS = 3
 
 
 def gloo(asked: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of the fastest all-reduce among `size` ranks, after its sum was found right."""
-    # Before torch is imported: it reads the variable then.
+    """Return milliseconds of the fastest all-reduce among `size` ranks, after checking its sum."""
+    # Before the import of torch, which reads the variable.
     os.environ["OMP_NUM_THREADS"] = "1"
     if asked["interface"]:
         os.environ["GLOO_SOCKET_IFNAME"] = asked["interface"]
@@ -39,16 +39,16 @@ def gloo(asked: dict[str, Any]) -> dict[str, Any]:
         distributed.all_reduce(values)
         times.append((time.monotonic() - start) * 1e3)
         _check(float(values[0]), float(values[-1]), size)
-    # The store's server must outlive every rank's last use of it.
+    # The store's server must outlive the other ranks' use.
     distributed.barrier()
     return {"ms": min(times), "size": size, "hosts": [socket.gethostname()]}
 
 
 def mpi(asked: dict[str, Any]) -> dict[str, Any] | None:
-    """The same by mpi4py; the answer on rank 0, None on the other ranks."""
+    """Return the measurement by mpi4py on rank 0, None on other ranks."""
     module = importlib.import_module("mpi4py.MPI")
     numbers = importlib.import_module("array")
-    # mpi4py has initialized MPI by its import, and finalizes it at the program's end.
+    # mpi4py initializes MPI on import, and finalizes it at the program's end.
     world = module.COMM_WORLD
     mine = numbers.array("f", [float(world.rank + 1)]) * asked["elements"]
     times = []

@@ -1,6 +1,6 @@
-"""Folders that all nodes see: the one for runs, and this machine's workspace.
+"""Folders that nodes share: the one for runs, and this machine's workspace.
 
-Runs work where all nodes see a folder, and where none does; they do not where only some see it.
+Runs work if all nodes see a folder, or none does, but not if only some see it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from paceline.doctor.examination import FAIL, OK, WARN, Examination, Finding, NoAnswerError, Patient, skipped
 
 _QUESTION_S = 20.0
-#: A network file system may show a folder as it was a moment ago.
+#: A network file system may show an old state of a folder.
 _LOOK_AGAIN_S = 1.0
 
 
 def check_sharing(examination: Examination) -> Iterator[Finding]:
-    """Look at the folder on the nodes, where there are several, and at the workspace; a finding for each."""
+    """Check the folder on the nodes, if there are several, and the workspace."""
     if len(examination.well) > 1:
         yield from _check_folder(examination)
     yield from _check_workspace(examination)
@@ -32,7 +32,7 @@ def _check_folder(examination: Examination) -> Iterator[Finding]:
     path = f"{examination.folder}/.doctor-{token}"
     try:
         is_there = first.call(lambda: first.link.exists(examination.folder))
-        # The token tells this file from one of another examination at the same time.
+        # The token distinguishes this file from that of a simultaneous examination.
         first.call(lambda: first.link.put_file(path, token.encode()))
     except NoAnswerError as error:
         yield Finding(

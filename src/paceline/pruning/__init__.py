@@ -1,4 +1,4 @@
-"""Removes what a workspace no longer needs: old runs, snapshots and environments that no run uses, cached data."""
+"""Removal of old runs, and of unused snapshots, environments, cached data and model files."""
 
 from paceline.pruning.families import Wish
 from paceline.pruning.prune import KINDS, Pruned, Removed, prune

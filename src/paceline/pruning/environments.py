@@ -1,4 +1,4 @@
-"""Environments that are wanted no longer: those of interpreters, and those on top of images."""
+"""Unwanted environments: those of interpreters, and those on top of images."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _Kept:
 def prune(
     workspace_dir: Path, wish: Wish, living: Iterable[RunRecord], *, dry_run: bool = False
 ) -> list[tuple[str, int]]:
-    """(key, bytes) of each that is gone: it was wanted no longer, and no run holds it or will.
+    """Remove unwanted environments that no run uses or will use, and return (key, bytes) of each.
 
-    living: the records of runs that have not ended, on whatever machine.
+    `living` are the records of runs that have not ended, on any machine.
     """
     folder = workspace_dir / "environments"
     if not folder.is_dir():
@@ -43,21 +43,21 @@ def prune(
     latest = time.time() - (wish.older_than_s or 0.0)
     left = sum(kept.size_bytes for kept in there)
     chosen: dict[str, int] = {}
-    # The longest unused first, until what is left fits.
+    # The longest unused first, until the rest fits.
     for kept in sorted(there, key=lambda kept: kept.used_s):
         if wish.max_bytes is not None and left <= wish.max_bytes:
             break
         if kept.key not in needed and kept.used_s <= latest:
             chosen[kept.key] = kept.size_bytes
             left -= kept.size_bytes
-    # Both take the lock of each before they remove it, so what a run of this machine holds stays.
+    # Both lock an environment before they remove it, so runs of this machine keep theirs.
     gone = [built.key for built in store.prune(only=chosen, dry_run=dry_run)]
     gone += [layer.key for layer in prune_layers(images, only=chosen, dry_run=dry_run)]
     return [(key, chosen[key]) for key in gone]
 
 
 def free_keys(workspace_dir: Path) -> set[str]:
-    """Keys of the environments that no living run has, or will ask for."""
+    """Return the keys of environments that no living run has or will need."""
     folder = workspace_dir / "environments"
     if not folder.is_dir():
         return set()
@@ -67,23 +67,23 @@ def free_keys(workspace_dir: Path) -> set[str]:
 
 
 def living_runs(workspace_dir: Path) -> list[RunRecord]:
-    """The records of runs that have not ended."""
+    """Return the records of runs that have not ended."""
     return [record for record in all_records(workspace_dir / "runs") if not record.is_terminal]
 
 
 def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRecord]) -> set[str]:
-    """Keys of the environments that living runs have, or will ask for once they are prepared.
+    """Return the keys of environments that living runs have, or will need once they prepare.
 
-    On this machine the kernel's locks say the same of those that run; they may not reach other machines.
+    Locks say the same for runs on this machine, but may not reach other machines.
     """
     keys = set()
     for record in living:
         built = read_json(RunFolder(workspace_dir / "runs" / record.run_id).environment)
         if isinstance(built, dict) and isinstance(built.get("key"), str):
             keys.add(built["key"])
-        # A queued run has no record of its environment yet; by its job the key is known all the same.
+        # A queued run has no record of its environment yet, but its job gives the key.
         elif record.job is not None and record.job.environment.needs_build:
-            # An interpreter or a file that is gone by now: that run will fail, and needs no environment.
+            # If an interpreter or a file is gone by now, the run will fail and needs no environment.
             with contextlib.suppress(PacelineError, OSError):
                 environment = record.job.environment
                 if (found := store.find(environment, environment.python or sys.executable)) is not None:

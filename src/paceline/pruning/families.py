@@ -1,4 +1,7 @@
-"""Which runs are wanted no longer. A run and those below it stay or go together."""
+"""Families of runs, and the criteria by which they are pruned.
+
+A run and its children stay or go together.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from paceline.runs.record import RunRecord, parse_utc
 from paceline.system.files import tree_size
 from paceline.system.names import did_you_mean
 
-#: A run with this tag, whatever its value, is never pruned.
+#: Runs with this tag, of any value, are never pruned.
 KEEP_TAG = "keep"
 
 
 @dataclass(frozen=True)
 class Family:
-    """A run that has no parent, or whose parent is gone, and all runs below it. members: those below first."""
+    """A run without an existing parent, and all its descendants. `members` has children first."""
 
     root: RunRecord
     members: tuple[RunRecord, ...]
@@ -32,8 +35,8 @@ class Family:
 
     @property
     def ended_s(self) -> float:
-        """Return the time at which the last of them ended, in seconds since 1970."""
-        # A run that never came to an end of its own is as old as its record.
+        """Return the time at which the last member ended, in seconds since 1970."""
+        # A run without an end is as old as its record.
         return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
 
     def folders(self, runs_dir: Path) -> list[RunFolder]:
@@ -41,25 +44,25 @@ class Family:
 
 
 def families(runs_dir: Path) -> list[Family]:
-    """All runs of the workspace by family, the newest first."""
+    """Return all runs of the workspace by family, the newest first."""
     records = {record.run_id: record for record in read.all_records(runs_dir)}
     members: dict[str, list[RunRecord]] = {}
     for record in records.values():
         members.setdefault(_root(record, records), []).append(record)
     return [
-        # Newest first, so that what is below comes before what it is below of.
+        # Newest first, so that children come before parents.
         Family(records[root], tuple(found))
         for root, found in members.items()
     ]
 
 
 def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
-    """The families that are wanted no longer, the oldest first; none of them lives, is to be kept, or made a model."""
+    """Return the unwanted families, the oldest first, without those that live, are kept, or made a model."""
     if not wish.is_for_runs:
         return []
     there = families(runs_dir)
     asked = [family for family in there if _is_asked_for(family, wish)]
-    # Counted before ages and tags are looked at: the last five are those of the experiment, whatever their age.
+    # Before ages and tags: the last five are those of the experiment, of any age.
     if wish.keep_last is not None:
         asked = _but_the_last(asked, wish.keep_last)
     latest = time.time() - (wish.older_than_s or 0.0)
@@ -75,7 +78,7 @@ def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
 
 def _root(record: RunRecord, records: dict[str, RunRecord]) -> str:
     seen = {record.run_id}
-    # Two damaged records may name each other as parent.
+    # Damaged records may name each other as parent.
     while record.parent_run_id in records and record.parent_run_id not in seen:
         record = records[record.parent_run_id]
         seen.add(record.run_id)
@@ -87,7 +90,7 @@ def _is_asked_for(family: Family, wish: Wish) -> bool:
 
 
 def _but_the_last(found: Iterable[Family], count: int) -> list[Family]:
-    """All but the newest so many of each experiment."""
+    """Return all but the newest `count` of each experiment."""
     seen: dict[str, int] = {}
     rest = []
     for family in found:
@@ -98,14 +101,14 @@ def _but_the_last(found: Iterable[Family], count: int) -> list[Family]:
 
 
 def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
-    """True if one of them has the tag, or made a model, which could not be made again without it."""
+    """Return True if a run has the tag, or made a model, which could not be made again without it."""
     return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
 def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes: int) -> list[Family]:
-    """As many of those found, the oldest first, as make what is left of all runs no more than that."""
+    """Return the oldest families whose removal brings all runs down to `max_bytes`."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
-    # Of all families: those that live or are kept count for the limit, although they stay.
+    # Living and kept families count for the limit, although they stay.
     total, going = sum(sizes.values()), []
     for family in found:
         if total <= max_bytes:
@@ -117,16 +120,17 @@ def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """Which runs, snapshots, environments and cached files are wanted no longer. Something goes if every criterion that is
-    given, and is for its kind, lets it.
+    """Criteria of runs, snapshots, environments and cached files to remove. All that apply must match.
 
-    older_than_s: runs that ended, and environments and files that were last used, so many seconds ago.
-    keep_last: of runs, all but the newest so many of each experiment.
-    max_bytes: of each kind the oldest, or least recently used, until what is left is no more than that.
-    status, experiment: of runs, those alone.
+    Attributes:
+        older_than_s: Seconds since a run ended, or an environment or file was last used.
+        keep_last: Newest runs of each experiment to keep.
+        max_bytes: Size to leave of each kind; the oldest or least recently used go.
+        status: Only runs in this state.
+        experiment: Only runs of this experiment.
 
     Raises:
-        UserError: a value below zero, or no such state.
+        UserError: A value is below zero, or there is no such state.
     """
 
     older_than_s: float | None = None
@@ -146,10 +150,10 @@ class Wish:
 
     @property
     def is_for_runs(self) -> bool:
-        """True where a criterion is given; without one, no run is unwanted."""
+        """Return True with any criterion; without one, no run is unwanted."""
         return self.is_for_all or any(value is not None for value in (self.keep_last, self.status, self.experiment))
 
     @property
     def is_for_all(self) -> bool:
-        """True where a criterion is given that environments and cached files have as well."""
+        """Return True with a criterion that environments and cached files have, too."""
         return self.older_than_s is not None or self.max_bytes is not None

@@ -1,6 +1,4 @@
-"""All kinds in one go, in the order in which one frees another: runs, then their snapshots, environments, cached data,
-and contents of models.
-"""
+"""Removal of all kinds, in the order in which one frees another."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ KINDS = ("runs", "snapshots", "environments", "data", "models")
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """Something that is gone. name: the run's id, the snapshot's hash, the environment's key."""
+    """A removed run, snapshot or environment: id, hash or key, and its size."""
 
     name: str
     size_bytes: int
@@ -29,8 +27,12 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """The things that are gone, or would be. data_bytes: of cached files. models_bytes: of contents that no version of a model
-    has, and of registrations that were killed. failed: why a run that was to go is still there.
+    """The removed things, or those that a dry run would remove.
+
+    Attributes:
+        data_bytes: Of cached files.
+        models_bytes: Of unused model files and killed registrations.
+        failed: Reasons why runs are still there.
     """
 
     runs: tuple[Removed, ...] = ()
@@ -42,7 +44,7 @@ class Pruned:
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """Return the sum of all sizes."""
         return (
             self.data_bytes
             + self.models_bytes
@@ -65,13 +67,13 @@ class Pruned:
 
 
 def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_run: bool = False) -> Pruned:
-    """Remove what is wanted no longer, and nothing that a living run uses; what is gone.
+    """Remove unwanted things that no living run uses, and return them.
 
-    kinds: of `KINDS`, these alone. Without: snapshots that no run uses and contents that no model has; runs, if a criterion
-    says which; environments and cached data, if they are given an age or a size. dry_run: remove nothing.
+    `kinds` selects of `KINDS`. By default these are unused snapshots and model files; runs, with any criterion; environments and
+    cached data, with an age or a size. `dry_run` removes nothing.
 
     Raises:
-        UserError: no such kind; or runs alone are asked for, and no criterion says which.
+        UserError: An unknown kind, or runs without a criterion.
     """
     if unknown := sorted({*kinds} - {*KINDS}):
         raise UserError(f"{unknown[0]!r} can't be pruned. There are {', '.join(KINDS)}.")
@@ -83,10 +85,10 @@ def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_r
     if not kinds:
         kinds = KINDS if wish.is_for_all else ("runs", "snapshots", "models")
     if not dry_run:
-        # What a killed removal or submission has left belongs to nobody, so it goes whatever was asked for.
+        # Remnants of killed removals and submissions always go.
         removal.sweep(workspace_dir / "runs")
         snapshots.sweep(workspace_dir)
-    # Runs first: the snapshots and environments that they alone use go in the same call.
+    # Runs first, because they free snapshots and environments.
     runs, failed = _prune_runs(workspace_dir, wish, dry_run) if "runs" in kinds else ([], [])
     return Pruned(
         runs=tuple(runs),
@@ -109,13 +111,13 @@ def _prune_runs(workspace_dir: Path, wish: Wish, dry_run: bool) -> tuple[list[Re
                     removal.remove(folder)
             except PacelineError as error:
                 failed.append(str(error))
-                break  # what it is below of stays with it
+                break  # its parents stay, too
             gone.append(Removed(name=folder.run_id, size_bytes=size))
     return gone, failed
 
 
 def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) -> tuple[Removed, ...]:
-    # Without the runs that go: in a dry run they are still there.
+    # A dry run has not removed these runs.
     found = snapshots.unused(workspace_dir, {run.name for run in runs})
     return tuple(
         Removed(name=name, size_bytes=size) for name, size in found if dry_run or snapshots.remove(workspace_dir, name)

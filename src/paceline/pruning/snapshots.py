@@ -1,4 +1,4 @@
-"""Snapshots that no run uses any more."""
+"""Unused snapshots and model files."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from paceline.runs.folder import RunFolder
 from paceline.system import linked
 from paceline.system.files import read_json, remove_tree
 
-#: A run's snapshot is there before its record is. A guess, far above what a submission takes.
+#: A snapshot exists before the run's record. A guess, far above the time of a submission.
 _FRESH_S = 600.0
-#: Of a copy that a killed submission has left.
+#: Age of a copy that a killed submission has left.
 _ABANDONED_S = 86400.0
 _GONE, _NEW = ".gone-", ".new-"
 
 
 def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
-    """(id, bytes) of each snapshot that no run and no model has and that was not taken or asked for just now.
+    """Return (id, bytes) of each snapshot without a run or model that was not made or used just now.
 
-    without: runs that count as gone. bytes: what its removal frees; files that it shares with others are counted where the
-    last of their names goes.
+    Runs in `without` count as removed. A file that snapshots share counts for the last of them.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
-    # Of a model whose run is gone the source is still there to be looked at.
+    # Keep the source of a model whose run is gone.
     used |= {name for name in made_by(workspace_dir).values() if name is not None}
     found = []
     for path in _snapshots(workspace_dir):
@@ -39,18 +38,18 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
 
 
 def remove(workspace_dir: Path, name: str) -> bool:
-    """Remove a snapshot, whole or not at all; False where it was asked for meanwhile, or can't be removed."""
+    """Remove a snapshot. Return False if a submission has just used it, or it can't be removed."""
     path = workspace_dir / "snapshots" / name
     gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
-    # A submission sets the time of the snapshot that it finds, before its record names it.
+    # A submission touches its snapshot before its record names it.
     if _age_s(path) <= _FRESH_S:
         return False
-    # The rename decides: a submission that comes later finds no snapshot and takes one anew.
+    # The rename decides: a later submission finds no snapshot and makes one.
     try:
         os.rename(path, gone)
     except OSError:
         return False
-    if _age_s(gone) <= _FRESH_S:  # a submission has found it between the two
+    if _age_s(gone) <= _FRESH_S:  # a submission has touched it between the two
         os.rename(gone, path)
         return False
     with contextlib.suppress(OSError):
@@ -61,7 +60,7 @@ def remove(workspace_dir: Path, name: str) -> bool:
 
 
 def sweep(workspace_dir: Path) -> None:
-    """Go on with removals that were killed, and remove what killed submissions have left. Never raises."""
+    """Finish killed removals, and remove remnants of killed submissions. Never raises."""
     with contextlib.suppress(OSError):
         for path in (workspace_dir / "snapshots").iterdir():
             if path.name.startswith(_GONE) or (path.name.startswith(_NEW) and _age_s(path) > _ABANDONED_S):
@@ -70,7 +69,7 @@ def sweep(workspace_dir: Path) -> None:
 
 
 def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
-    """(run id, snapshot id) of every run."""
+    """Yield (run id, snapshot id) of every run."""
     for run_id in store.ids(runs_dir):
         folder = RunFolder(runs_dir / run_id)
         with contextlib.suppress(OSError):
@@ -79,7 +78,7 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
         try:
             yield run_id, os.path.basename(os.readlink(folder.snapshot))
         except OSError:
-            # Its link is made after its record; an interactive run may have none.
+            # The link is made after the record; an interactive run may have none.
             data = read_json(folder.record)
             if isinstance(data, dict) and isinstance(data.get("snapshot_id"), str):
                 yield run_id, data["snapshot_id"]
@@ -96,12 +95,12 @@ def _age_s(path: Path) -> float:
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
-        # What can't be looked at counts as new, and stays.
+        # An unreadable snapshot counts as new, and stays.
         return 0.0
 
 
 def _sizes(paths: list[Path]) -> list[int]:
-    """Return the bytes that go with each if all go, one after another: snapshots share the files that are the same in them."""
+    """Return the bytes that each frees if all are removed in turn: snapshots share equal files."""
     names: dict[tuple[int, int], int] = {}
     sizes = []
     for path in paths:
@@ -110,7 +109,7 @@ def _sizes(paths: list[Path]) -> list[int]:
             for file in files:
                 with contextlib.suppress(OSError):
                     found = os.lstat(os.path.join(folder, file))
-                    # Equal files of several snapshots are hard links to one: its bytes are free with the last link.
+                    # Equal files are hard links: the bytes are free with the last link.
                     if found.st_nlink > 1:
                         key = (found.st_dev, found.st_ino)
                         names[key] = names.get(key, 0) + 1
@@ -122,9 +121,9 @@ def _sizes(paths: list[Path]) -> list[int]:
 
 
 def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
-    """Remove what nobody needs; its bytes."""
+    """Remove unused model files, and return their size."""
     parts, blobs = registry.parts_dir(workspace_dir), registry.blobs_dir(workspace_dir)
-    # First, for their files are further names of contents, which no one else may need.
+    # First, because abandoned parts hold further links to the files.
     freed = sum(size for _, size in staging.abandoned(parts)) if dry_run else staging.sweep(parts)
     for path, size in [*keep.unneeded(blobs)]:
         freed += size if dry_run else keep.drop(path)
@@ -132,5 +131,5 @@ def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
 
 
 def made_by(workspace_dir: Path) -> dict[str, str | None]:
-    """Run -> snapshot, of the runs that made a model: it can be made again only with both."""
+    """Return run -> snapshot of runs that made a model, which needs both to be made again."""
     return {record.run_id: record.run.get("snapshot_id") for record in registry.records(workspace_dir) if record.run_id}

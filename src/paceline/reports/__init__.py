@@ -1,1 +1,1 @@
-"""What is worked out from the folders of runs for somebody to read: how two of them differ, what all of them have used."""
+"""Reports made from the folders of runs: differences, usage, bug reports."""

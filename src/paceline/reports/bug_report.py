@@ -1,8 +1,7 @@
-"""What somebody has to know who looks into a fault: versions, kinds of targets, and where a run failed. Nothing else leaves.
+"""The facts that a bug report needs: versions, kinds of targets, and the place of a failure.
 
-Only what is named here goes in, so that nothing has to be found and taken out again: no argument, variable, setting, name of
-a host or user, path, line of a log or line of source. The words of an exception may hold any of these, so they are there only
-where asked for.
+The report is built from listed facts only, so no argument, variable, setting, name of a host or user, path, line of a log or line
+of source can leak. The text of an exception may hold any of these, so it is included only on request.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.system.plugins import version_of
 
-#: Packages whose versions decide how a run goes.
+#: Packages whose versions matter for a run.
 PACKAGES = (
     "paceline",
     "torch",
@@ -50,9 +49,9 @@ _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 def bug_report(folder: RunFolder | None, *, messages: bool = False) -> dict[str, Any]:
-    """`versions`, `platform`, `open_mpi`, and `run` where there is one.
+    """Return `versions`, `platform`, `open_mpi`, and `run` if there is one.
 
-    folder: the run's. messages: with the words of its failure and of its exception.
+    `messages` includes the text of the run's failure and exception.
     """
     found = {
         "versions": {"python": platform.python_version(), **versions()},
@@ -63,13 +62,13 @@ def bug_report(folder: RunFolder | None, *, messages: bool = False) -> dict[str,
 
 
 def versions() -> dict[str, str]:
-    """Name -> version of those of `PACKAGES` that are installed; nothing is imported."""
+    """Return the versions of installed `PACKAGES`, without importing them."""
     found = {name: version_of(name) for name in PACKAGES}
     return {name: version for name, version in found.items() if version is not None}
 
 
 def text(found: dict[str, Any]) -> str:
-    """The same, as Markdown for an issue."""
+    """Return the report as Markdown for an issue."""
     lines = [f"- {name} {version}" for name, version in found["versions"].items()]
     lines += [f"- {found['platform']}", f"- Open MPI: {found['open_mpi']}"]
     if "run" in found:
@@ -112,7 +111,7 @@ def _run(folder: RunFolder, *, messages: bool) -> dict[str, Any]:
             "signal": failure.signal,
             "rank": failure.rank,
             "victims": len(failure.victims),
-            # "ValueError: bad batch" without what stands behind the colon; a name alone has no spaces.
+            # "ValueError: bad batch" without the text behind the colon; a bare name has no spaces.
             "exception": (failure.exception or "").partition(":")[0].partition(" ")[0] or None,
             "frames": [_frame(*frame) for frame in _FRAME.findall(failure.traceback or "")],
         }
@@ -122,7 +121,7 @@ def _run(folder: RunFolder, *, messages: bool) -> dict[str, Any]:
 
 
 def _target_kind(folder: RunFolder) -> str:
-    """The kind alone: names and settings of targets are their owner's."""
+    """Return the target's kind. Names and settings are private."""
     try:
         return str(json.loads(folder.target.read_text()).get("kind", "unknown"))
     except FileNotFoundError:
@@ -130,7 +129,7 @@ def _target_kind(folder: RunFolder) -> str:
 
 
 def _frame(path: str, line: str, function: str) -> str:
-    """Paths of packages from the package on; of a file of the user's the last part alone."""
+    """Shorten paths: those of packages start at the package; of a user's file only the name stays."""
     _, packages, inside = path.rpartition("site-packages/")
     _, own, of_ours = path.rpartition("/paceline/")
     name = inside if packages else f"paceline/{of_ours}" if own else path.rpartition("/")[2]

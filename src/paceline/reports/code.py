@@ -1,4 +1,4 @@
-"""How the sources of two runs differ: their snapshots, compared file by file."""
+"""Differences between the sources of two runs: their snapshots, compared file by file."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Larger files are only said to differ: no person reads a diff of them.
+#: Larger files are reported as different, without a diff.
 _LARGEST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """One file that is not the same in both.
+    """A file that differs between two runs.
 
-    status: "added", "removed" or "changed". text: the lines of a unified diff with its header; empty for what is no text, or is
-    longer than 1 MiB. plus, minus: how many lines came and went.
+    Attributes:
+        status: "added", "removed" or "changed".
+        text: Lines of a unified diff with header; empty for binary files and those over 1 MiB.
+        plus: Number of added lines.
+        minus: Number of removed lines.
     """
 
     name: str
@@ -34,7 +37,7 @@ class FileChange:
 
 
 def file_changes(a: Path, b: Path) -> Iterator[FileChange]:
-    """Each file below the folders `a` and `b` that is not the same in both, in order of name. A link is what it points at."""
+    """Yield each file that differs between the folders `a` and `b`, by name, following links."""
     mine, theirs = _files(a), _files(b)
     for name in sorted(mine | theirs):
         status = "added" if name not in mine else "removed" if name not in theirs else "changed"
@@ -52,7 +55,7 @@ def file_changes(a: Path, b: Path) -> Iterator[FileChange]:
 def _files(top: Path) -> set[str]:
     found = set[str]()
     for folder, folders, names in os.walk(top):
-        # A link to a folder is listed among the folders, and is one name here.
+        # os.walk lists a link to a folder among the folders; here it is one name.
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         found |= {os.path.relpath(os.path.join(folder, name), top) for name in (*names, *links)}
     return found
@@ -61,14 +64,14 @@ def _files(top: Path) -> set[str]:
 def _is_same(a: Path, b: Path) -> bool:
     if a.is_symlink() or b.is_symlink():
         return a.is_symlink() and b.is_symlink() and os.readlink(a) == os.readlink(b)
-    # Snapshots share files that are the same, and these need not be read.
+    # Equal files of snapshots are hard links, which need no reading.
     if os.path.samefile(a, b):
         return True
     return a.stat().st_size == b.stat().st_size and a.read_bytes() == b.read_bytes()
 
 
 def _text(path: Path) -> str | None:
-    """The file as text; None for what is none."""
+    """Return the file as text, or None if it is binary."""
     if path.is_symlink():
         return f"link to {os.readlink(path)}"
     if path.stat().st_size > _LARGEST_TEXT:

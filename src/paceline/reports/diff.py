@@ -1,4 +1,4 @@
-"""How two runs differ: parameters, code, environment, data, topology, and where their metrics part."""
+"""Differences of two runs: parameters, code, environment, data, topology, and metrics."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from paceline.runs.series import MetricSeries
 from paceline.system import linked
 from paceline.system.files import read_json
 
-#: Of a job, what it runs with and how it is spread out. All else that differs is told under `settings`.
+#: Fields of a job about its program and topology. Other differences are reported under `settings`.
 _TOPOLOGY = (
     *("compute_target", "node_count", "process_count_per_node", "worker_count", "parameter_server_count"),
     *("distributed_backend", "use_gpu", "gpu_visibility", "gpu_share", "cores"),
 )
 _ELSEWHERE = ("version", "arguments", "environment", "environment_variables", "secrets", "inputs", *_TOPOLOGY)
-#: Of one input, what tells its content.
+#: Fields that identify an input's content.
 _DATA = ("dataset", "fingerprint", "content", "files", "bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing that is not the same; None where a run does not have it."""
+    """A difference; None for a run without the value."""
 
     name: str
     a: Any
@@ -38,11 +38,14 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricChange:
-    """One metric of both runs, or of one of them.
+    """A metric of one run or of both.
 
-    step: the first at which the values are not equal, to the last digit; NaN equals NaN. Where values have no steps it is their
-        number, from 0, and by_step is False. None where all values that both have are equal.
-    a, b: the values there. last_a, last_b: the last values. count_a, count_b: how many there are.
+    Attributes:
+        step: First step with different values, compared exactly, with NaN equal to NaN; None if all common values are equal.
+        by_step: False if values have no steps; then `step` is their number from 0.
+        a, b: Values at that step.
+        last_a, last_b: Last values.
+        count_a, count_b: Numbers of values.
     """
 
     name: str
@@ -58,13 +61,19 @@ class MetricChange:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDiff:
-    """All that is not the same about two runs.
+    """The differences of two runs.
 
-    parameters: the script's arguments, by option where they have one, and its variables. settings: the rest of the job.
-    code: the files that differ; code_note: why they could not be compared, or else None. git: commit, branch and whether there
-    were edits. environment: packages with the versions that were installed, where an environment was built, else as asked for.
-    data: inputs with fingerprints. topology: target, nodes, processes, devices. metrics: those that part, the first first.
-    same_metrics: names of those that are equal to the end.
+    Attributes:
+        parameters: Arguments of the script, by option where possible, and variables.
+        settings: Other fields of the job.
+        code: Files that differ.
+        code_note: Reason why files could not be compared, or None.
+        git: Commit, branch and uncommitted edits.
+        environment: Versions of packages, installed ones if an environment was built, else requested ones.
+        data: Inputs with fingerprints.
+        topology: Target, nodes, processes, devices.
+        metrics: Metrics that differ, by first different step.
+        same_metrics: Names of equal metrics.
     """
 
     a: str
@@ -82,11 +91,11 @@ class RunDiff:
 
     @property
     def parting(self) -> MetricChange | None:
-        """The metric that parts first; None where no value of both differs."""
+        """Return the metric that differs first, or None."""
         return next((one for one in self.metrics if one.step is not None), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values. NaN and the infinities are strings."""
+        """Return plain JSON values; NaN and the infinities become strings."""
         found: dict[str, Any] = json_safe(asdict(self))
         found["code"] = [
             {"name": one.name, "status": one.status, "plus": one.plus, "minus": one.minus, "text": "\n".join(one.text)}
@@ -96,7 +105,7 @@ class RunDiff:
 
 
 def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, Any]]:
-    """What `compare` looks at of one run: part -> name -> value, for who puts more than two beside one another."""
+    """Return the compared values of a run, by part and name, for tables of more than two runs."""
     return {
         "parameters": _parameters(record),
         "topology": _topology(record),
@@ -108,10 +117,10 @@ def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, Any]]:
 
 
 def compare(a: RunFolder, b: RunFolder) -> RunDiff:
-    """Compare two runs, as they are now.
+    """Compare the present state of two runs.
 
     Raises:
-        RunNotFoundError: one of them has no record that can be read.
+        RunNotFoundError: The record of one can't be read.
     """
     first, second = read.record(a), read.record(b)
     code, note = _code(a, b, first, second)
@@ -137,12 +146,14 @@ def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:
     return tuple(Change(name=name, a=a.get(name), b=b.get(name)) for name in names if a.get(name) != b.get(name))
 
 
-# --- what was asked for
+# --- the job
 
 
 def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
-    """A script's arguments by option: `--lr 0.1` and `--lr=0.1` are {"--lr": "0.1"}, a flag has "", one that comes several times
-    all its values, and what belongs to no option has its number from 1.
+    """Return a script's arguments by option.
+
+    `--lr 0.1` and `--lr=0.1` are {"--lr": "0.1"}, a flag has "", a repeated option has all values, and a positional argument
+    has its number from 1.
     """
     found: dict[str, list[str]] = {}
     number, name = 0, None
@@ -200,7 +211,7 @@ def _topology(record: RunRecord) -> dict[str, Any]:
     return found
 
 
-# --- what it met
+# --- environment, data and topology
 
 
 def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
@@ -210,7 +221,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     built = read_json(folder.environment)
     if not isinstance(built, dict):
         return {f"asked: {name}": value for name, value in asked.items()}
-    # Locks would say the same once more.
+    # Locks would repeat the versions.
     found: dict[str, Any] = {f"asked: {name}": asked[name] for name in ("docker_image", "layered") if name in asked}
     found["base_python"] = built.get("base_python")
     for text in built.get("pip") or ():
@@ -225,7 +236,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
 def _data(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     told = read_json(folder.data)
     inputs = told.get("inputs", ()) if isinstance(told, dict) else ()
-    # Each node tells of what it has; the first tells of all that they share.
+    # Each node reports its own values; the first also those that all share.
     first = {str(one.get("name")): one for one in reversed(list(inputs))}
     if not first and record.job is not None:
         first = {one.name: one.to_json() for one in record.job.inputs}
@@ -233,7 +244,7 @@ def _data(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     for name, one in first.items():
         found[name] = one.get("source") or one.get("sources") or one.get("path")
         found |= {f"{name}: {key}": one[key] for key in _DATA if one.get(key) is not None}
-    # Data that was not copied: other numbers or times mean other content.
+    # For data that was not copied, other numbers or times mean other content.
     for left in linked.read(folder.linked):
         if left.is_linked:
             found[f"{left.path}: files, bytes, changed"] = [left.files, left.size, left.changed_ns]
@@ -251,7 +262,7 @@ def _code(a: RunFolder, b: RunFolder, first: RunRecord, second: RunRecord) -> tu
     return tuple(file_changes(a.snapshot.resolve(), b.snapshot.resolve())), None
 
 
-# --- what came of it
+# --- metrics
 
 
 def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tuple[str, ...]]:
@@ -264,7 +275,7 @@ def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tupl
             same.append(name)
         else:
             parted.append(change)
-    # In order of their first step; those of which one run has no value, or more of them, come last.
+    # By first step; metrics with values in only one run, or more of them, come last.
     parted.sort(key=lambda change: (change.step is None, change.step or 0))
     return tuple(parted), tuple(same)
 
@@ -291,7 +302,7 @@ def _part(name: str, a: MetricSeries, b: MetricSeries) -> MetricChange:
 
 
 def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[Any]]:
-    """Steps and values of the lowest rank that has any: those of several ranks come in an order that clocks decide."""
+    """Return steps and values of the lowest rank with any: the order among ranks is random."""
     lowest = min(found.ranks, default=0)
     kept = [number for number, rank in enumerate(found.ranks) if rank == lowest]
     return [found.steps[number] for number in kept], [found.values[number] for number in kept]

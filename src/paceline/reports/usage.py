@@ -1,7 +1,7 @@
-"""What runs have used of cores and GPUs, and how much of it was lost.
+"""Use of cores and GPUs by runs, and its loss.
 
-A run uses what it holds, busy or not: from its nodes on, through all attempts, to their end. So cores times hours, not
-processor time. What is lost has a cause each, and no hour counts twice:
+A run uses all that it holds, busy or not, from the start of its nodes through all attempts to their end. Usage is cores times
+hours, not CPU time. Each lost hour counts once, under one cause:
 
     Preparing              attempt 1, failed          attempt 2, completed
     |-- packages -- data --|------- failed -----------|------- of use ------|
@@ -24,7 +24,7 @@ from paceline.runs.folder import RunFolder, node_logs
 from paceline.runs.record import Attempt, RunRecord, duration_s, parse_utc
 from paceline.system.files import json_lines, read_json
 
-#: By what usage may be summed up.
+#: Keys by which usage is summed.
 KEYS: dict[str, Callable[[RunRecord], str]] = {
     "user": lambda record: record.submitted_by or "unknown",
     "experiment": lambda record: record.experiment,
@@ -34,17 +34,20 @@ KEYS: dict[str, Callable[[RunRecord], str]] = {
 
 _BUSY = re.compile(r"gpu\d+_percent")
 
-#: (node, name) of each GPU -> (time in seconds since 1970, percent of it in which a kernel ran), in order.
+#: (node, name) of each GPU -> (seconds since 1970, percent of time with a running kernel), in order.
 Looks = Mapping[tuple[int, str], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What some runs have held, in hours of one core or of one GPU.
+    """Hours of a core or of a GPU that runs have held.
 
-    failed_*: in attempts that failed or were interrupted, also of runs that completed in another. canceled_*: in attempts that
-    somebody ended. preparing_*: while nodes were held, and packages were installed. data_*: the same, and data was fetched.
-    idle_gpu_hours: in which no kernel ran on a GPU, of attempts that were not lost as a whole.
+    Attributes:
+        failed_*: In attempts that failed or were interrupted, also if the run completed later.
+        canceled_*: In canceled attempts.
+        preparing_*: While nodes were held and packages installed.
+        data_*: While nodes were held and data fetched.
+        idle_gpu_hours: Without a kernel on a GPU, in attempts that were not lost as a whole.
     """
 
     name: str
@@ -71,12 +74,12 @@ class Usage:
         return self.failed_gpu_hours + self.canceled_gpu_hours + waited
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; what was lost in all as well."""
+        """Return plain JSON values, with the sum of losses."""
         lost = {"lost_core_hours": self.lost_core_hours, "lost_gpu_hours": self.lost_gpu_hours}
         return {**asdict(self), **lost}
 
     def plus(self, other: Usage) -> Usage:
-        """Both together, under this one's name."""
+        """Return the sum of both, under this name."""
         sums = {
             name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__ if name != "name"
         }
@@ -84,15 +87,15 @@ class Usage:
 
 
 def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
-    """The usage of a workspace's runs by one of `KEYS`: weeks from the last on, all else from the largest on.
+    """Return the usage of runs by a key: weeks from the last, others from the largest.
 
-    since: runs submitted from then on. A sweep's trials count, the sweep itself holds nothing.
+    `since` limits the time of submission. A sweep's trials count; the sweep itself holds nothing.
     """
     found: dict[str, Usage] = {}
     for record in read.all_records(runs_dir):
         if since is not None and parse_utc(record.created_utc) < since:
             continue
-        # Of an interactive run nobody knows what it holds.
+        # What an interactive run holds is unknown.
         if record.job is None or record.sweep is not None:
             continue
         name = KEYS[by](record)
@@ -103,7 +106,7 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
 
 
 def of_run(folder: RunFolder, record: RunRecord) -> Usage:
-    """The usage of one run, up to now where it goes on."""
+    """Return the usage of a run, of a living one up to now."""
     sums: dict[str, float] = defaultdict(float)
     size = record.job.world_size if record.job else 1
 
@@ -111,7 +114,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> Usage:
         return attempt.gpus if attempt.gpus is not None else (size if record.job and record.job.use_gpu else 0)
 
     def add(hours: float, attempt: Attempt, lost: str | None) -> None:
-        # Attempts of earlier versions do not say what they held: a core a process is the least that it was.
+        # Old attempts do not record what they held; one core a process is the lower bound.
         cores = attempt.cores if attempt.cores is not None else size
         for kind, count in (("core", cores), ("gpu", gpus_of(attempt))):
             sums[f"{kind}_hours"] += hours * count
@@ -120,7 +123,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> Usage:
 
     looks = gpu_looks(folder) if any(map(gpus_of, record.attempts)) else {}
     for attempt in record.attempts:
-        # An attempt whose end nobody wrote down ended with its run at the latest.
+        # An attempt without a recorded end ended with its run at the latest.
         took_s = duration_s(attempt.started_utc, attempt.ended_utc or record.ended_utc) or 0.0
         lost = _lost(record, attempt)
         add(took_s / 3600, attempt, lost)
@@ -145,7 +148,7 @@ def _lost(record: RunRecord, attempt: Attempt) -> str | None:
 
 
 def _preparing_s(folder: RunFolder) -> float:
-    """Seconds in which the run held nodes and its workers had not been started."""
+    """Return seconds in which the run held nodes without workers."""
     total, since = 0.0, None
     for time, status in _events(folder):
         if since is not None:
@@ -155,7 +158,7 @@ def _preparing_s(folder: RunFolder) -> float:
 
 
 def _fetching_s(folder: RunFolder) -> float:
-    """Seconds that inputs took on the node where they took longest: the others wait for it."""
+    """Return the seconds of inputs on the slowest node: the others wait for it."""
     told = read_json(folder.data)
     by_node: dict[Any, float] = defaultdict(float)
     for one in (told.get("inputs") if isinstance(told, dict) else None) or ():
@@ -172,19 +175,19 @@ def _events(folder: RunFolder) -> Iterator[tuple[dt.datetime, str]]:
         try:
             event = json.loads(line)
             yield parse_utc(event["time_utc"]), event["status"]
-        # A line that a kill cut short.
+        # A kill may have cut the line.
         except (ValueError, KeyError, TypeError):
             continue
 
 
 def _week(created_utc: str) -> str:
-    """The week of ISO 8601, such as "2026-W48"."""
+    """Return the week of ISO 8601, such as "2026-W48"."""
     year, week, _ = parse_utc(created_utc).isocalendar()
     return f"{year}-W{week:02d}"
 
 
 def gpu_looks(folder: RunFolder) -> Looks:
-    """What was seen of the run's GPUs: every 5 s for the first ten minutes, then every 30 s; empty where nothing tells."""
+    """Return samples of the run's GPUs: every 5 s for ten minutes, then every 30 s."""
     found: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for node, path in node_logs(folder.metrics).items():
         for line in json_lines(path):
@@ -195,10 +198,10 @@ def gpu_looks(folder: RunFolder) -> Looks:
 
 
 def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:
-    """Hours of one GPU in which no kernel ran on a GPU that was held from start to end, in seconds since 1970.
+    """Return GPU hours without a running kernel between start and end, in seconds since 1970.
 
-    A look stands for the time since the one before it, and all together for the whole time: so 0 where there is none.
-    held: how many were held; of more than these nobody knows which were the run's own, and 0 is the answer.
+    A sample stands for the time since the one before, and the samples for the whole time, so without samples the result is 0. If
+    there are more GPUs than `held`, the run's own are unknown, and the result is 0, too.
     """
     hours = 0.0
     within = {gpu: [one for one in seen if start_s <= one[0] <= end_s] for gpu, seen in looks.items()}
