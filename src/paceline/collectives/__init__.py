@@ -1,11 +1,11 @@
-"""Collective operations between the ranks of a run, by name, asynchronous, in any order of submission.
+"""Named asynchronous collective operations between the ranks of a run, in any order of submission.
 
     engine = start()
     handle = engine.allreduce("gradient.0", array, op="average", out=array)
     handle.wait()
 
-Over MPI (`pip install 'paceline[mpi]'`). Knows no framework: arrays are NumPy's. Loaded on first use of a name: every
-worker looks into this package for two small modules before its script begins.
+They run over MPI (`pip install 'paceline[mpi]'`) or torch's Gloo, on NumPy arrays, without a framework. Names are loaded on
+first use: every worker imports this package for a few light functions before its script begins.
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
-"""A process set at work: one thread, one transport, one coordinator.
+"""The loop of one process set: one thread, one transport, one coordinator.
 
-The thread tells the set's first rank what was submitted, hears what all ranks have asked for, and does it. A rank that
-has nothing in flight sleeps: nothing can be ready without it. The first rank alone looks up once a second, to notice
-ranks that wait for it in vain.
+The thread sends new requests to the set's first rank, receives the agreed operations and performs them. A rank with nothing in
+flight sleeps, because nothing can become ready without it. Only the first rank wakes up once a second, to detect ranks that
+wait for it.
 
-A caller that waits for a result leads for a while: it does the thread's work itself, because changing threads takes
-longer than a small message.
+A caller that waits for a result leads for a while: it does the thread's work itself, because a thread switch takes longer than
+a small message.
 
     a caller's thread                                    the loop's thread
     submit  _wake: queue the task                        sleeps in _wake.wait()
             notify, unless a caller leads or will    ->  wakes up
-    wait    _claim: one caller at a time leads           leaves the work alone while _claim is held
-            _turn: tell, hear, do                        _turn: tell, hear, do
-            give back _turn, then _claim
-            _wake: notify if work is left            ->  goes on with it, also with what may block
+    wait    _claim: one caller at a time leads           does nothing while _claim is held
+            _turn: send, receive, perform                _turn: send, receive, perform
+            release _turn, then _claim
+            _wake: notify if work is left            ->  continues, also with blocking operations
             sleep on the handle                      <-  finishes the handle
 
-    lock    guards                                                    is taken with these held
-    _claim  which waiting caller leads                                none; nobody waits for it
-    _turn   transport, coordinator, cache, _todo, _end, _left         none or _claim
-    _wake   _news, ended, _leaving, _asleep, new keys of _pending     none, _claim, _turn or both
+    lock    guards                                                    may be taken while holding
+    _claim  which waiting caller leads                                nothing; no thread waits for it
+    _turn   transport, coordinator, cache, _todo, _end, _left         nothing or _claim
+    _wake   _news, ended, _leaving, _asleep, new keys of _pending     nothing, _claim, _turn or both
 
-So the order is _claim, _turn, _wake, and it is never reversed; each loop has its own three. `fail` takes _wake alone, so any
-thread may call it while another is stuck in the transport with _turn. Removing a set waits, in the turn of the world's
-loop, for the thread of the set's loop; nothing that is done in a set's turn waits for the world's.
+The lock order is _claim, _turn, _wake; each loop has its own three. `fail` takes only _wake, so any thread may call it while
+another is stuck in the transport with _turn. Removing a set waits, in the turn of the world's loop, for the thread of the set's
+loop; nothing in a set's turn waits for the world's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: While a caller waits for a result, news is looked for without a pause for so long.
+#: While a caller waits for a result, the loop polls this long without a pause.
 _SPIN_WAITING_S = 0.002
 _FIRST_PAUSE_S = 0.00005
 #: The longest pause while a caller waits.
@@ -80,9 +80,9 @@ _ENDED = (
 
 
 class _Caller(threading.local):
-    """Is entered for a block whose operations this thread waits for at once: the loop's thread isn't woken for them.
+    """A block whose operations this thread waits for at once, so the loop's thread stays asleep.
 
-    The wait must follow: until then nobody tells the other ranks of them.
+    The wait must follow: until then the other ranks do not learn of the operations.
     """
 
     waits_at_once = False
@@ -100,8 +100,8 @@ waiting_at_once = _Caller()
 class BackgroundLoop:
     """The engine's part for one process set.
 
-    transport: connects the set's ranks alone; None for a set of one. lost: is called with the reason when communication
-    has failed, and with the rank that is gone, or -1.
+    `transport` connects the set's ranks, and is None for a set of one. When communication has failed, `lost` is called with the
+    reason and the rank that died, or -1.
     """
 
     def __init__(
@@ -153,14 +153,14 @@ class BackgroundLoop:
         self._thread.start()
 
     def known(self, fields: Fields) -> Request:
-        """The request of these fields; the equal one that was agreed upon before, if there is one."""
+        """Return the request with these fields, reusing an equal one that the ranks agreed on before."""
         return self._cache.known(fields)
 
     def submit(self, task: CollectiveTask) -> Handle:
-        """The task's handle, once it is queued.
+        """Queue the task and return its handle.
 
         Raises:
-            ArgumentError: an operation of this kind and name is in flight.
+            ArgumentError: An operation of this kind and name is in flight.
         """
         key = task.request.key
         task.submitted_s = time.monotonic()
@@ -183,40 +183,43 @@ class BackgroundLoop:
         return task.handle
 
     def _told(self, request: Request) -> str:
-        """The request as a board has it."""
+        """Return the board's text for the request."""
         # Most requests come again, as the same object (`known`).
         text = self._texts.get(request.key)
         if text is None or text[0] != request:
             text = (request, _entry_text(request, self._number, self.ranks))
             if request.key not in self._texts and len(self._texts) >= self._most_texts:
-                # The oldest goes, one for one: names that never come again take no more memory with time.
+                # Evict the oldest entry for each new one, so that names used once do not fill the memory.
                 self._texts.pop(next(iter(self._texts)))
             self._texts[request.key] = text
         return text[1]
 
     def leave(self) -> None:
-        """Tell the others that this rank shuts down; `join` waits until they have heard."""
+        """Announce that this rank shuts down. `join` waits until the others have received it."""
         with self._wake:
             self._leaving = True
             self._wake.notify()
 
     def join(self, timeout_s: float = _LEAVE_S) -> bool:
-        """Wait for the thread's end; True once it has ended."""
+        """Wait for the thread's end and return whether it has ended."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def forsake(self, error: ShutDownError) -> None:
-        """Refuse everything, in a forked child, which has no thread of ours.
+        """Refuse all operations in a forked child, which has no loop thread.
 
-        That thread, or another one, may have held any of the locks when the process was forked: they stay held here for
-        ever. So _wake is made anew, and `wait` does not touch the others.
+        At the fork another thread may have held any of the locks, and they stay held in the child. So _wake is replaced, and
+        `wait` does not touch the other two.
         """
         self._wake = threading.Condition()
         self._is_forked, self.ended = True, error
 
     def fail(self, error: ShutDownError) -> None:
-        """End everything in flight with this error, and refuse what comes later. Any thread may call it; the first wins."""
+        """End everything in flight with this error and refuse new operations. Only the first call counts.
+
+        Any thread may call it.
+        """
         with self._wake:
             if self.ended is None:
                 self.ended = error
@@ -229,32 +232,32 @@ class BackgroundLoop:
             task.handle._finish(error=self.ended)
 
     def note_arrivals(self) -> None:
-        """Tell the observer from now on which rank asked when, as far as this rank knows it."""
+        """Pass arrival times to the observer from now on, as far as this rank knows them."""
         if self._coordinator is not None and self._coordinator.arrivals is None:
             self._coordinator.arrivals = {}
 
     def overdue(self, limit_s: float) -> str | None:
-        """A sentence on the operation that takes longer than this to be done, or is in flight for even longer; or None.
+        """Describe an operation that runs, or waits for other ranks, longer than the limit, or return None.
 
-        The set's first rank ends what is only waited for, with a better reason; it is given `_GRACE_S` more for that.
+        The set's first rank ends waiting operations with a better reason, so it gets `_GRACE_S` more time.
         """
         now_s = time.monotonic()
         doing = self._doing
         if doing is not None and now_s - doing[0] > limit_s:
             return f"{doing[1]} has not ended within {limit_s:g} s: another rank has stopped in the middle of it"
-        # One call copies them: whoever has the turn takes finished tasks out meanwhile, without _wake.
+        # list() copies in one call: the thread with the turn removes finished tasks at the same time, without _wake.
         for task in list(self._pending.values()):
             if task.request.kind != JOIN and now_s - task.submitted_s > limit_s + _GRACE_S:
                 return f"{task.request.kind} {task.request.name!r} has waited for other ranks for {limit_s:g} s"
         return None
 
     def wait(self, handle: Handle, timeout_s: float | None) -> None:
-        """Return when the handle is done, or time is up. Meanwhile the caller leads, for up to `_LEAD_S`.
+        """Wait until the handle is done or the time is up, leading for up to `_LEAD_S`.
 
-        What blocks until other ranks come is left to the loop's thread: the caller has to hear when a rank dies.
+        Operations that block until other ranks come are left to the loop's thread, so that the caller notices when a rank dies.
 
         Raises:
-            ShutDownError: this process was forked from the engine's.
+            ShutDownError: This process was forked from the engine's process.
         """
         if self._is_forked and self.ended is not None:
             raise self.ended
@@ -264,7 +267,7 @@ class BackgroundLoop:
                 with self._guarded():
                     self._lead(handle, end_s)
             finally:
-                # In this order: whoever holds _wake and finds _claim held may rely on being looked after below.
+                # In this order: a thread that holds _wake and finds _claim held relies on the check below.
                 self._claim.release()
                 with self._wake:
                     if self._pending or self._todo or self._leaving:
@@ -277,7 +280,7 @@ class BackgroundLoop:
                 self.waiting.pop()
 
     def _lead(self, handle: Handle, end_s: float) -> None:
-        """Do the work in the caller's thread until the handle is done, time is up, or something may block."""
+        """Work in the caller's thread until the handle is done, time is up, or an operation may block."""
         begin_s = time.monotonic()
         end_s = min(end_s, begin_s + _LEAD_S)
         # The thread may be in the middle of an operation that waits for other ranks: the caller sleeps on its handle then.
@@ -312,8 +315,10 @@ class BackgroundLoop:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """End the engine with whatever goes wrong in the block, so that all who wait are told. A Ctrl-C is raised again: an
-        operation was left in the middle, so the other ranks could not go on with this one.
+        """Fail the engine with any error of the block, so that every waiting caller gets it.
+
+        KeyboardInterrupt is raised again: an operation may have stopped in the middle, and the other ranks cannot go on with this
+        one.
         """
         try:
             yield
@@ -329,7 +334,7 @@ class BackgroundLoop:
         quiet_since_s = time.monotonic()
         while self.ended is None:
             worked = False
-            # Without a lock: what is seen wrong here is put right by the next look, for `_sleep` looks again under _wake.
+            # Without a lock: `_sleep` checks again under _wake.
             if self._todo or not self._claim.locked():
                 with self._turn:
                     if self._todo:
@@ -354,10 +359,10 @@ class BackgroundLoop:
                 self.transport.close()
 
     def _is_quiet(self) -> bool:
-        """Wait until no message is under way any more; True if that came true, so that the transport can be freed.
+        """Wait until no message is in flight. Return whether the transport can be freed.
 
-        MPI gives a new communicator the number of a freed one; a message that still comes is taken for one of the new.
-        The set of all ranks keeps its communicator, so nobody has to wait there.
+        MPI reuses the number of a freed communicator for a new one, which would receive a late message. The set of all ranks
+        keeps its communicator, so it does not wait.
         """
         assert self.transport is not None
         if self._number == 0:
@@ -377,24 +382,24 @@ class BackgroundLoop:
         return self._coordinator.is_left_by_all
 
     def _pause_s(self, quiet_s: float) -> float:
-        """The pause between two looks of the thread, which has heard nothing for `quiet_s`."""
+        """Return the pause between two polls after `quiet_s` without a message."""
         if quiet_s >= 1.0:
             return _LONG_PAUSE_S
         gathering_s = self._settings.gathering_s
         return min(gathering_s, _WAITED_PAUSE_S) if self.waiting else gathering_s
 
     def _is_busy(self) -> bool:
-        """True when the thread has to look for news: something is under way, and no caller leads."""
+        """Return whether the thread has to poll: operations are in flight, and no caller leads."""
         return bool(self._pending or self._leaving) and self.size > 1 and not self._claim.locked()
 
     def _sleep(self, pause_s: float) -> bool:
-        """Sleep for `pause_s`; with nothing to look for, until there is something, and then return True.
+        """Sleep for `pause_s`, or until there is work. Return True if it was asleep without a time limit.
 
-        What is submitted during a pause waits, so that many small arrays are agreed upon, and reduced, together.
+        Tasks submitted during the pause wait, so that many small arrays are negotiated and reduced together.
         """
         with self._wake:
-            # No wake-up is lost: whoever submits, leads no longer, leaves or fails takes _wake too, and either did so before
-            # this, and is seen here, or does so once `wait` below has given the lock back, and notifies.
+            # No wake-up is lost: every thread that submits, stops leading, leaves or fails takes _wake too. Either it did so
+            # before this point and its change is visible, or it does so after `wait` below has released the lock, and notifies.
             if self.ended is not None or self._todo:
                 return False
             if self._is_busy():
@@ -407,10 +412,10 @@ class BackgroundLoop:
             self._asleep = False
             return True
 
-    # All that follows is called by whoever has the turn.
+    # Only the thread with the turn calls the methods below.
 
     def _step(self) -> bool:
-        """Say what was submitted and hear what was agreed upon; True if there was either."""
+        """Send new requests and receive agreements. Return whether there were any."""
         news: list[CollectiveTask] = []
         if self._news or (self._leaving and not self._left):
             with self._wake:
@@ -449,7 +454,7 @@ class BackgroundLoop:
         return response
 
     def _take(self, response: Response) -> None:
-        """Put what is to be done into `_todo`, and complete what came with its result."""
+        """Queue the agreed operations in `_todo`, and complete those whose result came along."""
         results = dict(response.results)
         for place, agreement in enumerate(self._cache.agreed(response, self._asked)):
             key = agreement.request.key
@@ -490,7 +495,7 @@ class BackgroundLoop:
             self.fail(ShutDownError(_ENDED.format(reason=self._end)))
 
     def _stand_in(self, request: Request) -> CollectiveTask:
-        """A task of zeros, for an operation in which this rank takes part after it has joined."""
+        """Return a task of zeros, for an operation of the other ranks after this one has joined."""
         import numpy
 
         dtypes = ["uint16" if dtype == "bfloat16" else dtype for dtype in request.dtypes]
@@ -508,7 +513,7 @@ class BackgroundLoop:
                 result = task.finish(result)
             except (CollectivesError, ArgumentError) as failure:
                 error = failure
-        # Before the handle is done: whoever has its last result, and stops observing then, has missed nothing.
+        # Before the handle is done: an observer that stops after its last result has then missed no operation.
         observer = self.observer
         if observer is not None:
             done_s = time.monotonic()
@@ -518,7 +523,7 @@ class BackgroundLoop:
         task.handle._finish(result, error)
 
     def _receive(self) -> tuple[int, Any] | None:
-        """The sender and the content of the next message; None if none has come."""
+        """Return the sender and content of the next message, or None if there is none."""
         if self.transport is None:
             return None
         message = self.transport.receive()
@@ -535,6 +540,6 @@ def _entry_text(request: Request, number: int, ranks: Sequence[int]) -> str:
 
 
 def _item_bytes(dtype: str) -> int:
-    """The size of a number of this type, which ends with its bits: "float32", "bool"."""
+    """Return the size of an item of this dtype, whose name ends with its bits ("float32"), or 1 ("bool")."""
     bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
     return int(bits) // 8 if bits.isdigit() else 1

@@ -1,13 +1,17 @@
-"""Which operations all ranks of a process set have asked for. Knows no transport: messages in, agreements out.
+"""The negotiation of one process set: which operations all its ranks have requested. It knows no transport.
 
-Every rank sends the first rank of the set what was submitted there, as soon as it was. What every rank has asked for
-goes back to all as one list, which they work off in its order. A name that was agreed upon twice gets a number, its
-slot; from then on a rank that asks for exactly the same again sends that number alone, and gets it back alone.
+Every rank sends its requests to the first rank of the set at once. The first rank sends back one list of the operations that
+every rank has requested, which all ranks perform in its order. A name that was agreed upon twice gets a number, its slot. From
+then on a rank that repeats exactly the same request sends only that number, and receives only that number.
 
     rank 0   submits a, b          -> [request a, request b]
     rank 1   submits b             -> [request b]               -> everyone: [b]
     rank 1   submits a             -> [request a]               -> everyone: [a]
     later    both submit a and b   -> [7, 8] and [8, 7]         -> everyone: [8, 7]
+
+A small reduction is done inside the negotiation: each rank's array travels with its request, and the sum with the response.
+This takes half the time of a negotiation followed by a reduction. It applies when a rank requests a single operation, as a
+blocking call does; many small arrays are faster in one fused buffer.
 """
 
 from __future__ import annotations
@@ -27,9 +31,10 @@ INLINE_LIMIT_BYTES = 8 << 10
 
 
 class Message(NamedTuple):
-    """A message of a rank to the set's first one. epoch: which numbering its slots are of. leaving: it shuts down.
+    """A rank's message to the first rank of the set.
 
-    payload: what the rank adds to the sum, when it asks for one small reduction.
+    `epoch` is the numbering of its slots. `leaving` announces the rank's shutdown. `payload` is the rank's array, in a request
+    for one small reduction.
     """
 
     epoch: int
@@ -40,11 +45,10 @@ class Message(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The first rank's message to all: the operations that they do next, numbers first, then full agreements, in this order.
+    """The first rank's message to all ranks: the next operations, slots first, then full agreements.
 
-    epoch: the numbering from now on; another one than before says that every number given until now is void, once the
-    numbers in this response have been worked off. end: the reason why nothing more will be done. results: place in this
-    list -> what came out, where nothing is left to be done.
+    A new `epoch` voids every slot number once the slots of this response are done. `end` is the reason why no operation follows.
+    `results` maps a position in the list to the finished result of a small reduction.
     """
 
     epoch: int
@@ -55,7 +59,7 @@ class Response(NamedTuple):
 
 
 class Late(NamedTuple):
-    """An operation that some ranks wait for. missing, submitted: ranks of the set; one that has joined is neither."""
+    """An operation that some ranks wait for. Ranks that have joined count neither as missing nor as submitted."""
 
     key: Key
     age_s: float
@@ -97,14 +101,14 @@ class Coordinator:
         self.arrivals: dict[Key, list[tuple[int, float]]] | None = None
 
     def receive(self, rank: int, message: Message) -> None:
-        """Take in what a rank says."""
+        """Process a rank's message."""
         bit = 1 << rank
         if self.arrivals is not None:
             self._note(rank, message)
         if message.payload is not None:
             self._keep(rank, message, message.payload)
         if message.epoch != self._epoch:
-            # Sent before that rank had heard that numbers are given out anew.
+            # Sent before that rank received the new epoch.
             for slot in message.slots:
                 key, requests = self._old_slots[slot]
                 self._ask(rank, key, requests[rank])
@@ -135,17 +139,17 @@ class Coordinator:
 
     @property
     def is_left_by_all(self) -> bool:
-        """True if every other rank has said that it leaves: nothing more will come."""
+        """Whether every other rank has left, so that no message will follow."""
         # Bit 0 is the first rank, where this object is: it asks about the others.
         return self._left | 1 == self._all
 
     def end(self, reason: str) -> None:
-        """Let the next response be the last one."""
+        """Make the next response the last one."""
         if self._end is None:
             self._end = reason
 
     def respond(self) -> Response | None:
-        """The response that tells all ranks what to do next; None while there is nothing to do."""
+        """Return the response that tells all ranks what to do next, or None while nothing is ready."""
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
@@ -164,7 +168,7 @@ class Coordinator:
         return Response(self._epoch, slots, agreements, self._end, tuple(results))
 
     def waiting(self, longer_than_s: float) -> list[Late]:
-        """The operations that some ranks have waited for this long."""
+        """Return the operations that some ranks have waited for at least this long."""
         now_s = time.monotonic()
         found = []
         for key, since_s in self._since_s.items():
@@ -196,7 +200,7 @@ class Coordinator:
     def _fold(
         self, results: list[tuple[int, bytes]], begin: int, requests: Iterable[Request], wrong: Collection[int] = ()
     ) -> None:
-        """Add up what has come with the messages, where every rank has sent it along. wrong: places of disagreements."""
+        """Reduce the payloads of operations for which every rank sent one, except at the positions in `wrong`."""
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
@@ -209,14 +213,14 @@ class Coordinator:
         requests = self._open.get(key)
         if requests is None:
             requests = self._open[key] = {}
-            # Not anew for what was asked for by number before: it has waited since then.
+            # setdefault: an operation requested by slot number has waited since that request.
             self._since_s.setdefault(key, time.monotonic())
             self._to_open(key, requests)
         requests[rank] = request
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Write out what was asked for by number under this name: another rank asks for something else."""
+        """Turn requests by slot number into full requests, because another rank requests a different operation by this name."""
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._asked[slot]:
             mask, self._asked[slot] = self._asked[slot], 0
@@ -258,9 +262,9 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """The number for what was agreed upon, -1 if it gets none: it was seen for the first time, or there is no room.
+        """Return the slot number for agreed requests, or -1 for a name seen once or a full cache.
 
-        Names that are made up anew in each step would fill the cache otherwise.
+        Names that are new in each step would otherwise fill the cache.
         """
         slot = self._slot_of.get(key, -1)
         if slot >= 0:
@@ -271,7 +275,7 @@ class Coordinator:
             return -1
         if key not in self._seen:
             self._seen[key] = None
-            # Names that are seen once are forgotten in turn, or made-up ones would take memory for ever.
+            # Forget the oldest of the names seen once, or generated names would fill the memory.
             if len(self._seen) > 4 * self._capacity:
                 self._seen.popitem(last=False)
             return -1
@@ -284,7 +288,7 @@ class Coordinator:
         return len(self._slots) - 1
 
     def _start_epoch(self) -> None:
-        """Give out all numbers anew. Those that are under way are still understood; until then there is no other epoch."""
+        """Restart the numbering. Numbers in flight remain valid, and no further epoch starts until they have arrived."""
         self._write_out_all()
         self._old_slots, self._slots, self._slot_of, self._asked = self._slots, [], {}, []
         self._epoch += 1
@@ -293,7 +297,7 @@ class Coordinator:
 
 
 class ResponseCache:
-    """A rank's memory of what the ranks have agreed upon. It knows no transport, like `Coordinator`."""
+    """A rank's memory of the agreements. It knows no transport, like `Coordinator`."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -301,16 +305,16 @@ class ResponseCache:
         self._agreements: dict[int, Agreement] = {}
 
     def known(self, fields: Fields) -> Request:
-        """The request of these fields; the equal one that was agreed upon before, if there is one. Any thread may call it.
+        """Return the request with these fields, reusing an equal agreed one. Any thread may call it.
 
-        A step makes hundreds: what is made anew and kept until it is done wakes Python's garbage collector.
+        A step makes hundreds of requests, and new objects that live until they are done trigger Python's garbage collector.
         """
         # No lock: one look into the table, which the thread with the turn changes key by key or replaces as a whole.
         found = self._numbers.get((fields[0], fields[1]))
         return found[1] if found is not None and found[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
-        """The message that asks for these: by number where exactly this was agreed upon before."""
+        """Return the message for these requests, by slot number where the ranks agreed on exactly this before."""
         slots, others = [], []
         for request in requests:
             known = self._numbers.get(request.key)
@@ -321,10 +325,13 @@ class ResponseCache:
         return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
 
     def agreed(self, response: Response, asked: Callable[[Key], Request | None]) -> list[Agreement]:
-        """The operations to do, in this order. asked: gives this rank's request for a key; None if it has joined and has none."""
+        """Return the agreements of the response in order.
+
+        `asked` returns this rank's request for a key, or None if it has joined and has none.
+        """
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
-            # All numbers are void from now on, those of this response too, which were looked up before.
+            # From now on all numbers are void, including those of this response, which were resolved above.
             self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
         for agreement in response.agreements:
             request = asked(agreement.request.key) if agreement.slot >= 0 else None
@@ -335,7 +342,7 @@ class ResponseCache:
 
 
 def inline_payload(task: CollectiveTask) -> bytes | None:
-    """The bytes that this rank adds to the sum, scaled; None for an operation that doesn't travel with the negotiation."""
+    """Return this rank's scaled array as bytes, or None if the operation is not reduced in the negotiation."""
     request = task.request
     if (
         request.kind != ALLREDUCE
@@ -352,7 +359,7 @@ def inline_payload(task: CollectiveTask) -> bytes | None:
 
 
 def inline_fold(request: Request, payloads: Sequence[bytes]) -> bytes:
-    """The ranks' payloads, reduced in the order of the ranks."""
+    """Reduce the ranks' payloads in the order of the ranks."""
     import numpy
 
     dtype = request.dtypes[0]
@@ -366,7 +373,7 @@ def inline_fold(request: Request, payloads: Sequence[bytes]) -> bytes:
 
 
 def inline_result(task: CollectiveTask, data: bytes, size: int) -> Any:
-    """The task's result, made of what came out of `size` ranks' payloads."""
+    """Return the task's result from the reduced payloads of `size` ranks."""
     import numpy
 
     request = task.request

@@ -1,10 +1,10 @@
-"""Reductions of tensors that lie on a GPU, by NCCL, where they lie.
+"""All-reduce of tensors in GPU memory by NCCL.
 
     caller's stream   ... backward | ready                      | waits for done, then step ...
-    stream of ours                   waits for ready | reduce | done
+    own stream                       waits for ready | reduce | done
 
-The host waits for neither: it hears that the reduction was begun, and lets its stream wait for the event `done`.
-Operations begin in the order that the engine's ranks have agreed upon, which NCCL needs.
+The host waits for neither event: it learns that the reduction has begun, and makes its stream wait for `done`. Operations
+begin in the order that the engine's ranks have agreed on, as NCCL requires.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _NAMES = {"sum": "SUM", "average": "SUM", "min": "MIN", "max": "MAX", "product":
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """True if tensors on a GPU are to be reduced there: HOROVOD_GPU_OPERATIONS=NCCL. Each rank has to have a GPU of its own."""
+    """Return whether HOROVOD_GPU_OPERATIONS=NCCL asks for reductions on the GPU. Each rank needs its own GPU."""
     return environ.get("HOROVOD_GPU_OPERATIONS", "").strip().upper() == "NCCL"
 
 
 def streams_of(device: Any) -> Any:
-    """`torch.cuda` for a GPU, None for the CPU."""
+    """Return `torch.cuda` for a GPU, and None for the CPU."""
     import torch
 
     return torch.cuda if device.type == "cuda" else None
 
 
 def ready(device: Any) -> Any:
-    """An event after what the caller's stream does until now; None on a CPU."""
+    """Record an event after the work in the caller's stream so far; return None on the CPU."""
     streams = streams_of(device)
     if streams is None:
         return None
@@ -45,10 +45,10 @@ def ready(device: Any) -> Any:
 def join(
     environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: Any
 ) -> Any:
-    """The DeviceGroup of a process set, on this device; all of its members make it at the same time.
+    """Make the DeviceGroup of a process set on this device. All of its members call it together.
 
     Raises:
-        CollectivesError: torch has no NCCL, or the ranks can't meet.
+        CollectivesError: torch has no NCCL, or the ranks cannot meet.
     """
     import torch.distributed as dist
 
@@ -75,7 +75,7 @@ def join(
 
 @contextlib.contextmanager
 def translated(rank: int) -> Iterator[None]:
-    """Raise a CollectivesError that says what to do, for what torch raises in the block."""
+    """Turn torch's errors in the block into a CollectivesError with a next step."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -88,8 +88,8 @@ def translated(rank: int) -> Iterator[None]:
 class DeviceGroup:
     """A process set's reductions on one device.
 
-    group: torch's process group of the set's ranks. streams: the module that has Stream, Event, stream and
-    current_stream, `torch.cuda`; None for tensors of the CPU, where nothing runs beside the caller.
+    `group` is torch's process group of the set's ranks. `streams` is the module with Stream, Event, stream and current_stream
+    (`torch.cuda`), or None on the CPU, where nothing runs beside the caller.
     """
 
     def __init__(self, group: Any, size: int, streams: Any = None, device: Any = None) -> None:
@@ -101,7 +101,11 @@ class DeviceGroup:
     def allreduce(
         self, sources: Sequence[Any], targets: Sequence[Any], op: str, prescale: float, postscale: float, ready: Any
     ) -> Any:
-        """Begin to fill the targets, which may be the sources; the event of their being filled. None: they are."""
+        """Start an all-reduce into `targets` (may alias `sources`).
+
+        Returns:
+            The CUDA event that marks the end, or None on the CPU, where the reduction has finished.
+        """
         if self._streams is None:
             self._reduce(sources, targets, op, prescale, postscale)
             return None
@@ -117,14 +121,14 @@ class DeviceGroup:
         return done
 
     def let_wait(self, done: Any) -> None:
-        """Let what the caller's stream does from now on come after the event."""
+        """Make the caller's stream wait for the event."""
         if done is not None:
             self._streams.current_stream().wait_event(done)
 
     def close(self, *, broken: bool) -> None:
-        """Give back the connections and the GPU's memory; called on all ranks, unless `broken`: then nobody is waited for."""
+        """Release the connections and GPU memory. All ranks call it, unless `broken`: then it waits for no rank."""
         end = self._group.abort if broken else self._group.shutdown
-        # Whatever state it is in, this is the end of it.
+        # An error of the abort changes nothing: the group is not used again.
         with contextlib.suppress(RuntimeError):
             end()
 
@@ -145,7 +149,7 @@ class DeviceGroup:
 
 
 def _prepared(source: Any, op: str, prescale: float) -> tuple[Any, str]:
-    """A contiguous copy in the type that is reduced, scaled, and what NCCL calls the operation."""
+    """Return a scaled contiguous copy in the type to reduce, and NCCL's name of the operation."""
     import torch
 
     if source.dtype == torch.bool:
@@ -157,7 +161,7 @@ def _prepared(source: Any, op: str, prescale: float) -> tuple[Any, str]:
 
 
 def _scaled(tensor: Any, factor: float, divisor: int) -> Any:
-    """The tensor times factor / divisor; integers in float64, cut off towards 0, as the host does it."""
+    """Return the tensor times factor / divisor. Integers use float64 and truncate towards 0, as on the host."""
     import torch
 
     if factor == 1.0 and divisor == 1:

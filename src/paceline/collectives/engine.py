@@ -1,4 +1,4 @@
-"""The engine: named operations, submitted in any order on each rank, each done when all ranks have asked for it."""
+"""The engine: named operations in any submission order, each done once every rank has submitted it."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ Dtype = str | Sequence[str | None] | None
 
 
 class _Observer(NamedTuple):
-    """A function that is told of each operation. arrivals: it wants to know those as well."""
+    """A callback after each operation, and whether it also wants the arrival times."""
 
     callback: Callable[..., object]
     arrivals: bool
 
 
 class Engine:
-    """All collective operations of this process. Made by `paceline.collectives.start`.
+    """All collective operations of this process, made by `paceline.collectives.start`.
 
-    Arrays are NumPy's; `dtype="bfloat16"` says that arrays of uint16 hold bfloat16. An array must be left alone until
-    its operation is done. Operations of one kind are told apart by name; a name may be used again once it is done.
-    Process set 0 is all ranks; an operation in a set is called by the set's ranks alone.
+    Arrays are NumPy arrays. With `dtype="bfloat16"`, arrays of uint16 hold the bits of bfloat16. Do not touch an array until its
+    operation is done. An operation is identified by its kind and name; the name is free again once the operation is done.
+    Process set 0 holds all ranks. Only the ranks of a process set call its operations.
     """
 
     def __init__(self, joined: RankedWorld, settings: EngineSettings) -> None:
@@ -69,7 +69,7 @@ class Engine:
         self._world = joined
         self._lock = threading.Lock()
         self._observers: list[_Observer] = []
-        #: How often all ranks have joined: the same on every rank, in the same place of the order of what they do.
+        #: Number of completed joins: it changes at the same point of the operation order on every rank.
         self.joins = 0
         self._barriers: dict[int, itertools.count[int]] = {}
         self._set_numbers = itertools.count(1)
@@ -97,10 +97,10 @@ class Engine:
         out: Any = None,
         dtype: Dtype = None,
     ) -> Handle:
-        """The handle of the reduced array, of the same shape. out: where to put it; may be `array` itself.
+        """Start an all-reduce of `array`, into `out` if given (which may be `array` itself).
 
-        Average divides the sum by the number of ranks; integers are cut off towards 0. float16 and bfloat16 are added
-        up in float32. Adasum: floats, and a power of two of ranks.
+        "average" divides the sum by the number of ranks and truncates integers towards 0. float16 and bfloat16 are summed in
+        float32. "adasum" takes floating-point arrays and a power of two of ranks.
         """
         return self._reduce(ALLREDUCE, name, [array], op, prescale, postscale, process_set, dtype, [out])
 
@@ -116,7 +116,7 @@ class Engine:
         outs: Sequence[Any] | None = None,
         dtype: Dtype = None,
     ) -> Handle:
-        """The handle of the list of reduced arrays, which are reduced once all of them are there on all ranks."""
+        """Start an all-reduce of several arrays, which begins when all of them are ready on all ranks."""
         return self._reduce(ALLREDUCE, name, arrays, op, prescale, postscale, process_set, dtype, outs, grouped=True)
 
     def reducescatter(
@@ -130,7 +130,7 @@ class Engine:
         process_set: int = 0,
         dtype: Dtype = None,
     ) -> Handle:
-        """The handle of this rank's rows of the reduced array; the first ranks get one more where they don't divide."""
+        """Start a reduce-scatter; the result is this rank's rows. The first ranks get the rows left over."""
         return self._reduce(REDUCESCATTER, name, [array], op, prescale, postscale, process_set, dtype)
 
     def grouped_reducescatter(
@@ -144,7 +144,7 @@ class Engine:
         process_set: int = 0,
         dtype: Dtype = None,
     ) -> Handle:
-        """The handle of the list of this rank's rows of each reduced array."""
+        """Start a reduce-scatter of several arrays; the result is the list of this rank's rows."""
         return self._reduce(REDUCESCATTER, name, arrays, op, prescale, postscale, process_set, dtype, grouped=True)
 
     def device_allreduce(
@@ -158,10 +158,10 @@ class Engine:
         postscale: float = 1.0,
         process_set: int = 0,
     ) -> Handle:
-        """The handle of a function, which lets the caller's stream wait for the outs to be filled.
+        """Start an all-reduce of torch tensors on one GPU by NCCL; an out may be its own tensor.
 
-        tensors, outs: torch's, all on one GPU, of which NCCL reduces them; an out may be its tensor. It is done as soon
-        as all ranks have begun. A rank that has joined can't take part. Not for Adasum.
+        The handle is done as soon as every rank has begun. Its result is a function that makes the caller's CUDA stream wait
+        until the outs are filled. Ranks that have joined cannot take part, and "adasum" is not available.
         """
         self._members(process_set)
         loop = self._loops.get(process_set)
@@ -188,17 +188,17 @@ class Engine:
     # Movements.
 
     def allgather(self, name: str, array: Any, *, process_set: int = 0) -> Handle:
-        """The handle of all ranks' arrays, one below the other. The first dimension may differ between ranks."""
+        """Start a concatenation of the ranks' arrays along the first dimension, which may differ."""
         _check_rows(ALLGATHER, name, [array])
         return self._submit(ALLGATHER, name, [array], process_set)
 
     def grouped_allgather(self, name: str, arrays: Sequence[Any], *, process_set: int = 0) -> Handle:
-        """The handle of the list of gathered arrays."""
+        """Start an all-gather of several arrays; the result is the list of gathered arrays."""
         _check_rows(ALLGATHER, name, arrays)
         return self._submit(ALLGATHER, name, arrays, process_set, grouped=True)
 
     def broadcast(self, name: str, array: Any, *, root: int, process_set: int = 0, out: Any = None) -> Handle:
-        """The handle of the array of rank `root` (its rank in the world). out: where to put it; may be `array`."""
+        """Start a broadcast from world rank `root`, into `out` if given (which may be `array`)."""
         members = self._members(process_set)
         if root not in members:
             raise ArgumentError(
@@ -207,9 +207,9 @@ class Engine:
         return self._submit(BROADCAST, name, [array], process_set, outs=[out], root=members.index(root))
 
     def alltoall(self, name: str, array: Any, *, splits: Sequence[int] | None = None, process_set: int = 0) -> Handle:
-        """The handle of (rows that all ranks sent to this one, how many came from each).
+        """Start an exchange of rows; the result is the received rows and the count from each rank.
 
-        splits: how many rows go to each rank; rows beyond their sum stay. Default: the same number to each.
+        `splits` holds the number of rows for each rank, and defaults to equal parts. Rows beyond its sum are not sent.
         """
         _check_rows(ALLTOALL, name, [array])
         size, rows = len(self._members(process_set)), array.shape[0]
@@ -230,63 +230,63 @@ class Engine:
     # Agreement alone.
 
     def barrier(self, process_set: int = 0) -> Handle:
-        """A handle that is done when every rank has called it; ranks must call it equally often between two joins."""
+        """Start a barrier. Between two joins, every rank must call it equally often."""
         number = next(self._barriers.setdefault(process_set, itertools.count()))
         name = f"barrier.{self.counted(process_set, number)}"
         return self._submit(BARRIER, name, [], process_set, finish=lambda _: None)
 
     def join(self) -> Handle:
-        """The handle of the rank that was the last to join. Until then this rank adds zeros to what others reduce.
+        """Contribute zeros until every rank has joined; the result is the last rank to join.
 
-        What is known by its number alone is counted from 0 again after it: ranks that joined early had less of it.
+        Counters of unnamed operations restart at 0 afterwards, because ranks that joined early have counted less.
         """
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
     def counted(self, process_set: int, number: int) -> str:
-        """The name of an operation that has only a number: unique among those of all joins of the world."""
+        """Return a name for an unnamed operation, unique across all joins of the world."""
         return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """The number of a new process set. Every rank of the world has to call it, with the same ranks.
+        """Create a process set and return its number. Every rank of the world calls it with the same ranks.
 
         Raises:
-            ArgumentError: ranks are unknown, named twice, or a set of their own already.
-            MismatchError: the ranks of the world name different ones, or one of them removes a set meanwhile.
+            ArgumentError: A rank is unknown or named twice, or these ranks form a process set already.
+            MismatchError: Ranks named different sets, or one of them removes a set at the same time.
         """
         members = tuple(sorted(int(rank) for rank in ranks))
-        # Even what can't be right is told to the others, who may have asked for something else, and would wait.
+        # Submit even an invalid request: the other ranks may have submitted another one, and would wait for this rank.
         handle = self._change_sets("add", members, lambda _: self._make_set(members))
         return int(handle.wait())
 
     def remove_process_set(self, number: int) -> bool:
-        """Remove a process set; True if there was such a set. Every rank of the world has to call it; set 0 always stays.
+        """Remove a process set and return whether it existed. Every rank of the world calls it.
+
+        Process set 0 cannot be removed.
 
         Raises:
-            MismatchError: the ranks of the world name different ones, or one of them adds a set meanwhile.
+            MismatchError: Ranks named different sets, or one of them adds a set at the same time.
         """
         if number == 0:
             return False
         return bool(self._change_sets("remove", (number,), lambda _: self._drop_set(number)).wait())
 
     def process_sets(self) -> dict[int, tuple[int, ...]]:
-        """Number -> ranks of each process set, 0 being all ranks."""
+        """Return the ranks of each process set by number; number 0 holds all ranks."""
         return dict(self._sets)
 
     def observe(self, callback: Callable[..., object], *, arrivals: bool = False) -> None:
         """Call `callback(request, submitted_s, agreed_s, done_s)` after each operation of any process set.
 
-        It is called by whichever thread does the set's work, one operation after the other, in the same order on all ranks.
-
-        Times are those of `time.monotonic`. For timelines: it has to be quick. What the ranks disagreed on has None for
-        agreed_s. arrivals: a fifth value is given, the (rank, time) at which each rank's request was heard; only the
-        first rank of a process set knows them, on the others it is empty.
+        The thread that performs a set's operations calls it, in the same order on all ranks, so it must be quick. Times come from
+        `time.monotonic`. `agreed_s` is None where the ranks disagreed. With `arrivals` the callback gets a fifth value: (rank,
+        time) of each rank's request, known only to the first rank of a process set and empty elsewhere.
         """
         self._observers.append(_Observer(callback, arrivals))
         for loop in list(self._loops.values()):
             self._let_observe(loop)
 
     def ignore(self, callback: Callable[..., object]) -> None:
-        """Call it no more; nothing if it isn't called."""
+        """Remove an observer; do nothing if it is unknown."""
         self._observers = [known for known in self._observers if known.callback != callback]
         for loop in list(self._loops.values()):
             self._let_observe(loop)
@@ -380,7 +380,7 @@ class Engine:
         return self._sets[process_set]
 
     def _device_group(self, process_set: int, place: Any) -> Any:
-        """Made by the first operation, which all ranks of the set begin in the same order."""
+        """Return the set's NCCL group, made by the first operation, which all its ranks begin in the same order."""
         from paceline.collectives import device
 
         if process_set not in self._device_groups:
@@ -398,8 +398,8 @@ class Engine:
     # Process sets; both are run in the world's thread, in the same order on all ranks.
 
     def _change_sets(self, op: str, ranks: tuple[int, ...], finish: Callable[[Any], Any]) -> Handle:
-        # Named by its place in the order of all changes, so that ranks that want different ones meet, and are told. Under the
-        # lock: the number and the submission belong together, where several threads change sets.
+        # The name is the position among all changes, so ranks with different requests still meet and get an error. The lock
+        # keeps the number and the submission together when several threads change sets.
         with self._lock:
             name = f"change.{self.counted(0, next(self._set_changes))}"
             return self._submit(CHANGE_SETS, name, [], 0, op=op, splits=ranks, finish=finish)
@@ -445,7 +445,7 @@ class Engine:
         return loop
 
     def _let_observe(self, loop: BackgroundLoop) -> None:
-        """Have the loop tell the observers of its operations; with no observers it saves the time."""
+        """Pass the observers on to the loop, or None when there are none, which saves time."""
         observers = list(self._observers)
 
         def observed(request: Request, *values: Any) -> None:
@@ -464,7 +464,10 @@ class Engine:
             self._lost(reason, rank)
 
     def _lost(self, reason: str, lost_rank: int = -1) -> None:
-        """Fail what all process sets have in flight. Called by any thread, with no lock but perhaps a loop's _claim held."""
+        """Fail the operations in flight of all process sets.
+
+        Any thread may call it. It must hold no lock except a loop's _claim.
+        """
         self._failure = self._failure or reason
         # The others may go because of the first.
         if lost_rank >= 0 and not self._world.lost_ranks:
@@ -476,11 +479,11 @@ class Engine:
     def _fail(loop: BackgroundLoop, reason: str) -> None:
         loop.fail(ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause."))
         if loop.transport is not None:
-            # After `fail`: a caller that waits hears the reason, and not what the transport says when it is let go.
+            # After `fail`: a waiting caller gets the reason, not the transport's error.
             loop.transport.abandon(reason)
 
     def _watch(self) -> None:
-        """Fail what has waited for too long, where a limit is set. Called once a second by the thread that watches ranks."""
+        """Fail operations past the time limit. The thread that watches the ranks calls it once a second."""
         limit_s = self.settings.stall_shutdown_s
         if limit_s and self._failure is None:
             for loop in list(self._loops.values()):
@@ -513,7 +516,7 @@ class Engine:
             # Over MPI a thread may be stuck in a call that never returns. It is a daemon, and MPI is not finalised.
             self._close_device_groups(broken=True)
             return
-        # All leave before the first is waited for: the sets end beside each other.
+        # Let all of them leave before joining the first, so that the sets end in parallel.
         for loop in loops:
             loop.leave()
         ended = [loop.join() for loop in loops]
@@ -533,20 +536,20 @@ _engine: Engine | None = None
 
 
 def start(settings: EngineSettings | None = None) -> Engine:
-    """The engine of this process, started if there is none. Every rank of the run has to call it.
+    """Return this process's engine, starting it if needed. Every rank of the run must call it.
 
     Raises:
-        CollectivesError: there is no transport, the ranks don't come together, or one of them has died before.
-        ArgumentError: one of the HOROVOD_* settings can't be read.
+        CollectivesError: There is no transport, the ranks cannot meet, or one of them has died before.
+        ArgumentError: A HOROVOD_* setting has an invalid value.
     """
     global _engine
-    # Held while the ranks meet, which may take minutes: whoever calls it meanwhile gets the same engine.
+    # Held while the ranks meet, which may take minutes: another caller gets the same engine.
     with _lock:
         if _engine is None:
             settings = settings or EngineSettings.from_environment()
             joined = world.join(os.environ)
-            # `atexit` calls last what was registered first, and MPI's end has been registered by `join`: so this comes before
-            # it. Registered anew, for another engine may have been started before.
+            # `atexit` runs in reverse order, and `join` has registered MPI's finalization: so this runs before it. Register
+            # again, because an earlier engine may have registered before that.
             atexit.unregister(stop)
             atexit.register(stop)
             _engine = Engine(joined, settings)
@@ -554,7 +557,7 @@ def start(settings: EngineSettings | None = None) -> Engine:
 
 
 def _forget() -> None:
-    """Drop the engine in a forked child, which has none of its threads and may not use its connections or MPI."""
+    """Drop the engine in a forked child, which has none of its threads and must not use its connections or MPI."""
     global _engine, _lock
     # Another thread may have held the lock when the process was forked, and is not there to give it back.
     _lock = threading.Lock()
@@ -567,12 +570,12 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def current() -> Engine | None:
-    """The engine of this process, if it was started and not stopped."""
+    """Return the engine of this process, or None unless it is running."""
     return _engine
 
 
 def stop() -> None:
-    """Shut the engine down: what is in flight fails, on all ranks. `start` may be called again, by all ranks."""
+    """Shut the engine down on all ranks; operations in flight fail. All ranks may call `start` again."""
     global _engine
     with _lock:
         engine, _engine = _engine, None
@@ -592,7 +595,7 @@ def _check_rows(kind: str, name: str, arrays: Sequence[Any]) -> None:
 
 
 def _copy_back(targets: Sequence[Any], grouped: bool) -> Callable[[Any], Any]:
-    """A `finish` that writes the results into outputs whose memory is not contiguous."""
+    """Return a `finish` that copies the results into outputs with gaps in their memory."""
 
     def finish(results: Any) -> Any:
         for target, result in zip(targets, results if grouped else [results], strict=True):

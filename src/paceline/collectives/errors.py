@@ -1,4 +1,4 @@
-"""The errors of collective operations."""
+"""Errors of collective operations."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from paceline.errors import PacelineError, UserError
 
 
 class CollectivesError(PacelineError, RuntimeError):
-    """A collective operation can't be done, or there is no transport to do it with."""
+    """A collective operation cannot be done, or has no transport."""
 
 
 class MismatchError(CollectivesError):
-    """The ranks asked for different things under one name. Raised on every rank; the engine goes on."""
+    """The ranks requested different operations under one name. Every rank raises it, and the engine continues."""
 
 
 class ShutDownError(CollectivesError):
-    """A rank has died, or has shut its engine down, while others still needed it. No further operation is possible."""
+    """A rank died or shut its engine down while others needed it. No further operation is possible."""
 
 
 class LostRankError(ShutDownError):
-    """A rank's process is gone, for certain. lost_rank: its rank in the world."""
+    """The process of world rank `lost_rank` is gone for certain."""
 
     def __init__(self, message: str, lost_rank: int = -1) -> None:
         super().__init__(message)
@@ -26,4 +26,4 @@ class LostRankError(ShutDownError):
 
 
 class ArgumentError(UserError):
-    """An operation was asked for in a way that can't be right on any rank; nothing was submitted. Also a ValueError."""
+    """The arguments are invalid on any rank, so nothing was submitted. Also a ValueError."""

@@ -1,7 +1,7 @@
-"""Reducing many small arrays as if they were one; half-precision ones as float32.
+"""Fusion of many small arrays into one reduction, with half precision reduced as float32.
 
-They are copied side by side into a buffer. Where all ranks see each other's (`shared_memory.py`), each adds them up straight into
-where the results belong; elsewhere the buffer is reduced by the transport, and copied out.
+The arrays are copied side by side into a buffer. Where all ranks see each other's buffers (`transport.SharedSegments`), each
+rank sums them directly into the results. Elsewhere the transport reduces the buffer, and the results are copied out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEGMENT_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """One array to reduce: flat, contiguous input and output, which may be the same array, or the same memory."""
+    """One array to reduce: flat, contiguous input and output, which may be the same array or the same memory."""
 
     source: Any
     target: Any
@@ -30,14 +30,14 @@ class Part(NamedTuple):
 
 
 def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
-    """True if an array is to be multiplied on its way."""
+    """Return whether the array is multiplied before or after the reduction."""
     return prescale != 1.0 or postscale != 1.0 or divisor != 1
 
 
 class _Piece(NamedTuple):
-    """A stretch of a part that is in the buffer.
+    """A stretch of a part in the buffer.
 
-    is_scaled: what is to be done to the result was done to it there. is_there: the target still holds what is in the buffer.
+    `is_scaled` says that the result's factor is already applied. `is_there` says that the target still holds the buffer's values.
     """
 
     part: Part
@@ -49,10 +49,7 @@ class _Piece(NamedTuple):
 
 
 class Fusion:
-    """Reduces over one transport, None for a set of one rank; keeps its buffers from one call to the next.
-
-    limit_bytes: of a buffer.
-    """
+    """Fused reductions over one transport (None for a set of one rank), with buffers of `limit_bytes` that it keeps."""
 
     def __init__(self, transport: Transport | None, limit_bytes: int) -> None:
         self._transport = transport
@@ -62,8 +59,9 @@ class Fusion:
         self._is_open = False
 
     def open(self) -> None:
-        """Open memory that all ranks see, where they can. Every rank calls it before its first reduction, and not
-        earlier, because it takes memory.
+        """Open shared memory between the ranks where possible.
+
+        Every rank calls it before its first reduction, and not earlier, because it takes memory.
         """
         # All ranks come here with the same operation, so all of them open it or none does.
         if not self._is_open and self._transport is not None:
@@ -72,16 +70,16 @@ class Fusion:
 
     @property
     def has_shared_memory(self) -> bool:
-        """True if the ranks have one. Then no reduction blocks: a rank that waits for others hears when one is lost."""
+        """Whether the ranks share memory. Then no reduction blocks: a waiting rank notices when another one is lost."""
         return self._shared is not None
 
     def close(self) -> None:
-        """Give back what is shared with others."""
+        """Release the memory shared with other ranks."""
         if self._shared is not None:
             self._shared.close()
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Fill the targets. dtype: of all of the parts. Every rank calls it with as much."""
+        """Fill the targets of the parts, all of one `dtype`. Every rank calls it with the same sizes."""
         import numpy
 
         # An overflow or a NaN is the script's own; NumPy would warn of it on every rank.
@@ -97,7 +95,7 @@ class Fusion:
         pieces: list[_Piece] = []
         filled, scales = 0, None
         for part in parts:
-            # Most parts of a step have the same factors, and what follows from them is computed once.
+            # Most parts of a step have the same factors, so compute the consequences once.
             if part[2:] != scales:
                 scales = part[2:]
                 factor, is_scaled = self._factor(part, op, kind)
@@ -128,12 +126,10 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: Any) -> tuple[float, bool]:
-        """The factor by which the part is multiplied on its way into the buffer, and True if that scales the result as well.
+        """Return the part's factor on the way into the buffer, and whether it includes the result's own factor.
 
-        The result's own factor goes along where that saves a pass and comes to the same.
-
-        It does with a power of two; only what is too small for all of its type's digits may differ, by half of the smallest
-        number there is.
+        The result's factor is included where that saves a pass and changes nothing: for a power of two. Only denormal numbers may
+        then differ, by half of the smallest number.
         """
         after = part.postscale / part.divisor
         # frexp splits into a fraction and a power of two: the fraction is 0.5 for powers of two alone.
@@ -142,7 +138,7 @@ class Fusion:
         return part.prescale, False
 
     def _next(self, kind: Any) -> Any:
-        """An array to be filled."""
+        """Return an array to fill."""
         size = max(1, self._limit_bytes // kind.itemsize)
         return self._shared.fill(kind)[:size] if self._shared is not None else self._own(kind, size)
 

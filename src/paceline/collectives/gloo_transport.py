@@ -1,7 +1,7 @@
-"""The engine's transport where there is no MPI: arrays by torch's Gloo, messages by links of our own.
+"""The engine's transport without MPI: arrays by torch's Gloo, messages by TCP links.
 
-Gloo can't be asked whether a message has come without waiting for it, and the engine has to. Nothing here touches
-torch's default process group: a script may make one of its own before, after, or never.
+Gloo has no non-blocking receive, which the engine needs for messages. Nothing here touches torch's default process group: a
+script may create its own before, after, or never.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 _LEAVE_S, _WHY_S = 5.0, 0.5
 #: What no message is: the sender has let go, and says why; the sender has come to the end.
 _FAILED, _BYE = b"!", b""
-#: What rows of different numbers may be padded to in all, before they are sent one rank after the other.
+#: Limit of the total size to which unequal numbers of rows are padded. Beyond it each rank broadcasts its own rows.
 _PADDED_BYTES = 1 << 16
 _EXCHANGE_TAG = 3
 
 
 class GlooTransport:
-    """Ranks that have met. All of them make it at the same time.
+    """The connections between ranks that have met. All of them create it at the same time.
 
-    ranks: of the transport's ranks, their ranks in the world; for messages.
+    `ranks` holds the world rank of each of the transport's ranks, for messages.
 
     Raises:
-        CollectivesError: the others were not found in time, or can't be reached.
+        CollectivesError: The other ranks did not come in time, or cannot be reached.
     """
 
     def __init__(self, meeting: Meeting, ranks: Sequence[int]) -> None:
@@ -61,7 +61,7 @@ class GlooTransport:
             options._timeout = meeting.operation_timeout
             # One operation is done at a time, so one thread of Gloo's is enough.
             options._threads = 1
-            # Kept: torch holds what is its own of a store, and not what makes it a signed one.
+            # Keep a reference: torch keeps only the C++ part of the store, not the Python part that signs.
             self._store = meeting.store("gloo")
             self._group: Any = gloo(self._store, self.rank, self.size, options)
         self._poll = select.poll()
@@ -73,15 +73,15 @@ class GlooTransport:
         try:
             link = self._links[rank]
             link.send(data)
-            # The first rank goes on to what it has announced, and would wait there for a rank that has not heard all
-            # of it. The others look for news, and send meanwhile.
+            # The first rank continues with the operation that it has announced, and would wait there for a rank that has not
+            # received the whole announcement. The other ranks poll, and send meanwhile.
             while self.rank == 0 and not link.flush():
                 links.wait([link], 1.0)
         except OSError as error:
             raise self._gone(rank, error) from error
 
     def receive(self) -> tuple[int, bytes] | None:
-        # First what was read already: poll tells only of what is still in the kernel.
+        # First the messages in the buffer: poll reports only data that is still in the kernel.
         for rank, link in self._links.items():
             if link.has_message():
                 return self._taken(rank, link)
@@ -117,7 +117,7 @@ class GlooTransport:
     def reducescatter(self, source: Any, target: Any, counts: Sequence[int], op: str) -> None:
         import numpy
 
-        # Each rank gets everybody's part of what is its own, and adds it up: half of what an all-reduce would move.
+        # Each rank receives all ranks' parts of its own rows and sums them: half of the traffic of an all-reduce.
         parts = numpy.empty((self.size, target.size), target.dtype)
         sent = [count * source.itemsize for count in counts]
         self._alltoall(_bytes(source), sent, _bytes(parts), [target.nbytes] * self.size)
@@ -156,7 +156,7 @@ class GlooTransport:
 
     def exchange(self, array: Any, other: Any, partner: int) -> None:
         def both(group: Any) -> Any:
-            # Both receive before they send: neither waits for the other to take what it sends.
+            # Both receive before they send, so neither waits for the other to receive.
             received = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
             group.send([self._tensor(array)], partner, _EXCHANGE_TAG).wait()
             return received
@@ -170,7 +170,7 @@ class GlooTransport:
         )
 
     def _reduce(self, array: Any, op: str) -> None:
-        """All-reduce in place; in a type that Gloo knows, whose result has the same bits."""
+        """All-reduce in place, in a type that Gloo knows and whose result has the same bits."""
         import numpy
 
         kind, name = array.dtype.kind, array.dtype.name
@@ -216,7 +216,7 @@ class GlooTransport:
             raise ShutDownError(f"{what} over Gloo has failed in the middle: {_short(error)}") from error
 
     def _say_why(self) -> None:
-        """Raise what the other ranks have to say, if they say it soon: Gloo knows only that a connection has ended."""
+        """Raise the reason that another rank sends, if it comes soon: Gloo only knows that a connection has ended."""
         end_s = time.monotonic() + _WHY_S
         while self._reason is None and time.monotonic() < end_s:
             for rank, link in self._links.items():
@@ -260,8 +260,8 @@ class GlooTransport:
         self._let_go()
 
     def abandon(self, reason: str) -> None:
-        # The lock only decides which thread is the first. It is given back before anything is sent, and the reason is there
-        # before a connection ends, so a thread in the middle of an operation finds it (`_say_why`).
+        # The lock only decides which thread comes first, and is released before anything is sent. The reason is set before a
+        # connection ends, so a thread in the middle of an operation finds it (`_say_why`).
         with self._lock:
             first, self._reason = self._reason is None, self._reason or reason
         if first:
@@ -274,7 +274,7 @@ class GlooTransport:
                 link.send(data)
 
     def _hear(self, end_s: float) -> None:
-        """Wait until each has said that it has come to the end, or is gone."""
+        """Wait until each rank has said goodbye or is gone."""
         waiting = dict(self._links)
         while True:
             for rank, link in list(waiting.items()):
@@ -304,7 +304,7 @@ class GlooTransport:
 
 
 def _star(meeting: Meeting) -> dict[int, PeerLink]:
-    """Links between rank 0 and each of the others."""
+    """Connect rank 0 with each of the other ranks."""
     if meeting.size == 1:
         return {}
     store = meeting.said("links")
@@ -319,7 +319,7 @@ def _star(meeting: Meeting) -> dict[int, PeerLink]:
 
 
 def _short(error: BaseException) -> str:
-    """Gloo's text without the line of its source, and without its advice."""
+    """Return Gloo's error text without the source line and the advice."""
     text = str(error).splitlines()[0] if str(error) else repr(error)
     return re.sub(r"^\[\S+\] ", "", text).partition(". This is typically")[0]
 

@@ -1,4 +1,4 @@
-"""The handle that a submitted operation gives back at once."""
+"""The handle of a submitted operation."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ _callbacks_lock = threading.Lock()
 
 
 class Handle:
-    """An operation in flight, and then its result. A step makes hundreds, so a lock is all that it holds."""
+    """An operation in flight, then its result. A step makes hundreds of them, so it holds only one lock."""
 
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 
     def __init__(self, key: tuple[str, str], wait: Callable[[Handle, float | None], None] | None = None) -> None:
-        """key: the operation's kind and name. wait: is called by whoever waits, and may get on with the work; returns when
-        it is done, or time is up.
+        """Create the handle of an operation.
+
+        Args:
+            key: The operation's kind and name.
+            wait: Called by a waiting thread, which may do the work. Returns when the handle is done or the time is up.
         """
         self._key = key
         self._await = wait
-        # Held until the operation is done. Whoever waits takes it and gives it back, so all who wait get through; an Event
-        # would be three objects and more in its place.
+        # Held until the operation is done. Each waiting thread acquires and releases it, so all of them get through. An Event
+        # would need three or more objects.
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
@@ -43,16 +46,16 @@ class Handle:
         return ".".join(self._key)
 
     def done(self) -> bool:
-        """True if `wait` would return, or raise, at once."""
+        """Return whether `wait` would return or raise at once."""
         return self._done
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """The result of the operation, as soon as it is there. May be called again, and by several threads.
+        """Wait for the operation and return its result. Several threads may call it, and more than once.
 
         Raises:
-            MismatchError: the ranks asked for different things.
-            ShutDownError: a rank has died or shut down.
-            TimeoutError: `timeout_s` has passed; the operation goes on.
+            MismatchError: The ranks requested different operations.
+            ShutDownError: A rank has died or shut down.
+            TimeoutError: `timeout_s` has passed; the operation continues.
         """
         if not self._done:
             clock = step_clock.clock()
@@ -72,9 +75,10 @@ class Handle:
         return self._result
 
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
-        """Call `callback(self)` when the operation is done, in the thread that did it; at once if it is done already.
+        """Call `callback(self)` when the operation is done, or at once if it is.
 
-        It may submit operations, and must not wait for one: the thread that calls it is the one that would do it.
+        The thread that completes the operation calls it. It may submit operations, but must not wait for one, because this thread
+        would have to do it.
         """
         with _callbacks_lock:
             if not self._done:
@@ -83,12 +87,12 @@ class Handle:
         callback(self)
 
     def block(self, timeout_s: float | None) -> None:
-        """Sleep until it is done, or time is up."""
+        """Sleep until the operation is done or the time is up."""
         if self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             self._lock.release()
 
     def _finish(self, result: Any = None, error: BaseException | None = None) -> bool:
-        """Complete the handle; True if this call did so, for the first one wins."""
+        """Complete the handle. Only the first call counts; return whether this was it."""
         with _callbacks_lock:
             if self._done:
                 return False

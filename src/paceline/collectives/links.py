@@ -1,7 +1,7 @@
-"""Messages between two processes over TCP: whole, in order, and sending never waits for the other one to read.
+"""Whole messages in order between two processes over TCP; sending never blocks on the reader.
 
-Used where there is no MPI. The rank that connects first says which one it is, and proves that it knows the key that the
-ranks share through their rendezvous; the key itself is never sent.
+They are used without MPI. The connecting rank sends its number, and proves that it knows the key that the ranks share through
+their rendezvous. The key itself is never sent.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ _HELLO = struct.Struct("!I32s")
 _READ_BYTES = 1 << 16
 #: A connection that has not said its rank after this time is closed: it may be a stranger's.
 _HELLO_S = 5.0
-#: A machine that is gone in silence is noticed after about 25 s.
+#: Together they detect a machine that has silently gone after about 25 s.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class PeerLink:
-    """One connection. One thread receives; any thread may send, as another than the engine's own does when it gives up."""
+    """A connection to another rank. One thread receives; any thread may send.
+
+    A thread other than the engine's sends when it gives up.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -46,20 +49,20 @@ class PeerLink:
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Queue a message, and send what can be sent at once.
+        """Queue a message, and send as much as possible at once.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: The other side is gone.
         """
         with self._sending:
             self._out += frame(data)
             self._flush()
 
     def flush(self) -> bool:
-        """Send what the kernel takes of what is queued; True once nothing is left.
+        """Send what the kernel accepts of the queue. Return whether the queue is empty.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: The other side is gone.
         """
         with self._sending:
             return self._flush()
@@ -73,10 +76,11 @@ class PeerLink:
         return True
 
     def receive(self) -> bytes | None:
-        """The next message, None if none has come.
+        """Return the next message, or None if none has arrived.
 
         Raises:
-            OSError: the other side is gone; EOFError (no OSError): it has closed the connection.
+            OSError: The other side is gone.
+            EOFError: The other side has closed the connection.
         """
         if self._out:
             self.flush()
@@ -93,7 +97,7 @@ class PeerLink:
         return message
 
     def has_message(self) -> bool:
-        """True when a whole message was read already, which no poll tells of any more."""
+        """Return whether a whole message is in the buffer, which poll does not report."""
         return self._in.has_frame
 
     def has_unsent(self) -> bool:
@@ -104,16 +108,16 @@ class PeerLink:
 
 
 def listen(address: str) -> socket.socket:
-    """A server on this machine's `address`, on a port that is free."""
+    """Open a server at this machine's `address` on a free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=1024)
 
 
 def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, PeerLink]:
-    """A link to each of these ranks, once all of them have connected.
+    """Return a link to each of these ranks once all of them have connected.
 
     Raises:
-        TimeoutError: some have not; the message names them.
+        TimeoutError: Some ranks have not connected; the message names them.
     """
     links: dict[int, PeerLink] = {}
     missing = set(ranks)
@@ -137,10 +141,10 @@ def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: f
 
 
 def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) -> PeerLink:
-    """A link to the server there, as this rank.
+    """Connect to the server as this rank.
 
     Raises:
-        OSError: it can't be reached.
+        OSError: The server cannot be reached.
     """
     connected = socket.create_connection((address, port), timeout=timeout_s)
     try:
@@ -152,7 +156,7 @@ def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) ->
 
 
 def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
-    """Return when one of them has something to read, or room for what is queued, or after the time."""
+    """Wait until a link is readable, or writable with queued data, or the time is up."""
     poll = select.poll()
     for link in links:
         poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.has_unsent() else 0))
@@ -160,10 +164,10 @@ def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
 
 
 def own_address(host: str, port: int) -> str:
-    """The address of this machine by which it reaches `host`: the one under which others there reach it.
+    """Return this machine's address on the route to `host`, by which machines there reach it.
 
     Raises:
-        OSError: the host's name is unknown, or there is no way to it.
+        OSError: The host's name is unknown, or there is no route to it.
     """
     last: OSError | None = None
     for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
@@ -178,7 +182,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _greeted(connected: socket.socket, key: bytes) -> int:
-    """The rank that a connection says it is; -1 if it doesn't know the key."""
+    """Return the rank that the peer announces, or -1 if it does not prove that it knows the key."""
     end_s = time.monotonic() + _HELLO_S
     hello = b""
     with contextlib.suppress(OSError):

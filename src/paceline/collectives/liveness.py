@@ -1,4 +1,4 @@
-"""The places of the ranks, and a watch over the processes of those that can be seen from here."""
+"""The machines of the ranks, a watch over the processes of reachable ranks, and reports of stalled operations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOCAL = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 _log = logging.getLogger(__name__)
-#: Names the file that `report` appends to; whoever starts the ranks sets it.
+#: Names the file that `report` appends to. The launcher of the ranks sets it.
 FILE_VARIABLE = "PACELINE_STALL_FILE"
 #: Between two looks: a part of the limit, in these bounds.
 _SHORTEST_S, _LONGEST_S = 0.02, 1.0
@@ -33,7 +33,7 @@ _SHORTEST_S, _LONGEST_S = 0.02, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class PeerPlace:
-    """A rank's process. namespace: processes see each other's ids if it is the same."""
+    """The process of a rank. Processes with the same `namespace` see each other's process ids."""
 
     host: str
     pid: int
@@ -45,7 +45,7 @@ class PeerPlace:
 
     @classmethod
     def of_all(cls, transport: Transport | None, environ: Mapping[str, str]) -> list[PeerPlace]:
-        """The place of each rank. The launcher's word counts where it has one for this world, else the host names."""
+        """Return the place of each rank, from the launcher's variables where it sets them, else from host names."""
         namespace = ""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -79,15 +79,15 @@ class PeerPlace:
 
 
 def are_equally_many(places: Sequence[PeerPlace]) -> bool:
-    """True if every machine has as many ranks as each other one."""
+    """Return whether every machine has the same number of ranks."""
     return len({place.local_size for place in places}) == 1
 
 
 class PeerWatch:
-    """Watches the processes of the ranks on this machine; calls `lost(rank, reason)` when one is gone, however it ended.
+    """A watch over this machine's ranks that calls `lost(rank, reason)` when a process is gone.
 
-    The kernel tells (pidfd, Linux 5.3): nothing is polled. `tick` is called about once a second.
-    watched: file descriptor -> rank, of connections that hang up when that rank is gone; they are only looked at.
+    The kernel reports the end of a process (pidfd, Linux 5.3), so nothing is polled. `tick` runs about once a second. `watched`
+    maps the file descriptors of connections to ranks: a hang-up means that the rank is gone. The watch never reads from them.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class PeerWatch:
 
 
 class StallWatch:
-    """Looks after the operations of one process set, on its first rank.
+    """A watch over the operations of one process set, on its first rank.
 
-    number: the process set's; ranks: its ranks in the world. warning_s, shutdown_s: 0 is never.
+    `ranks` holds the set's world ranks. A limit of 0 s means never.
     """
 
     def __init__(self, number: int, ranks: Sequence[int], warning_s: float, shutdown_s: float) -> None:
@@ -168,7 +168,7 @@ class StallWatch:
         self._reported: dict[tuple[str, str], tuple[Late, float]] = {}
 
     def look(self, coordinator: Coordinator) -> None:
-        """Warn of what has waited for too long, and end it at the limit. Costs nothing most of the time."""
+        """Warn of operations that have waited too long, and end them at the limit. This is cheap when nothing waits."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -192,7 +192,7 @@ class StallWatch:
         for one in new:
             self._reported[one.key] = (one, now_s)
             report(one, self._number, self._ranks)
-        # What stays late is said again, once in each `warning_s`.
+        # Repeat the warning every `warning_s` while the operation is late.
         if new or (found and now_s - self._warned_s >= self._warning_s):
             self._warned_s = now_s
             _log.warning(
@@ -217,9 +217,9 @@ def report(
     resolved: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Append a JSON line to the file that PACELINE_STALL_FILE names, if it does. ranks: the process set's in the world.
+    """Append a JSON line to the file in PACELINE_STALL_FILE, if that is set.
 
-    One line when an operation is late, and one with `"resolved": true` when it was done after all.
+    There is one line when an operation is late, and one with `"resolved": true` when it completes. `ranks` are world ranks.
     """
     path = environ.get(FILE_VARIABLE, "")
     if not path:

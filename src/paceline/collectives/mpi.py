@@ -1,6 +1,6 @@
-"""MPI, as far as Paceline needs it: the world that the launcher started, and threads that talk to it.
+"""Access to MPI: the world that the launcher started, and threads that use it.
 
-mpi4py is loaded by the first call of `world`, never by an import of this module.
+Only the first call of `world` loads mpi4py, never an import of this module.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _broken = False
 
 
 def world() -> MPI.Intracomm:
-    """COMM_WORLD of the processes that were started together; a world of one outside any launcher.
+    """Return COMM_WORLD of the processes that were started together; a world of one without a launcher.
 
-    The first call initialises MPI, for calls from several threads. It is finalised when the process ends, unless
-    `abandon` was called.
+    The first call initializes MPI for calls from several threads. MPI is finalized when the process ends, unless `abandon` was
+    called.
 
     Raises:
-        CollectivesError: mpi4py is missing, finds no MPI library, or loads another one than that of the launcher.
+        CollectivesError: mpi4py is missing, finds no MPI library, or loads another library than the launcher's.
     """
     global _world
     with _lock:
@@ -52,21 +52,20 @@ def world() -> MPI.Intracomm:
 
 
 def abandon() -> None:
-    """Leave MPI as it is when the process ends: a thread is stuck in it, waiting for a rank that is dead."""
+    """Skip MPI's finalization at the end of the process, because a thread is stuck in MPI waiting for a dead rank."""
     global _broken
     _broken = True
 
 
 def is_abandoned() -> bool:
-    """True if MPI was left in the middle of an operation that can't end."""
+    """Return whether MPI was abandoned in the middle of an operation."""
     return _broken
 
 
 class CommThread:
-    """A daemon thread that runs what it is given, in order, with a communicator of its own.
+    """A daemon thread that runs calls in order with a communicator of its own.
 
-    comm: is duplicated, so every rank of it has to make its CommThread, in the same order. While nothing is
-        submitted the thread sleeps.
+    It duplicates `comm`, so every rank has to create its CommThread, in the same order. An idle thread sleeps.
     """
 
     def __init__(self, comm: MPI.Comm, name: str = "paceline-mpi") -> None:
@@ -79,7 +78,7 @@ class CommThread:
         self._thread.start()
 
     def submit(self, call: Callable[[MPI.Comm], T]) -> Future[T]:
-        """The future of `call(comm)`, which is run after all that was submitted before."""
+        """Return the future of `call(comm)`, which runs after all earlier calls."""
         future: Future[T] = Future()
         # The lock keeps calls before the None with which `close` ends the thread: one behind it would never be run.
         with self._lock:
@@ -89,7 +88,7 @@ class CommThread:
         return future
 
     def close(self) -> None:
-        """End the thread, after all that was submitted, and free the communicator. May be called again."""
+        """Run the remaining calls, end the thread and free the communicator. Further calls do nothing."""
         with self._lock:
             first, self._closed = not self._closed, True
             if first:
@@ -162,13 +161,13 @@ def _initialise() -> MPI.Intracomm:
 
 
 def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What Open MPI has to find in the environment while it is initialised, and does not."""
+    """Return the variables that Open MPI needs during initialization and that are not set."""
     needed = {}
-    # Without a launcher Open MPI 5 has nobody who removes its file in /dev/shm at the end; nor has it any use for it, or for
-    # TCP, which would listen at every address of the machine.
+    # Without a launcher no process removes the file that Open MPI 5 creates in /dev/shm. A single process needs neither
+    # that file nor TCP, which would listen at every address of the machine.
     if "OMPI_MCA_btl" not in environ and not any(name in environ for name in _STARTED):
         needed["OMPI_MCA_btl"] = "self"
-    # It aborts the process where HOME is not set, as it is not below many services.
+    # Open MPI aborts if HOME is not set, as in many services.
     if "HOME" not in environ:
         needed["HOME"] = processes.with_home(environ)["HOME"]
     return needed
@@ -177,13 +176,13 @@ def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _finalise(pid: int) -> None:
     from mpi4py import MPI
 
-    # A forked child has MPI's state, and none of its connections: finalising would wait for ever.
+    # A forked child has MPI's state but none of its connections: finalizing would never return.
     if pid == os.getpid() and not _broken and not MPI.Is_finalized():
         MPI.Finalize()
 
 
 def _check_family(library: str, environ: Mapping[str, str]) -> None:
-    """Refuse a library that can't talk to the launcher: each process would be a world of its own."""
+    """Refuse a library that cannot talk to the launcher, where each process would be a world of its own."""
     family = _family(library)
     for name, launcher in _LAUNCHERS:
         if name in environ and family is not None and family != launcher:
@@ -198,7 +197,7 @@ def _check_family(library: str, environ: Mapping[str, str]) -> None:
 
 
 def _check_size(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Refuse a world of another size than the launcher says."""
+    """Refuse a world whose size differs from the launcher's variables."""
     for name in (*(name for name, _ in _LAUNCHERS if name != "MPI_LOCALNRANKS"), "WORLD_SIZE"):
         text = environ.get(name, "")
         if text.isdigit() and int(text) != size:

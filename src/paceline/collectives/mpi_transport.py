@@ -22,15 +22,15 @@ _EXCHANGE_TAG = 3
 _FIRST_TAG = 10
 _TAGS = 30000
 _LEAVE_S = 1.0
-#: How often a meeting is looked after before another process is let have the core.
+#: Number of polls of a barrier before the process yields the core.
 _LOOKS = 20
 
 
 class MpiTransport:
-    """A communicator, and the tag that tells this engine's messages from those of one that was shut down.
+    """A communicator, and a tag that separates this engine's messages from those of earlier engines.
 
-    generation: how many engines this process has had before. owned: nobody else uses the communicator, so that
-        `close` frees it.
+    `generation` counts the earlier engines of this process. With `owned` no other object uses the communicator, and `close` frees
+    it.
     """
 
     def __init__(self, comm: Any, generation: int = 0, owned: bool = False) -> None:
@@ -102,7 +102,7 @@ class MpiTransport:
         return share_segments(self.rank, self.size, self.gather_objects, self._meet, size)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        # Not mpi4py's own way with objects, which makes whatever a pickle asks for.
+        # mpi4py's own calls for objects unpickle anything, so pack here.
         data = pack_message(value)
         sizes = arrays.array("q", [0] * self.size)
         self.comm.Allgather([arrays.array("q", [len(data)]), 1, self._mpi.INT64_T], [sizes, 1, self._mpi.INT64_T])
@@ -113,7 +113,7 @@ class MpiTransport:
 
     def split(self, members: Sequence[int], number: int) -> MpiTransport | None:
         comm = self.comm.Split(0 if self.rank in members else self._mpi.UNDEFINED, self.rank)
-        # MPI gives a new communicator the number of one that was freed, and with it what nobody has received there.
+        # MPI reuses the number of a freed communicator, and would deliver its unreceived messages to the new one.
         return MpiTransport(comm, self._generation * 101 + number, owned=True) if self.rank in members else None
 
     def watched(self) -> dict[int, int]:
@@ -127,15 +127,15 @@ class MpiTransport:
             self.comm.Free()
 
     def abandon(self, reason: str) -> None:
-        # MPI has no call that wakes a thread in the middle of another one. What can be done is to keep MPI's end out of the
-        # process's own: it would wait for the rank that is gone.
+        # MPI cannot interrupt a thread inside a call. Only skip MPI's finalization when the process ends: it would wait for
+        # the dead rank.
         mpi.abandon()
 
     def _meet(self) -> None:
-        """Return when every rank has come. Looked after, not waited for, so that the death of one ends it.
+        """Wait until every rank has come, by polling, so that the death of a rank ends the wait.
 
         Raises:
-            ShutDownError: MPI was abandoned meanwhile.
+            ShutDownError: MPI was abandoned during the wait.
         """
         request, looks = self.comm.Ibarrier(), 0
         while not request.Test():
@@ -147,7 +147,7 @@ class MpiTransport:
 
     @contextmanager
     def _row_type(self, array: Any) -> Iterator[Any]:
-        """A datatype that holds one row: counts in rows pass 2 GiB where counts in bytes don't."""
+        """Create a datatype of one row: counts in rows reach beyond 2 GiB, counts in bytes do not."""
         row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
             yield row
@@ -160,12 +160,13 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 def _saturates(array: Any, op: str) -> bool:
-    """True for sums that Open MPI stops at the largest number where the processor has AVX (its component op/avx): those of
-    integers of 8 and 16 bits. NumPy's wrap around, and so do the last bits of a sum of 32.
+    """Return whether Open MPI would saturate this sum: 8- and 16-bit integers with AVX (component op/avx).
+
+    NumPy wraps around, and so do the last bits of a 32-bit sum.
     """
     return op == "sum" and array.dtype.kind in "iu" and bool(array.dtype.itemsize < 4)
 
 
 def _viewed(array: Any) -> Any:
-    """The array as MPI can reduce it: bool has no order there, so it is reduced as the integers 0 and 1."""
+    """Return the array in a type that MPI can reduce: it has no order for bool, so bool becomes 0 and 1."""
     return array.view("uint8") if array.dtype.kind == "b" else array

@@ -1,6 +1,6 @@
 """Arithmetic that MPI has no type for: half precision, scale factors, averages of integers.
 
-Half-precision arrays are added up in float32. bfloat16, which NumPy doesn't know, comes as uint16 with the bits.
+Half-precision arrays are summed in float32. NumPy has no bfloat16, so its bits come as uint16.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ _UFUNCS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multipl
 
 
 def is_half(dtype: str) -> bool:
-    """True if arrays of this type are reduced as float32."""
+    """Return whether arrays of this type are reduced as float32."""
     return dtype in _HALVES
 
 
 def sum_type(dtype: str) -> str:
-    """The type in which arrays of this type are added up."""
+    """Return the type in which arrays of this type are summed."""
     return "float32" if is_half(dtype) else dtype
 
 
 def operation(op: str, dtype: str) -> str:
-    """The operation that joins the ranks' arrays. An average of truth values, cut off, is true where all of them are."""
+    """Return the operation that combines the ranks' arrays.
+
+    An average of booleans, truncated, is true where all of them are.
+    """
     if op == "average":
         return "min" if dtype == "bool" else "sum"
     return op
 
 
 def divisor(op: str, dtype: str, size: int) -> int:
-    """What the joined array of `size` ranks is divided by."""
+    """Return the number that divides the combined array of `size` ranks."""
     return size if op == "average" and dtype != "bool" else 1
 
 
 def summand(array: Any, dtype: str, factor: float) -> Any:
-    """A copy of the flat array, times `factor`, in the type in which it is added up."""
+    """Return a copy of the flat array times `factor`, in the type of the sum."""
     import numpy
 
     made = numpy.empty(array.size, sum_type(dtype))
@@ -46,7 +49,7 @@ def summand(array: Any, dtype: str, factor: float) -> Any:
 
 
 def to_float32(source: Any, target: Any, dtype: str) -> None:
-    """Write a half-precision array into a float32 one; one of another type into one of that type."""
+    """Write a half-precision array into a float32 array, or copy an array of another type."""
     import numpy
 
     if dtype == BFLOAT16:
@@ -59,8 +62,9 @@ def to_float32(source: Any, target: Any, dtype: str) -> None:
 
 
 def from_float32(source: Any, target: Any, dtype: str) -> None:
-    """Write a float32 array into a half-precision one, rounded to nearest, ties to even; one of another type into one of that
-    type. `source` is used up.
+    """Write a float32 array into a half-precision one, rounded to nearest even, or copy another type.
+
+    `source` is overwritten.
     """
     import numpy
 
@@ -83,7 +87,7 @@ def from_float32(source: Any, target: Any, dtype: str) -> None:
 
 
 def ufunc(op: str, dtype: Any) -> Any:
-    """NumPy's function that joins two arrays of a type by "sum", "min", "max" or "product". A sum of truth values is "any"."""
+    """Return NumPy's function for "sum", "min", "max" or "product" of this type. A sum of booleans is "any"."""
     import numpy
 
     if dtype.kind == "b":
@@ -92,8 +96,9 @@ def ufunc(op: str, dtype: Any) -> Any:
 
 
 def joined(join: Any, arrays: Sequence[Any], out: Any) -> Any:
-    """`out`, filled with two or more arrays of its type and size, joined by a `ufunc` from the first one on. One of the first
-    two may be `out` itself.
+    """Combine two or more arrays of one type and size into `out` by a `ufunc`, and return `out`.
+
+    One of the first two arrays may be `out` itself.
     """
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
@@ -102,7 +107,7 @@ def joined(join: Any, arrays: Sequence[Any], out: Any) -> Any:
 
 
 def scale(array: Any, factor: float, divisor: int = 1) -> None:
-    """Multiply in place by factor / divisor. Integers: in float64, truncated towards 0."""
+    """Multiply in place by factor / divisor. Integers use float64 and truncate towards 0."""
     if factor == 1.0 and divisor == 1:
         return
     import numpy

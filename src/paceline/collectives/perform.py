@@ -1,4 +1,4 @@
-"""Performs what the ranks have agreed upon, in the same order on each of them."""
+"""Execution of the agreed operations, in the same order on every rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
 
 
 class Performer:
-    """Does agreed operations over one transport; None: a set of one rank."""
+    """Executes agreed operations over one transport, or None for a set of one rank."""
 
     def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
         self._transport = transport
@@ -48,11 +48,11 @@ class Performer:
         self._reducer = Reducer(transport, fusion_bytes)
 
     def close(self) -> None:
-        """Give back what is shared with others: nothing more will be done."""
+        """Release shared memory after the last operation."""
         self._reducer.close()
 
     def blocks(self, ready: Sequence[Ready]) -> bool:
-        """True if doing this may wait for another rank where nobody hears that it has died."""
+        """Return whether an operation may wait for another rank without noticing that it has died."""
         if self._transport is None:
             return False
         limits = (self._reducer.polled_bytes(multiplied=False), self._reducer.polled_bytes(multiplied=True))
@@ -70,7 +70,7 @@ class Performer:
         return False
 
     def perform(self, ready: Sequence[Ready], complete: Callable[[CollectiveTask, Any], None]) -> None:
-        """Do all of them; `complete(task, result)` follows each one, or each bunch that was fused."""
+        """Perform all operations, calling `complete(task, result)` after each one or each fused batch."""
         # op and type -> all that can be reduced together, in the order in which the coordinator named them.
         fused: dict[tuple[str, str], list[Ready]] = {}
         for task, agreement in ready:
@@ -92,7 +92,7 @@ class Performer:
                 complete(task, result)
 
     def _fill_parts(self, parts: list[Part], task: CollectiveTask, request: Request) -> list[Any]:
-        """The outputs; what is to be reduced into them is added to `parts`."""
+        """Append the arrays of the task to `parts`, and return their outputs."""
         import numpy
 
         op, prescale, postscale = request.op, request.prescale, request.postscale
@@ -126,7 +126,7 @@ class Performer:
         return agreement.joined if kind == JOIN else agreement
 
     def _allreduce(self, task: CollectiveTask, request: Request) -> Any:
-        """Adasum, or a group of different types."""
+        """Reduce by Adasum, or reduce a group of different types."""
         parts: list[Part] = []
         outs = self._fill_parts(parts, task, request)
         for part, dtype in zip(parts, request.dtypes, strict=True):
@@ -163,9 +163,9 @@ def _shaped(request: Request, results: list[Any]) -> Any:
 
 
 class Reducer:
-    """Reduces over one transport, None for a set of one rank.
+    """Reductions over one transport, or None for a set of one rank.
 
-    fusion_bytes: smaller arrays are reduced together; 0: each on its own.
+    Arrays smaller than `fusion_bytes` are reduced together; 0 reduces each on its own.
     """
 
     def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
@@ -174,7 +174,7 @@ class Reducer:
         self._fusion = Fusion(transport, min(fusion_bytes, PIECE_BYTES) or PIECE_BYTES)
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Fill the targets. dtype: of all of the parts."""
+        """Fill the targets of the parts, all of one `dtype`."""
         self._fusion.open()
         below, half = (self._small_bytes(False), self._small_bytes(True)), numbers.is_half(dtype)
         small = []
@@ -192,11 +192,14 @@ class Reducer:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
-        """Reducing a smaller array never blocks, but looks after the other ranks; nor, unless this is 0, one of halves."""
+        """Return the size below which a reduction polls the other ranks instead of blocking.
+
+        Unless it is 0, half-precision reductions never block either.
+        """
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
-        """The limit in bytes below which arrays go through a buffer; half precision always does, for MPI does not know it."""
+        """Return the size below which arrays go through a buffer. Half precision always does: MPI does not know it."""
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)
         if self._transport is not None and self._transport.size == 2:
@@ -204,7 +207,7 @@ class Reducer:
         return min(SHARED_DIRECT_MULTIPLIED_BYTES if multiplied else SHARED_DIRECT_BYTES, self._fusion_bytes)
 
     def close(self) -> None:
-        """Give back what is shared with others."""
+        """Release the memory shared with other ranks."""
         self._fusion.close()
 
     def reducescatter(self, part: Part, counts: Sequence[int], op: str, dtype: str) -> None:
@@ -243,12 +246,12 @@ class Reducer:
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """The numbers of rows that each of `size` ranks gets of `rows`: the first ones get one more where they don't divide."""
+    """Return each rank's share of the rows. The first ranks get the remainder, one row each."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
 def allgather(transport: Transport | None, array: Any, rows: Sequence[int]) -> Any:
-    """The arrays of all ranks, one below the other. rows: first dimension on each rank."""
+    """Concatenate the ranks' arrays, where `rows` holds the first dimension on each rank."""
     import numpy
 
     result = numpy.empty((sum(rows), *array.shape[1:]), array.dtype)
@@ -260,7 +263,7 @@ def allgather(transport: Transport | None, array: Any, rows: Sequence[int]) -> A
 
 
 def broadcast(transport: Transport | None, array: Any, out: Any, root: int) -> Any:
-    """`out`, filled with the root's array."""
+    """Fill `out` with the root's array, and return it."""
     import numpy
 
     is_root = transport is None or transport.rank == root
@@ -272,9 +275,9 @@ def broadcast(transport: Transport | None, array: Any, out: Any, root: int) -> A
 
 
 def alltoall(transport: Transport | None, array: Any, splits: Sequence[Sequence[int]]) -> tuple[Any, tuple[int, ...]]:
-    """The rows that all ranks send to this one, one below the other, and how many came from each.
+    """Return the rows that all ranks send to this one, and the count from each.
 
-    splits: of each rank, the rows that it sends to each.
+    `splits` holds, for each rank, the rows that it sends to each.
     """
     import numpy
 
@@ -289,9 +292,12 @@ def alltoall(transport: Transport | None, array: Any, splits: Sequence[Sequence[
 
 
 def adasum(transport: Transport, array: Any) -> None:
-    """Replace the flat float32 or float64 array by the Adasum over the transport's ranks, a power of two of them.
+    """Replace a flat float32 or float64 array by the Adasum over a power of two of ranks.
 
-    By recursive doubling: each rank exchanges the whole vector log2(size) times.
+    Adasum counts gradients that agree once, and orthogonal ones in full: for two gradients a and b it is
+    a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020).
+
+    By recursive doubling each rank exchanges the whole vector log2(size) times.
 
         rank   0   1   2   3
                0+1 0+1 2+3 2+3       partner: rank ^ 1

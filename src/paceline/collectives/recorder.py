@@ -1,7 +1,7 @@
-"""Tells what torch's flight recorder knows of this process's collectives, Gloo's and NCCL's, to whoever asks.
+"""The board of this process's collectives, and answers from torch's flight recorder for Gloo and NCCL.
 
-A thread waits at a named pipe, <folder>/ask_<rank>; a line there names the file that is to hold the answer, JSON. It needs the
-interpreter, which torch's own calls let go while they wait. The thread is there from the first `init_process_group` on.
+A thread reads a named pipe, <folder>/ask_<rank>. Each line names the file in which to write the recorder's JSON. The thread
+needs the interpreter lock, which torch releases while a collective waits. It starts with the first `init_process_group`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _is_made = False
 
 
 def answer_recorder_requests(path: str) -> None:
-    """Answer at this named pipe as soon as the script makes a process group of torch's; loads nothing before."""
+    """Answer at this named pipe once the script creates a process group. Load nothing before."""
     from paceline.system.lazy_import import when_loaded
 
     when_loaded(_MODULE, lambda module: _follow(module, path))
 
 
 def _follow(module: ModuleType, path: str) -> None:
-    """Let what makes process groups start the thread, and be on the board while it waits for other ranks."""
+    """Make process-group constructors start the thread, and stay on the board while they wait for other ranks."""
     import functools
     import itertools
 
@@ -75,7 +75,7 @@ def _start(path: str) -> None:
         return
     import threading
 
-    # For reading and writing: so it never ends, whoever comes and goes at the other end.
+    # Open for reading and writing, so that the pipe has no end of file when a writer closes it.
     _pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     threading.Thread(target=_serve, args=(_pipe, os.path.dirname(path)), name="paceline-recorder", daemon=True).start()
 
@@ -85,7 +85,7 @@ def _serve(pipe: int, folder: str) -> None:
         for name in os.read(pipe, 4096).decode("utf-8", "replace").split():
             try:
                 _tell(os.path.join(folder, os.path.basename(name)))
-            except Exception:  # a release of torch that tells otherwise: who has asked goes on without
+            except Exception:  # Another release of torch may have another recorder; the reader does without.
                 continue
 
 
@@ -100,7 +100,7 @@ def _tell(path: str) -> None:
 
 
 def _close_pipe() -> None:
-    # A forked child has not the thread; it must not take what is meant for its parent.
+    # A forked child lacks the thread, and must not read requests meant for its parent.
     global _pipe
     if _pipe is not None:
         os.close(_pipe)
@@ -111,7 +111,10 @@ os.register_at_fork(after_in_child=_close_pipe)
 
 
 def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
-    """The board; made at the first call. None where none is to be kept, as in a process that a worker has forked."""
+    """Return this process's board, made at the first call, or None where none is kept.
+
+    A process forked from a worker keeps none.
+    """
     global _board, _is_made
     if not _is_made:
         _is_made = True
@@ -128,23 +131,23 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Note that a collective begins. Return the slot of the note, for `end`.
+    """Note that a collective begins, and return the slot of the note, for `end`.
 
-    text: made by `paceline.system.collective_state.entry_text`.
+    `text` comes from `paceline.system.collective_state.entry_text`.
     """
     found = _board if _is_made else board()
     return -1 if found is None else found.begin(text, number)
 
 
 def end(place: int) -> None:
-    """Note that it is over."""
+    """Remove a note."""
     if _board is not None:
         _board.end(place)
 
 
 @contextmanager
 def under_way(text: str, number: int = 0) -> Iterator[None]:
-    """A block that is a collective."""
+    """Note a collective for the duration of the block."""
     place = begin(text, number)
     try:
         yield

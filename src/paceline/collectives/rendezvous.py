@@ -1,9 +1,9 @@
 """The rendezvous of ranks without MPI: torch's key-value store at MASTER_ADDR:MASTER_PORT.
 
-The same store serves the script's own `init_process_group`, before ours or after it: torch lets several users in one
-process share the server on a port, and each puts its keys under a name of its own. Below torchrun the agent has it.
+The same store serves the script's own `init_process_group`, before or after: several users in one process share the server of
+a port, each with its own key prefix. Under torchrun the agent hosts the store.
 
-The store lets in whoever reaches its port. So what the ranks say there is signed, and is JSON.
+Any process that reaches the port can write to the store. So its values are signed JSON.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _LEAST_SECRET_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """A place in the store where `size` ranks meet. address: of this machine, as the others reach it.
+    """A namespace of the store where `size` ranks meet.
 
-    where: the store's address and port, for messages. key: the run's secret, None where there is none.
+    `address` is this machine's address for the others, `where` the store's address and port for messages, and `key` the run's
+    secret or None.
     """
 
     rank: int
@@ -57,15 +58,15 @@ class Meeting:
     key: bytes | None = field(repr=False)
 
     def said(self, name: str) -> SignedStore:
-        """The store's part in which the ranks say something under this name."""
+        """Return the part of the store that holds the ranks' values under this name."""
         return SignedStore(self.raw_store(name), f"{self.prefix}/{name}", self.where, self.key)
 
     def store(self, name: str) -> Any:
-        """The part of the store under this name, as torch's process groups take it: signed where there is a secret."""
+        """Return this part of the store for torch's process groups, signed if there is a secret."""
         return self.raw_store(name) if self.key is None else self.said(name).for_torch()
 
     def raw_store(self, name: str) -> Any:
-        """The part of the store under this name, unsigned: for what works with torch's own kind of store alone."""
+        """Return this part of the store unsigned, for libraries that need torch's own store class."""
         import torch.distributed as dist
 
         return getattr(dist, "PrefixStore")(  # noqa: B009 - torch's stubs don't have it
@@ -73,18 +74,19 @@ class Meeting:
         )
 
     def link_key(self, nonce: bytes) -> bytes:
-        """A key that only the ranks know, made of the secret and of the nonce that the first of them has said. Without a secret
-        it is the nonce.
+        """Derive a key that only the ranks know from the secret and the first rank's nonce.
+
+        Without a secret the key is the nonce.
         """
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
-        """The meeting of some of its ranks; called by those alone."""
+        """Return the meeting of some of its ranks. Only those call it."""
         rank = members.index(self.rank)
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 
     def device(self) -> Any:
-        """Gloo's network device: the one that leads to the first rank, unless GLOO_SOCKET_IFNAME names an interface."""
+        """Return Gloo's network device: the route to the first rank, or the interface in GLOO_SOCKET_IFNAME."""
         import os
 
         from torch.distributed import ProcessGroupGloo
@@ -97,10 +99,10 @@ class Meeting:
         return _devices[key]
 
     def wait_for_all(self) -> list[str]:
-        """The ranks' addresses, when every rank has come.
+        """Wait until every rank has come, and return the ranks' addresses.
 
         Raises:
-            CollectivesError: some have not within `timeout_s`; they are named.
+            CollectivesError: Some ranks did not come within `timeout_s`; the message names them.
         """
         store = self.said("here")
         with self.translated("say that this rank is here"):
@@ -126,7 +128,7 @@ class Meeting:
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
-        """Torch's errors in one sentence of ours."""
+        """Turn torch's errors into one sentence."""
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:
@@ -140,11 +142,13 @@ class Meeting:
 
 
 def meet(environ: Mapping[str, str], generation: int) -> Meeting:
-    """The meeting of all ranks, once all have come. generation: how many engines this process has had before.
+    """Return the meeting of all ranks once all have come.
+
+    `generation` counts the earlier engines of this process.
 
     Raises:
-        CollectivesError: torch or a variable is missing, the store can't be reached, or a rank doesn't come.
-        ArgumentError: HOROVOD_GLOO_TIMEOUT_SECONDS is no number.
+        CollectivesError: torch or a variable is missing, the store cannot be reached, or a rank does not come.
+        ArgumentError: HOROVOD_GLOO_TIMEOUT_SECONDS is not a number.
     """
     meeting = place_to_meet(environ, str(generation))
     far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
@@ -155,7 +159,7 @@ def meet(environ: Mapping[str, str], generation: int) -> Meeting:
 
 
 def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
-    """A meeting of all ranks under this name, for which nobody has waited yet. Raises as `meet`."""
+    """Return a meeting under this name without waiting for the ranks. Raise the errors of `meet`."""
     from paceline.collectives.settings import _number
 
     rank, size, host, port = place(environ)
@@ -187,15 +191,15 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
 
 
 def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
-    """Rank, number of ranks, and the address and port of the store.
+    """Return the rank, the number of ranks, and the store's address and port.
 
     Raises:
-        CollectivesError: a variable is missing or no number.
+        CollectivesError: A variable is missing or not a number.
     """
     texts = [environ.get(name) or environ.get(other, "") for name, other in _VARIABLES.items()]
     rank, size, host, port = texts
     if not rank and not size and environ.get("PACELINE_WORLD_SIZE") == "1":
-        return 0, 1, host, 0  # the one process of a run, which nobody had to launch
+        return 0, 1, host, 0  # A run of one process needs no launcher.
     if rank.isdigit() and size.isdigit() and int(rank) < int(size) and host and port.isdigit():
         return int(rank), int(size), host, int(port)
     seen = ", ".join(f"{name}={environ[name]!r}" if name in environ else f"{name} missing" for name in _VARIABLES)
@@ -243,24 +247,27 @@ def _store(dist: Any, environ: Mapping[str, str], rank: int, host: str, port: in
 
 
 class SignedStore:
-    """One part of a store.
+    """A part of the key-value store, whose JSON values are signed with the run's secret.
 
-    store: torch's, where keys are as given here. prefix: what stands before them in the whole store. where: the store's
-    address and port, for messages. key: the run's secret; None signs nothing.
+    A tag over the key and the value refuses values that another process wrote or copied from another key. Without a secret
+    (torchrun gives none) values are plain JSON: a forged value can be wrong, but runs no code.
+
+    `store` is torch's store, `prefix` the part's prefix in it, `where` its address and port for messages. A `key` of None signs
+    nothing.
     """
 
     def __init__(self, store: Any, prefix: str, where: str, key: bytes | None) -> None:
         self._store, self._prefix, self._where, self._key = store, prefix, where, key
 
     def set(self, name: str, value: Any) -> None:
-        """Say a value, which JSON has to know, under this name."""
+        """Store a JSON value under this name."""
         self.set_bytes(name, json.dumps(value).encode())
 
     def get(self, name: str) -> Any:
-        """The value that was said under this name; waits until it is. Tuples come back as lists.
+        """Wait for the value of this name and return it. Tuples come back as lists.
 
         Raises:
-            CollectivesError: a value that no rank of this run has signed, or that is no JSON. Nothing is made of it.
+            CollectivesError: The value is not signed by a rank of this run, or not JSON. It is not used.
         """
         data = self.get_bytes(name)
         try:
@@ -269,17 +276,17 @@ class SignedStore:
             raise CollectivesError(f"{self._told(name)} is no JSON: {data[:40]!r}. {self._advice()}") from None
 
     def has(self, name: str) -> bool:
-        """True if something was said under this name."""
+        """Return whether the name has a value."""
         return bool(self._store.check([name]))
 
     def set_bytes(self, name: str, data: bytes) -> None:
-        """Say bytes of any kind under this name."""
+        """Store any bytes under this name."""
         if self._key is not None:
             data = _SIGNED + tag(self._key, self._purpose(name), data) + data
         self._store.set(name, data)
 
     def get_bytes(self, name: str) -> bytes:
-        """The bytes that were said under this name; waits for them, and raises what `get` does."""
+        """Wait for the bytes of this name and return them. Raise the errors of `get`."""
         data = bytes(self._store.get(name))
         is_signed = data.startswith(_SIGNED) and len(data) >= _HEAD_BYTES
         if self._key is None:
@@ -297,8 +304,9 @@ class SignedStore:
         return content
 
     def for_torch(self) -> Any:
-        """This part as one of torch's own stores, for a process group over Gloo, which looks up there where the other ranks
-        listen. Whoever gives it away keeps it: torch keeps only what is its own of it.
+        """Return this part as a subclass of torch's store, in which Gloo looks up the other ranks' addresses.
+
+        The caller must keep a reference: torch keeps only the C++ part.
         """
         import torch.distributed as dist
 

@@ -1,6 +1,9 @@
-"""A rank's request for an operation, and the agreement of all ranks' requests.
+"""Requests of the ranks, their agreement, and the messages that carry both.
 
-A request is a plain tuple, so that it is compared and sent fast: a step makes hundreds.
+A request is a plain tuple, so that it is fast to compare and send: a step makes hundreds. Messages are pickles for speed: JSON
+takes several times as long for the tuple of numbers of a usual step, and has no bytes. The reader makes only numbers, texts,
+bytes, tuples and the classes of this module, and refuses every other name, because a pickle can call any function
+(https://docs.python.org/3/library/pickle.html#restricting-globals). So a forged message can be wrong, but runs no code.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, floa
 
 
 class Request(NamedTuple):
-    """One operation that a rank asks for. shapes, dtypes: of each array, one unless the operation is grouped.
+    """One operation that a rank requests.
 
-    root: rank in the process set.
-    splits: rows for each rank (alltoall), or the ranks of a process set; op says what becomes of that ("add", "remove").
+    `shapes` and `dtypes` have one entry for each array, and one entry unless `grouped`. `root` is the rank in the process set.
+    `splits` holds the rows for each rank (alltoall), or the ranks of a process set to "add" or "remove", as `op` says.
     """
 
     kind: str
@@ -48,13 +51,13 @@ class Request(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The kind and the name, which tell it from other operations in flight."""
+        """The kind and name, which identify an operation in flight."""
         return (self.kind, self.name)
 
 
 @dataclass(slots=True)
 class CollectiveTask:
-    """An operation that this rank has submitted. arrays, outs: contiguous; an out of None is made when it is filled."""
+    """An operation that this rank has submitted. Arrays are contiguous; outs of None are created when filled."""
 
     request: Request
     arrays: Sequence[Any]
@@ -66,11 +69,10 @@ class CollectiveTask:
 
 
 class Agreement(NamedTuple):
-    """An operation that all ranks are to do. error: the ranks disagree, and nothing is done.
+    """An operation for all ranks to do, or the error of their disagreement.
 
-    slot: the number under which each rank may ask for the same again, -1 for none.
-    request: that of the first rank that asked. rows: allgather: of each array, the first dimension on each rank;
-    alltoall: of each rank, the rows that it sends to each. joined: last rank to join.
+    `request` is the first rank's. `slot` is the number for repeating the request, or -1. `rows` holds, for allgather, each
+    array's first dimension on each rank; for alltoall, the rows that each rank sends to each. `joined` is the last rank to join.
     """
 
     request: Request
@@ -81,7 +83,7 @@ class Agreement(NamedTuple):
 
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
-    """The ranks' agreement, or one with an error that names the first difference. joined: a rank has joined."""
+    """Return the ranks' agreement, or one with an error that names the first difference."""
     # The lowest rank's, so that the message does not depend on who came first.
     first_rank = min(requests)
     first = requests[first_rank]
@@ -116,7 +118,7 @@ def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
 
 
 def _difference(first: Request, other: Request) -> tuple[str, Any, Any] | None:
-    """The thing that two ranks disagree about, and both values; None if they agree."""
+    """Return the name of the first difference and both values, or None if the requests match."""
     if first == other:
         return None
     if len(first.shapes) != len(other.shapes):
@@ -154,15 +156,15 @@ _KNOWN: dict[tuple[str, str], type] = {(kind.__module__, kind.__qualname__): kin
 
 
 def pack_message(value: Any) -> bytes:
-    """The bytes of a value of these types."""
+    """Serialize a message."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_message(data: bytes | bytearray) -> Any:
-    """The value that `pack_message` made the bytes of.
+    """Deserialize a message.
 
     Raises:
-        CollectivesError: the bytes are none of a message.
+        CollectivesError: The bytes are not a message.
     """
     try:
         return _Reader(io.BytesIO(data)).load()

@@ -1,4 +1,4 @@
-"""The engine's settings, read from the environment under the names that Horovod's users know."""
+"""The engine's settings from the environment, under Horovod's names."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from dataclasses import dataclass, replace
 from paceline.collectives.errors import ArgumentError
 from paceline.system import processes
 
-#: How long is gathered where ranks have cores to spare, and where their own computing takes them all: there each look, and
-#: each meeting of the ranks, stops that. On two cores two ranks' step of a transformer of 4 million parameters was 4 to 12 %
-#: faster with 20 ms than with 1; what is left over is done as soon as somebody waits for it.
+#: Gathering times if the ranks have spare cores, and if their computation takes all cores: there each poll and each
+#: meeting of the ranks interrupts it. On two cores, a step of a transformer with 4 million parameters on two ranks
+#: was 4 to 12 % faster with 20 ms than with 1 ms. The rest is done as soon as a caller waits for it.
 _SPARE_CYCLE_S, _BUSY_CYCLE_S = 0.001, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of how the engine fuses, caches, waits and complains.
+    """Settings of fusion, the cache, waiting and stall reports.
 
-    fusion_bytes: small tensors of a type are reduced together in buffers of up to this size; 0: each on its own.
-        No more than 1 MiB is used at a time: larger buffers leave the processor's cache, and are slower.
-    cycle_s: how long the engine gathers what is submitted, as long as nobody waits for it. None: 1 ms where the ranks of a
-        machine have a core to spare each, beside OMP_NUM_THREADS of them, or a GPU is shown to them; else 20 ms.
-    looks: so often whoever waits looks for news before it lets other processes have the core between two looks. 1 where
-        `chosen` finds fewer cores than ranks.
-    cache_capacity: how many names are agreed upon by number alone; 0: none.
-    stall_warning_s: rank 0 names a tensor that some ranks have not submitted after this time; 0: never.
-    stall_shutdown_s: pending operations fail after this time; 0: never.
+    Attributes:
+        fusion_bytes: Small tensors of a type are reduced together in buffers of up to this size; 0 reduces each on its own. At
+            most 1 MiB is used at a time: larger buffers leave the processor's cache, and are slower.
+        cycle_s: How long the engine gathers submissions while no caller waits. None means 1 ms if the machine has a spare core
+            for each rank beside its OMP_NUM_THREADS, or shows it a GPU, else 20 ms.
+        looks: Polls by a waiting caller before it yields the core between two polls. `chosen` sets 1 if cores are fewer than
+            ranks.
+        cache_capacity: Number of names that are negotiated by number; 0 for none.
+        stall_warning_s: Rank 0 reports a tensor that some ranks have not submitted after this time; 0 for never.
+        stall_shutdown_s: Pending operations fail after this time; 0 for never.
     """
 
     fusion_bytes: int = 128 << 20
@@ -39,10 +40,10 @@ class EngineSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> EngineSettings:
-        """The settings that HOROVOD_* variables make.
+        """Read the settings from HOROVOD_* variables.
 
         Raises:
-            ArgumentError: a variable holds no number, or a negative one.
+            ArgumentError: A variable is not a number, or is negative.
         """
         warning_s = _number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_warning_s)
         shutdown_s = _number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown_s)
@@ -56,7 +57,7 @@ class EngineSettings:
         )
 
     def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> EngineSettings:
-        """These, as they suit a machine with so many ranks: with a `cycle_s`."""
+        """Return these settings with a `cycle_s` and `looks` that suit a machine with so many ranks."""
         cores, cycle_s, threads = processes.core_count(), self.cycle_s, environ.get("OMP_NUM_THREADS", "")
         if cycle_s is None:
             used = local_ranks * (int(threads) if threads.isdecimal() else 1)
@@ -66,7 +67,7 @@ class EngineSettings:
 
     @property
     def gathering_s(self) -> float:
-        """The `cycle_s` of settings for which it was `chosen`."""
+        """The `cycle_s` of settings returned by `chosen`."""
         assert self.cycle_s is not None, "chosen() gives one"
         return self.cycle_s
 

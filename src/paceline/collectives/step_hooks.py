@@ -1,11 +1,11 @@
-"""Lets this process's clock (`paceline.system.step_clock`) count what torch does, as soon as the script loads it.
+"""Hooks that make the step clock (`paceline.system.step_clock`) count torch's work once the script loads torch.
 
     steps           every optimizer's step, by torch's own hook
     data            the next batch of a DataLoader
-    other ranks     a collective of torch.distributed that is waited for, by the script or a library; of DistributedDataParallel,
-                    which waits in C++, by its own figures: from its last gradient to the end of its last message
+    other ranks     waits for a collective of torch.distributed, by the script or a library; for DistributedDataParallel, which
+                    waits in C++, its own figures: from its last gradient to the end of its last message
 
-On GPUs collectives go on beside the main thread, which does not wait in them: there steps and data alone are counted.
+On GPUs the main thread does not wait in collectives, so only steps and data are counted there.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-#: How often DistributedDataParallel is asked, in seconds.
+#: Interval between two queries of DistributedDataParallel, in seconds.
 _ASK_S = 1.0
-#: What was made of it, as weak references.
+#: Weak references to the models.
 _replicas: list[Any] = []
-#: When it was asked last, and after how many steps.
+#: Time and step count of the last query.
 _asked: list[tuple[float, int]] = []
 
 
 def count_steps() -> None:
-    """Count from now on, where whoever has started this worker wants to know; loads nothing before the script does."""
+    """Count from now on if the launcher wants it. Load nothing before the script does."""
     from paceline.system import step_clock
     from paceline.system.lazy_import import when_loaded
 
@@ -39,7 +39,7 @@ def count_steps() -> None:
 
 
 def follow_collectives() -> None:
-    """Count what is waited for in torch.distributed, which has just been loaded."""
+    """Count waits in torch.distributed, which has just been loaded."""
     from paceline import torch_private
     from paceline.system import step_clock
 
@@ -101,7 +101,7 @@ def _follow_replicas(module: ModuleType) -> None:
 
 
 def _ask_replicas(clock: Any) -> None:
-    """Add what the model's last step waited for others, for each of the steps since it was asked."""
+    """Add the waiting time of the model's last step, for each step since the last query."""
     import time
 
     from paceline import torch_private

@@ -1,10 +1,10 @@
-"""The address at which torch's key-value store listens: MASTER_ADDR alone, where torch's own takes every address of the machine.
+"""The address at which torch's key-value store listens: only MASTER_ADDR, where torch takes every address.
 
-The store checks nobody's identity. On one machine MASTER_ADDR is a loopback address, which no other machine reaches; elsewhere
-it is an address of the network that the nodes were given for.
+The store has no authentication. On one machine MASTER_ADDR is a loopback address, which no other machine reaches; elsewhere it
+is an address of the nodes' network.
 
-torch takes a socket that listens already (`master_listen_fd`). A script's own `init_process_group` makes its store in
-`torch.distributed.rendezvous`, by the name that `TCPStore` has there: that name is what `keep_to_master_address` sets.
+torch accepts a listening socket (`master_listen_fd`). A script's `init_process_group` creates its store in
+`torch.distributed.rendezvous` by the name `TCPStore`: `keep_to_master_address` replaces that name.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _BACKLOG = 2048
 
 
 def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
-    """Let the stores that `init_process_group` makes in this process listen at MASTER_ADDR alone, where that is an address
-    of this machine; a name may stand for another one on each machine, so then, and below torchrun, nothing changes. May be
-    called again. Loads nothing: it is done as soon as torch.distributed is.
+    """Let `init_process_group`'s store in this process listen only at MASTER_ADDR. May be called again.
+
+    Nothing changes under torchrun, or if MASTER_ADDR is a name, which may mean another address on each machine. Loads nothing: it
+    takes effect when torch.distributed is loaded.
     """
     # Below torchrun the agent holds the store, and its workers only connect to it.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -42,7 +43,7 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def made(kind: Any, host: str, port: int, **options: Any) -> Any:
-    """The store of torch's class `kind`; its server, if it is to have one, listens at `host` alone where that can be."""
+    """Create a store of torch's class `kind`, whose server listens only at `host` where that is possible."""
     if not options.get("is_master"):
         return kind(host, port, **options)
     fd = store_listener(host, port)
@@ -55,7 +56,7 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
         return
 
     class TCPStore(kind):  # type: ignore[misc]
-        """torch's, whose server listens at MASTER_ADDR alone."""
+        """torch's store, whose server listens only at MASTER_ADDR."""
 
         _paceline = True
 
@@ -75,9 +76,10 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 
 
 def store_listener(host: str, port: int) -> int | None:
-    """A socket that listens there, for torch to take; None where torch is to do it in its own way: the host is no address of
-    this machine's, or something listens on the port. That may be the store of an earlier process group of this process,
-    which torch then takes; if it is another program, torch says so. Port 0: one that is free.
+    """Return a listening socket for torch's store, or None where torch should open it.
+
+    None means that the host is not an address of this machine, or that the port is taken: by the store of an earlier process
+    group of this process, which torch then reuses, or by another program, which torch reports. Port 0 picks a free one.
     """
     import contextlib
     import socket

@@ -1,8 +1,8 @@
-"""The carrier of the engine's messages and arrays: MPI (`mpi_transport.py`), or torch's Gloo (`gloo_transport.py`).
+"""The interface that carries the engine's messages and arrays, and memory shared by ranks of one machine.
 
-One transport belongs to one process set and is used by one thread at a time. Arrays are contiguous NumPy arrays, and
-all ranks call the same operation with the same shapes, in the same order: the engine has seen to that. A rank that is
-gone shows as `ShutDownError`, or not at all (MPI): `liveness.py` looks after that.
+One transport belongs to one process set, and one thread at a time uses it. Arrays are contiguous NumPy arrays. All ranks call
+the same operation with the same shapes in the same order, as the engine has negotiated. A dead rank raises `ShutDownError`, or
+goes unnoticed (MPI): `liveness.py` watches for that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEAD_BYTES = mmap.PAGESIZE
 
 
 class Transport(Protocol):
-    """The ranks of one process set. rank, size: within it."""
+    """The ranks of one process set, with this process's rank in it."""
 
     @property
     def rank(self) -> int: ...
@@ -36,62 +36,65 @@ class Transport(Protocol):
     # Messages: any rank, at any time, while others do something else.
 
     def send(self, data: bytes, rank: int) -> None:
-        """Send a message, without waiting for anybody to take it."""
+        """Send a message without waiting for its receiver."""
 
     def receive(self) -> tuple[int, Any] | None:
-        """The sender and the bytes of a message that has come; None: there is none."""
+        """Return the sender and bytes of a message, or None if none has arrived."""
 
     # Arrays: every rank.
 
     def allreduce(self, source: Any, target: Any, op: str) -> None:
-        """Fill the flat `target` with the ranks' `source` arrays, reduced; both may be the same array."""
+        """Fill the flat `target` with the ranks' reduced `source` arrays; both may be the same array."""
 
     def reducescatter(self, source: Any, target: Any, counts: Sequence[int], op: str) -> None:
         """Fill the flat `target` with this rank's `counts[rank]` elements of the reduced `source`."""
 
     def allgather(self, array: Any, result: Any, rows: Sequence[int]) -> None:
-        """Fill `result` with all ranks' rows, which number `rows[rank]` on each, and are not empty."""
+        """Fill `result` with all ranks' rows, `rows[rank]` from each."""
 
     def broadcast(self, array: Any, root: int) -> None:
         """Replace the flat array of bytes by the root's."""
 
     def alltoall(self, array: Any, sent: Sequence[int], result: Any, received: Sequence[int]) -> None:
-        """Fill `result` with the rows, not empty, that each rank sends here; `sent[k]` rows of `array` go to rank k."""
+        """Fill `result` with the rows that each rank sends here; `sent[k]` rows of `array` go to rank k."""
 
     def exchange(self, array: Any, other: Any, partner: int) -> None:
-        """Fill the flat `other` with the partner's `array`; two ranks call it with each other."""
+        """Fill the flat `other` with the partner's `array`. Two ranks call it with each other."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        """Memory that all ranks see, `size` bytes for each to fill; None where there is none. Every rank calls it."""
+        """Open memory that all ranks see, `size` bytes for each, or return None. Every rank calls it."""
 
     # Life.
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value."""
+        """Return every rank's value."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
-        """The transport of these ranks, None on the others. Every rank calls it, with the same members and number."""
+        """Return the transport of these ranks, or None on the others. Every rank calls it with the same arguments."""
 
     def watched(self) -> dict[int, int]:
-        """File descriptor -> rank whose end makes it hang up. Whoever looks must not read from them."""
+        """Return file descriptors that hang up when a rank ends, by rank. Callers must not read from them."""
 
     def close(self) -> None:
-        """Let the last messages arrive, and free everything. Every rank, after the last operation."""
+        """Deliver the last messages and free everything. Every rank calls it after the last operation."""
 
     def abandon(self, reason: str) -> None:
-        """Let go in the middle of something, and tell the others why, as far as that is possible. From any thread."""
+        """Let go in the middle of an operation, and send the others the reason if possible. Any thread may call it."""
 
 
 class SharedSegments:
-    """Segments of `size` bytes, two of each rank, A and B, used in turn.
+    """Two segments of `size` bytes for each rank, A and B, used in turn.
 
         rank 0   fill A0 | meet | read A0 A1, fill B0 | meet | read B0 B1, fill A0 | meet
         rank 1   fill A1 | meet | read A0 A1, fill B1 | meet | read B0 B1, fill A1 | meet
 
-    Rank 0 fills A0 again after the second meeting, to which rank 1 came when it had read A0. So one meeting for each buffer
-    is enough, and with one segment each it would take two. A segment has one writer. The meeting also orders memory: on one
-    machine MPI's barrier goes through shared memory, with fences, or through the kernel, so what was stored before it is seen
-    after it.
+    Rank 0 fills A0 again after the second meeting, to which rank 1 came after it had read A0. So one meeting for each buffer is
+    enough; one segment for each rank would take two. A segment has one writer. The meeting also orders memory: MPI's barrier on
+    one machine goes through shared memory with fences, or through the kernel, so earlier stores are visible after it.
+
+    Fused arrays have to be copied together anyway. In shared segments the other ranks can sum them directly into the results,
+    which saves half of the passes over memory. The segments are anonymous files (memfd_create(2)) that the others open through
+    /proc/<pid>/fd: they have no name, and disappear with the last process that holds them.
     """
 
     def __init__(self, maps: list[mmap.mmap], size: int, rank: int, barrier: Callable[[], object]) -> None:
@@ -99,21 +102,18 @@ class SharedSegments:
         self._maps, self._barrier, self._turn = maps, barrier, 0
 
     def fill(self, dtype: Any) -> Any:
-        """This rank's segment, a flat array, to be filled before the ranks meet."""
+        """Return this rank's segment, a flat array to fill before the ranks meet."""
         return self._segment(self.rank, dtype)
 
     def meet(self, dtype: Any) -> list[Any]:
-        """Wait for all ranks, then return each one's segment as it has filled it, in the order of the ranks.
-
-        They may be read until the next meeting.
-        """
+        """Wait for all ranks, then return each rank's filled segment, readable until the next meeting."""
         self._barrier()
         found = [self._segment(rank, dtype) for rank in range(len(self._maps))]
         self._turn ^= 1
         return found
 
     def close(self) -> None:
-        """Give the memory back; others keep what they see."""
+        """Release the memory; the other ranks keep their view."""
         for one in self._maps:
             with contextlib.suppress(BufferError):  # an error's traceback may still hold an array of it
                 one.close()
@@ -128,17 +128,24 @@ class SharedSegments:
 def share_segments(
     rank: int, ranks: int, gather: Callable[[Any], list[Any]], barrier: Callable[[], object], size: int
 ) -> SharedSegments | None:
-    """The segments of `ranks` ranks, None where they do not all see one memory, or have no core each. Every rank has to call it.
+    """Open the segments of `ranks` ranks, or return None unless they share one memory and have a core each.
 
-    gather: gives every rank's value. barrier: returns when every rank has called it. size: of a segment, in bytes.
+    Every rank has to call it.
+
+    Args:
+        rank: This rank.
+        ranks: Number of ranks.
+        gather: Returns every rank's value.
+        barrier: Returns when every rank has called it.
+        size: Bytes of a segment.
     """
     if ranks > MOST_RANKS:
         return None
     token, fd = secrets.token_bytes(_TOKEN_BYTES), -1
     maps: list[mmap.mmap] = []
     try:
-        # OSError: there are no more files, or there is no more memory. AttributeError: not Linux. The rank goes on to `gather`
-        # all the same, for the others wait for it there.
+        # OSError: out of files or memory. AttributeError: not Linux. The rank continues to `gather`, where the others wait
+        # for it.
         with contextlib.suppress(OSError, AttributeError):
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.ftruncate(fd, _HEAD_BYTES + 2 * size)
@@ -156,11 +163,11 @@ def share_segments(
 
 
 def _mapped(told: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:
-    """A rank's segments, those of others to be read only.
+    """Map a rank's segments, those of other ranks read-only.
 
     Raises:
-        OSError, ValueError: they can't be seen from here. On another machine another process may have that number, and
-            whatever it has open there is not even to be opened.
+        OSError: The file cannot be opened from here.
+        ValueError: The process id belongs to another process, on another machine. Its files are not opened.
     """
     token, pid, fd = told
     path = f"/proc/{pid}/fd/{fd}"

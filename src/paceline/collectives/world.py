@@ -1,9 +1,9 @@
-"""The world that this process belongs to: which transport reaches the other ranks, and where they are.
+"""The world of this process: the transport to the other ranks, and their machines.
 
-HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS is mpi or gloo     that one
-started by an mpirun, or srun --mpi                             MPI
-RANK and WORLD_SIZE say that there are several                  Gloo (torchrun, distributed_backend "gloo", "nccl")
-otherwise                                                       MPI where there is mpi4py, else this rank alone
+HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS is mpi or gloo     that transport
+an mpirun, or srun --mpi, has started it                        MPI
+RANK and WORLD_SIZE name several ranks                          Gloo (torchrun, distributed_backend "gloo", "nccl")
+otherwise                                                       MPI if mpi4py is installed, else this rank alone
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _lost_of_mpi: set[int] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class RankedWorld:
-    """name: of the transport; transport: None for a rank that is alone. lost_ranks: filled by whoever sees them go.
-    generation: how many engines the process has had before in this world.
+    """The ranks that were started together.
+
+    `name` is the transport's name, and `transport` None for a single rank. `lost_ranks` is filled as ranks die. `generation`
+    counts the earlier engines of this process in this world.
     """
 
     name: str
@@ -47,11 +49,11 @@ class RankedWorld:
 
 
 def join(environ: Mapping[str, str]) -> RankedWorld:
-    """The world of the ranks that were started together. Every rank has to call it, equally often.
+    """Join the ranks that were started together. Every rank has to call it, equally often.
 
     Raises:
-        CollectivesError: there is no transport, the ranks don't come together, or one of them has died before.
-        ArgumentError: a setting that can't be read.
+        CollectivesError: There is no transport, the ranks cannot meet, or one of them has died before.
+        ArgumentError: A setting has an invalid value.
     """
     name = choice(environ)
     if name == ALONE:
@@ -60,10 +62,10 @@ def join(environ: Mapping[str, str]) -> RankedWorld:
 
 
 def choice(environ: Mapping[str, str]) -> str:
-    """ "mpi", "gloo" or "alone": the table above.
+    """Return "mpi", "gloo" or "alone", as in the table above.
 
     Raises:
-        ArgumentError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS names something else, or they contradict each other.
+        ArgumentError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS is invalid, or they contradict each other.
     """
     asked = {}
     for variable in _CHOICES:
@@ -79,7 +81,7 @@ def choice(environ: Mapping[str, str]) -> str:
         raise ArgumentError(f"{told} contradict each other: one transport does both. Set them to the same.")
     if asked:
         return next(iter(asked.values()))
-    # Processes of a run that torch's launcher or ours has started may stand below an mpirun or a Slurm step.
+    # torchrun or Paceline may itself run below an mpirun or in a Slurm step.
     if _ranks_of_mpi(environ):
         return MPI
     size = environ.get("WORLD_SIZE") or environ.get("HOROVOD_SIZE") or ""
@@ -105,8 +107,8 @@ def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
         text = f"{told}. Let the run be restarted (max_restarts)."
         raise LostRankError(text, min(_lost_of_mpi)) if _lost_of_mpi else CollectivesError(text)
     generation = next(_generations[MPI])
-    # One communicator for all engines of the process: to free it and make another takes all ranks, and one may be dead by
-    # then. The generation becomes the tag by which an engine's messages are told from those of the one before.
+    # One communicator serves all engines of the process: replacing it takes all ranks, and one may be dead by then. The
+    # generation becomes the tag that separates an engine's messages from those of the engine before.
     if _comm is None:
         _comm = world.Dup()
         _comm_places = PeerPlace.of_all(MpiTransport(_comm), environ)
