@@ -1,6 +1,7 @@
-"""`torch.distributed.init_process_group("mpi")` over mpi4py; to import it loads neither torch nor MPI.
+"""The backend of `torch.distributed.init_process_group("mpi")` over mpi4py.
 
-install: at once. install_when_loaded: as soon as the script loads torch.distributed.
+`install` adds it at once, and `install_when_loaded` when the script loads torch.distributed. Importing this package loads
+neither torch nor MPI.
 """
 
 from __future__ import annotations

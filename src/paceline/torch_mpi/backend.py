@@ -1,14 +1,14 @@
-"""`torch.distributed.init_process_group("mpi")`, which no torch wheel has, over mpi4py.
+"""The backend "mpi" of torch.distributed, which torch's wheels lack, over mpi4py.
 
     from paceline import torch_mpi
     torch_mpi.install()
     torch.distributed.init_process_group("mpi")
 
-In a run with distributed_backend="mpi" Paceline calls `install_when_loaded` before the script starts, and the first
-line is not needed. Nothing is imported here but the standard library.
+In a run with distributed_backend="mpi" Paceline calls `install_when_loaded` before the script starts, so the first two lines
+are not needed. This module imports only the standard library.
 
-torch asks `is_mpi_available()` and calls `ProcessGroupMPI.create(ranks)` for the name "mpi". A `ProcessGroup` that
-comes back is taken as it is, so these two, and the time limit that torch doesn't hand on to MPI, are all that is set.
+For "mpi" torch calls `is_mpi_available()` and `ProcessGroupMPI.create(ranks)`, and uses the `ProcessGroup` that it returns. So
+this module replaces only these two, and passes on the timeout, which torch does not hand to MPI.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _making = threading.local()
 
 
 def install() -> None:
-    """Make "mpi" a backend of torch.distributed. May be called again; a torch that has its own MPI keeps it.
+    """Make "mpi" a backend of torch.distributed. May be called again; a torch with its own MPI keeps it.
 
     Raises:
         CollectivesError: torch is missing, or was built without torch.distributed.
-        TorchError: this release of torch makes process groups in a way that is not known here.
+        TorchError: This release of torch creates process groups in an unknown way.
     """
     try:
         import torch.distributed
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def install_when_loaded() -> None:
-    """Let `install` be done as soon as torch.distributed has been imported; until then nothing is loaded."""
+    """Call `install` once torch.distributed has been imported; load nothing before."""
     distributed = sys.modules.get(_MODULE)
     if distributed is not None:
         # Without it, `torch.distributed` is an empty module.
@@ -59,11 +59,11 @@ def install_when_loaded() -> None:
 
 
 class ProcessGroupMPI:
-    """The class that torch.distributed makes for the backend "mpi"."""
+    """The class that torch.distributed creates for the backend "mpi"."""
 
     @staticmethod
     def create(ranks: Sequence[int]) -> Any:
-        """The group of these ranks, or None on a rank that is not among them; an empty list is all ranks."""
+        """Return the group of these ranks (all for an empty list), or None on other ranks."""
         from paceline.collectives import mpi
 
         # Asked here and not in `install`: a script that never makes a group over MPI may run with any torch.
@@ -71,7 +71,7 @@ class ProcessGroupMPI:
         if old:
             raise CollectivesError(old)
         torch_private.warn_if_untried('init_process_group("mpi")')
-        # Before its module is loaded, which imports mpi4py, so that a missing MPI is said in one sentence.
+        # Check before loading the module, which imports mpi4py, so that a missing MPI is one clear error.
         mpi.world()
         from paceline.torch_mpi import group
 

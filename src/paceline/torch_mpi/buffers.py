@@ -1,7 +1,7 @@
-"""Tensors as MPI sees them: an address, a count and a datatype.
+"""Tensors as MPI buffers: an address, a count and a datatype.
 
-MPI knows neither torch's strides nor its 16-bit floats, so what can't be handed over as it lies is copied, and the
-result copied back. Loaded on use: it imports torch and mpi4py.
+MPI knows neither torch's strides nor its 16-bit floats. Such tensors are copied, and the results copied back. Import on use: it
+loads torch and mpi4py.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _LOGICAL = {
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose memory MPI can't reach.
+    """Refuse a tensor whose memory MPI cannot reach.
 
     Raises:
-        CollectivesError: it is not a dense tensor on the CPU.
+        CollectivesError: The tensor is not dense, or not on the CPU.
     """
     if tensor.device.type != "cpu":
         raise CollectivesError(
@@ -75,63 +75,64 @@ def check(tensor: torch.Tensor) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """True if its memory holds its values one after the other."""
+    """Return whether the tensor's values are contiguous in memory."""
     # torch conjugates and negates lazily, by a flag: the memory then holds other numbers than the tensor shows.
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself where its memory holds its values one after the other, else a copy of which that is true."""
+    """Return the tensor itself if its values are contiguous, else a contiguous copy."""
     if is_plain(tensor):
         return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def room(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for a result that fills the tensor: its own where that holds its values one after the other. See `put`."""
+    """Return memory for a result: the tensor itself if it is contiguous, else a new one. See `put`."""
     if is_plain(tensor):
         return tensor.detach()
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def put(result: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a result to where the caller wants it, unless it lies there already."""
+    """Copy a result into the caller's tensor, unless it is there already."""
     if result.data_ptr() != into.data_ptr() or result.dtype != into.dtype or not is_plain(into):
         into.detach().copy_(result.reshape(into.shape))
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The values of all of them in one new flat tensor of the first one's dtype."""
+    """Concatenate the values into a new flat tensor of the first tensor's dtype."""
     return torch.cat([plain(tensor).reshape(-1) for tensor in tensors])
 
 
 def distribute(flat: Any, into: Sequence[torch.Tensor]) -> None:
-    """Copy the pieces of `flat` into these tensors, in order."""
+    """Copy the pieces of `flat` into the tensors, in order."""
     for piece, tensor in zip(flat.split([tensor.numel() for tensor in into]), into, strict=True):
         tensor.detach().copy_(piece.view(tensor.shape))
 
 
 def raw(tensor: torch.Tensor) -> Any:
-    """The memory of a plain tensor."""
+    """Return the memory of a contiguous tensor."""
     # By its address: NumPy, the usual way from a tensor to a buffer, knows no bfloat16.
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def elements(tensor: torch.Tensor) -> list[Any]:
-    """The buffer of a plain tensor, to be moved and not computed with; of any dtype."""
+    """Return the buffer of a contiguous tensor of any dtype, to move but not to compute with."""
     # No count: mpi4py would take it for that of one rank in some collectives, and for all of them in others.
     return [raw(tensor), _carrier(tensor.element_size())]
 
 
 def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
-    """The buffer of a plain tensor of which `sizes[r]` elements belong to rank r."""
+    """Return the buffer of a contiguous tensor of which `sizes[r]` elements belong to rank r."""
     starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
     return [raw(tensor), (list(sizes), starts), _carrier(tensor.element_size())]
 
 
 def wide(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
-    """A plain tensor with which MPI can do this operation of its own: the tensor itself, a float32 copy of a half-precision one,
-    or for sums an int32 copy of an integer of 8 or 16 bits.
+    """Return a tensor in a dtype in which MPI can do the operation.
+
+    It is the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of 8- or 16-bit integers.
     """
     # MPI has no type for floats of 16 or 8 bits.
     if tensor.is_floating_point() and tensor.element_size() < 4:
@@ -144,15 +145,15 @@ def wide(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
 
 
 def numbers(tensor: torch.Tensor) -> list[Any]:
-    """The buffer of a tensor that `wide` returned."""
+    """Return the buffer of a tensor from `wide`."""
     return [raw(tensor), datatype(tensor.dtype)]
 
 
 def datatype(dtype: torch.dtype) -> Any:
-    """MPI's datatype for this dtype.
+    """Return MPI's datatype for this dtype.
 
     Raises:
-        CollectivesError: it has none.
+        CollectivesError: MPI has no such datatype.
     """
     try:
         return _DATATYPES[dtype]
@@ -164,12 +165,12 @@ def datatype(dtype: torch.dtype) -> Any:
 
 
 def reduction(op: Any, dtype: torch.dtype) -> Any:
-    """MPI's operation for this ReduceOp on this dtype. AVG is MPI's SUM; the caller divides (see `average`).
+    """Return MPI's operation for this ReduceOp and dtype. For AVG it is SUM, and the caller divides (see `average`).
 
-    On bool, SUM and MAX are "or", PRODUCT and MIN are "and", as with NCCL.
+    For bool, SUM and MAX are "or", PRODUCT and MIN are "and", as in NCCL.
 
     Raises:
-        CollectivesError: there is no such operation on this dtype.
+        CollectivesError: The dtype has no such operation.
     """
     return _reduction(kind_of(op), dtype)
 
@@ -192,12 +193,12 @@ def _reduction(kind: Any, dtype: torch.dtype) -> Any:
 
 
 def kind_of(op: Any) -> Any:
-    """The member of ReduceOp's enumeration: torch hands over either that or an object around it."""
+    """Return the member of ReduceOp's enumeration, which torch passes bare or in a wrapper."""
     return getattr(op, "op", op)
 
 
 def average(tensor: torch.Tensor, op: Any, size: int) -> None:
-    """Divide the sum by the number of ranks where AVG was asked for; integers are rounded towards zero."""
+    """Divide the sum by the number of ranks for AVG. Integers are truncated towards 0."""
     if kind_of(op) != ReduceOp.AVG or size == 1:
         return
     if tensor.is_floating_point() or tensor.is_complex():

@@ -1,7 +1,7 @@
-"""torch's collectives as calls of MPI: each function checks its tensors and returns what the lane is to run.
+"""torch's collectives as MPI calls: each function checks its tensors and returns the call for the communication thread.
 
-A tensor that MPI can take as it lies is read and written in place; the others go through a copy. Loaded on use: it
-imports torch and mpi4py.
+Contiguous tensors of MPI's types are read and written in place; others go through a copy. Import on use: it loads torch and
+mpi4py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PIECE_BYTES = 1 << 20
 
 
 def only(items: Sequence[T], what: str) -> T:
-    """The one item, for what torch hands over in lists, and takes one tensor on each rank."""
+    """Return the single item of a list, for collectives that take one tensor per rank."""
     if len(items) != 1:
         raise CollectivesError(f"{what} takes one tensor on each rank, not {len(items)}.")
     return items[0]
@@ -52,7 +52,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Any, size: int) -> Call:
 
 
 def reduce(tensors: Sequence[Tensor], op: Any, root: int, size: int) -> Call:
-    """The tensor of `root` becomes the reduction; those of the other ranks stay as they are."""
+    """Replace the tensor of `root` by the reduction; other ranks' tensors keep their values."""
     tensor = only(tensors, "reduce")
     _check(tensors)
     kind = buffers.reduction(op, tensor.dtype)
@@ -71,7 +71,7 @@ def reduce(tensors: Sequence[Tensor], op: Any, root: int, size: int) -> Call:
 
 
 def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
-    """The tensor of every rank becomes that of `root`."""
+    """Replace every rank's tensor by that of `root`."""
     tensor = only(tensors, "broadcast")
     _check(tensors)
 
@@ -86,7 +86,7 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
 
 
 def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
-    """`outputs[r]` becomes the tensor of rank r; the ranks' tensors may differ in size."""
+    """Fill `outputs[r]` with the tensor of rank r. The ranks' tensors may differ in size."""
     _check_alike([tensor, *outputs], "all_gather")
     _expect(len(outputs) == size, f"all_gather got {len(outputs)} output tensors in a group of {size} ranks")
     sizes = [output.numel() for output in outputs]
@@ -98,12 +98,12 @@ def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
         comm.Allgatherv(buffers.elements(buffers.plain(tensor)), buffers.pieces(flat, sizes))
         buffers.distribute(flat, outputs)
 
-    # Part of what the ranks compare: a rank that expects other sizes is told so before anything is moved.
+    # The ranks compare this text, so a rank that expects other sizes gets an error before any data moves.
     return Call(text=f"all_gather({tensor.dtype}, sizes {sizes})", run=run, outputs=[list(outputs)])
 
 
 def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Fill each output with its tensors of all ranks, one after the other."""
+    """Fill each output with its tensors of all ranks, concatenated."""
     for output, tensor in zip(outputs, tensors, strict=True):
         _check_alike([output, tensor], "all_gather_into_tensor")
         _expect(
@@ -122,7 +122,7 @@ def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size
 
 
 def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> Call:
-    """On `root`, `outputs[r]` becomes the tensor of rank r; the others give no outputs."""
+    """Fill `outputs[r]` on `root` with the tensor of rank r; other ranks pass no outputs."""
     _check_alike([tensor, *outputs], "gather")
 
     def run(comm: Any) -> None:
@@ -140,7 +140,7 @@ def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> C
 
 
 def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> Call:
-    """`output` of rank r becomes `tensors[r]` of `root`; the others give no tensors."""
+    """Fill `output` on rank r with `tensors[r]` of `root`; other ranks pass no tensors."""
     _check_alike([output, *tensors], "scatter")
 
     def run(comm: Any) -> None:
@@ -158,7 +158,7 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
 
 
 def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Any, size: int) -> Call:
-    """`output` of rank r becomes the reduction of `tensors[r]`; the tensors may differ in size."""
+    """Fill `output` on rank r with the reduction of `tensors[r]`. The tensors may differ in size."""
     _check_alike([output, *tensors], "reduce_scatter")
     _expect(len(tensors) == size, f"reduce_scatter got {len(tensors)} input tensors in a group of {size} ranks")
     kind = buffers.reduction(op, output.dtype)
@@ -178,7 +178,7 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Any, size: int
 
 
 def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Any, size: int) -> Call:
-    """Fill each output of rank r with the r-th part of the reduction of its tensor."""
+    """Fill each output on rank r with the r-th part of the reduction of its tensor."""
     for output, tensor in zip(outputs, tensors, strict=True):
         _check_alike([output, tensor], "reduce_scatter_tensor")
         _expect(
@@ -199,7 +199,7 @@ def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], 
 
 
 def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """`outputs[r]` becomes what rank r has in its tensor for this rank; the tensors may differ in size."""
+    """Fill `outputs[r]` with rank r's tensor for this rank. The tensors may differ in size."""
     _check_alike([*outputs, *tensors], "all_to_all")
     given = f"all_to_all got {len(tensors)} input and {len(outputs)} output tensors in a group of {size} ranks"
     _expect(len(tensors) == len(outputs) == size, given)
@@ -217,7 +217,7 @@ def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) 
 def all_to_all_single(
     output: Tensor, tensor: Tensor, output_splits: Sequence[int], splits: Sequence[int], size: int
 ) -> Call:
-    """`output` becomes this rank's rows of the ranks' tensors; no splits: equal ones."""
+    """Fill `output` with this rank's rows of the ranks' tensors; without splits in equal parts."""
     _check_alike([output, tensor], "all_to_all_single")
     got, sent = _elements(output, output_splits, size), _elements(tensor, splits, size)
 
@@ -234,7 +234,7 @@ def barrier() -> Call:
 
 
 def _all_reduce_sparse(tensor: Tensor, op: Any, size: int) -> Call:
-    """The sum of tensors in coordinate form: the ranks' entries, one after the other, then added up where they meet."""
+    """Sum sparse COO tensors: concatenate the ranks' entries, then add duplicates up."""
     kind = buffers.kind_of(op)
     if kind not in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG):
         raise CollectivesError(f"ReduceOp.{kind.name} of a sparse tensor: the backend 'mpi' has SUM and AVG for them.")
@@ -247,7 +247,7 @@ def _all_reduce_sparse(tensor: Tensor, op: Any, size: int) -> Call:
         counts = comm.allgather(indices.shape[1])
         # Entry by entry and not dimension by dimension, so that the ranks' entries can be put one after the other.
         entries = indices.t().contiguous()
-        # A rank without entries can't read their length off its first one, but takes part in both calls all the same.
+        # A rank without entries has no first one to read their length from, but must take part in both calls.
         width, length = entries.shape[1], values[:1].numel() if counts[comm.rank] else math.prod(values.shape[1:])
         all_entries = entries.new_empty(sum(counts), width)
         all_values = values.new_empty(sum(counts), *values.shape[1:])
@@ -309,7 +309,7 @@ def _check(tensors: Sequence[Tensor]) -> None:
 
 
 def _check_alike(tensors: Sequence[Tensor], what: str) -> None:
-    """`_check` tensors between which values are moved: they have one dtype."""
+    """Check tensors like `_check`, and that they have one dtype."""
     _check(tensors)
     dtypes = {tensor.dtype for tensor in tensors}
     _expect(len(dtypes) == 1, f"{what} got tensors of different dtypes: {', '.join(sorted(map(str, dtypes)))}")
@@ -332,6 +332,6 @@ def _sentence(what: str, tensors: tuple[tuple[int, torch.dtype], ...], kind: Any
     if kind is not None:
         what += f" {kind.name}"
     listed = [f"{count} of {str(dtype).removeprefix('torch.')}" for count, dtype in tensors]
-    # Past a few, their number and sum are what tells two calls apart.
+    # Beyond a few sizes, compare only their number and sum.
     more = f" and {len(tensors) - 4} more, {sum(count for count, _ in tensors)} in all" if len(tensors) > 4 else ""
     return f"{what}({', '.join(listed[:4])}{more})"

@@ -1,13 +1,13 @@
-"""The lane on which the collectives of one process group run: one after the other, in the order of their calls.
+"""The communication thread of a process group: it runs the group's collectives in the order of their calls.
 
-    all_reduce(async_op=True)  ->  the lane's thread, while the caller computes
-    all_reduce()               ->  the caller's own thread where the lane is free: no change of threads, which
-                                   would take longer than a small message
+    all_reduce(async_op=True)  ->  the communication thread, while the caller computes
+    all_reduce()               ->  the caller's own thread if the communication thread is idle: a thread switch
+                                   takes longer than a small message
 
-Each collective has two parts. First the ranks meet: a non-blocking reduction of a few bytes, looked at between short
-sleeps. It shows that all of them are there, and that they have called the same thing. Only then comes the blocking
-MPI call, which now moves data and hardly waits: a thread that waits inside of MPI takes a core away from the
-backward pass for as long as the slowest rank needs. Because nothing waits inside of MPI, time limits and Ctrl-C work.
+Each collective has two parts. First the ranks meet in a non-blocking reduction of a few bytes, polled with short sleeps. It
+shows that all ranks have come with the same call. Only then follows the blocking MPI call, which moves data and hardly waits: a
+thread that waits inside MPI takes a core from the backward pass for as long as the slowest rank needs. Because nothing waits
+inside MPI, timeouts and Ctrl-C work.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _LOOKS_ASIDE = 100
 class Call:
     """One collective, ready to run.
 
-    text: what has to be the same on every rank, as a sentence for the error message.
-    run: is given the communicator once all ranks are there; None for a barrier.
-    outputs: what `Work.result` and the future's value hold.
+    Attributes:
+        text: A sentence that must be the same on every rank, for the error message.
+        run: Takes the communicator once all ranks have come; None for a barrier.
+        outputs: The values of `Work.result` and the future.
     """
 
     text: str
@@ -48,16 +49,16 @@ class Call:
 
 
 class Lane:
-    """Runs the collectives of a group; every rank of `comm` has to make its own, in the same order.
+    """The collectives of a group. Every rank of `comm` creates its own, in the same order.
 
-    timeout_s: how long a collective waits for the other ranks, unless the call says otherwise. name, ranks: the group's, for
-    whoever asks what a rank waits for; ranks in the world, as `ranks_text` writes them.
+    A collective waits up to `timeout_s` for the other ranks unless the call sets another limit. `name` and `ranks` identify the
+    group on the board; `ranks` are world ranks as `ranks_text` writes them.
     """
 
     def __init__(self, comm: Any, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:
         self.timeout_s = timeout_s
         self.name, self.ranks = name, ranks
-        #: How many collectives it has run. Whoever has the turn changes it.
+        #: Number of collectives run so far. Only the thread that holds `_turn` changes it.
         self._count = 0
         self.size: int = comm.size
         self._thread = mpi.CommThread(comm, "paceline-torch")
@@ -66,8 +67,8 @@ class Lane:
         self._worker: int | None = None
         #: Held while a call runs, by the lane's thread or a caller's.
         self._turn = threading.Lock()
-        #: Guards `_waiting`: how many calls are queued for the lane's thread or run there. Whoever holds it only tries
-        #: `_turn`, and never waits for it.
+        #: Guards `_waiting`: the number of calls queued for the thread or running there. While holding it, only try `_turn`,
+        #: never wait for it.
         self._count_lock = threading.Lock()
         self._waiting = 0
         self._broken: str | None = None
@@ -77,7 +78,7 @@ class Lane:
         return self._waiting > 0 or self._turn.locked()
 
     def start(self, call: Call, timeout_s: float | None = None) -> Future[Any]:
-        """The future of the call's outputs; the call is run by the lane's thread."""
+        """Queue the call for the communication thread and return the future of its outputs."""
         if threading.get_ident() == self._worker:
             # A callback of a future has called it, as PowerSGD's hook does: waiting for this thread would never end.
             future: Future[Any] = Future()
@@ -93,7 +94,7 @@ class Lane:
         return future
 
     def finish(self, call: Call, timeout_s: float | None = None) -> Any:
-        """The call's outputs; it is run here and now if nothing is before it."""
+        """Run the call now if no other is before it, else wait for it. Return its outputs."""
         if threading.get_ident() == self._worker:
             # A callback again. Its call has given the turn back, but a caller's thread may have it by now.
             with self._turn:
@@ -109,18 +110,18 @@ class Lane:
             self._turn.release()
 
     def check(self) -> None:
-        """Raise if the lane can't be used any more."""
+        """Raise the error that stopped the thread, if any."""
         if self._broken:
             raise CollectivesError(self._broken)
 
     def break_off(self, why: str) -> None:
-        """Let every further call fail, and MPI be left as it is when the process ends."""
+        """Fail all further calls, and skip MPI's finalization when the process ends."""
         if not self._broken:
             self._broken = why
         mpi.abandon()
 
     def close(self) -> None:
-        """Run what was started, then end the thread and free the communicator."""
+        """Run the queued calls, end the thread and free the communicator."""
         self._thread.close()
 
     def _run_aside(self, call: Call, timeout_s: float | None) -> Any:
@@ -176,7 +177,7 @@ class Lane:
                 looks=looks,
             )
         except BaseException:
-            # The request stays open, so the ranks no longer agree on what comes next.
+            # The request stays open, so the ranks no longer agree on the next call.
             self.break_off(f"this process group can't be used any more: a rank stopped waiting in {text}.")
             _ABANDONED.append((request, extremes))
             raise
@@ -195,6 +196,6 @@ _ABANDONED: list[Any] = []
 
 @functools.lru_cache(maxsize=1024)
 def _told(name: str, ranks: str, text: str) -> str:
-    """A call's text as a board has it: "all_reduce SUM(12 of float32)" is its kind and its shape."""
+    """Return the board's text of a call: "all_reduce SUM(12 of float32)" becomes its kind and its shape."""
     kind, _, shape = text.partition("(")
     return entry_text(name, kind, "", shape.removesuffix(")"), 0, ranks)

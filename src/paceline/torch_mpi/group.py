@@ -1,4 +1,4 @@
-"""The process group behind `init_process_group("mpi")`. Loaded on use: it imports torch and mpi4py."""
+"""The process group behind `init_process_group("mpi")`. Import on use: it loads torch and mpi4py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Tensor = torch.Tensor
 
 
 def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
-    """The group of these ranks of the world, all of them if the list is empty; None on a rank that is not among them.
+    """Create the group of these world ranks (all for an empty list), or return None on other ranks.
 
     Every rank of the group has to call it.
     """
@@ -64,15 +64,15 @@ _ProcessGroup: Any = ProcessGroup
 
 
 class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
-    """A `torch.distributed` process group over MPI, for tensors in the CPU's memory.
+    """A `torch.distributed` process group over MPI, for tensors in CPU memory.
 
-    The collectives run on a lane of their own (see `torch_lane`), the messages beside it. The methods are those that
-    torch calls, under the names of every release that `torch_private` knows; each returns a `Work`.
+    Collectives run on a communication thread (`comm_thread`), point-to-point messages beside it. The methods are those that torch
+    calls, under the names of every release in `torch_private`; each returns a `Work`.
     """
 
     def __init__(self, comm: Any, timeout_s: float, ranks: list[int] | None = None) -> None:
         super().__init__(comm.rank, comm.size)
-        # Groups of the same ranks are told apart by a number: all ranks make them in one order.
+        # A number distinguishes groups of the same ranks: all ranks create them in one order.
         text = "" if ranks is None else ranks_text(ranks)
         self._lane = Lane(comm, timeout_s, f"mpi {text}#{next(_numbers.setdefault(text, itertools.count()))}", text)
         self._messages = Messages(self._lane)
@@ -98,7 +98,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise RuntimeError(f"no backend for tensors on {device}: the backend 'mpi' is for tensors on the CPU.")
         return self
 
-    # torch keeps names in its own backends, of which there is none here; the last two are C++'s names for the same.
+    # torch keeps names in its own backends, which are missing here. The last two are the C++ names for the same.
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
@@ -157,7 +157,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
-        """outputs: [rank][tensor]."""
+        """Gather several tensors; `outputs` is indexed by rank, then by tensor."""
         each = [
             calls.all_gather([of_rank[index] for of_rank in outputs], tensor, self.size())
             for index, tensor in enumerate(tensors)
@@ -231,7 +231,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # The end.
 
     def shutdown(self) -> None:
-        """Let everything end that was started, and free the communicator. Every rank of the group has to call it."""
+        """Finish all started operations and free the communicator. Every rank of the group has to call it."""
         if self._is_shut_down:
             return
         self._is_shut_down = True
@@ -245,11 +245,11 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def is_busy(self) -> bool:
-        """True if anything is under way."""
+        """Return whether any operation is in flight."""
         return self._lane.is_busy or self._messages.is_busy
 
     def _member(self, rank: int, what: str) -> int:
-        """The rank again. Here and not by MPI, after whose error the group is of no more use."""
+        """Check a rank and return it. After an error by MPI itself the group would be unusable."""
         if not 0 <= rank < self.size():
             raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
         return rank
@@ -260,8 +260,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._lane.check()
             raise CollectivesError(f"{call.text}: the process group was destroyed.")
         timeout_s = _timeout_s(opts)
-        # Only a caller that waits at once says asyncOp=False; without options nobody has said so, and the call may be meant to
-        # overlap.
+        # Only a blocking caller passes asyncOp=False. Without options the call may be meant to overlap.
         if opts is not None and not opts.asyncOp:
             return DoneWork(self._lane.finish(call, timeout_s), call.text)
         return MpiWork(self._lane.start(call, timeout_s), call.text)
@@ -272,10 +271,10 @@ _leaves_well = False
 
 
 def _leave_well() -> None:
-    """Let a process that fails end by itself, with its own traceback.
+    """Let a failing process end with its own traceback.
 
-    MPI's finalisation waits for all ranks. A rank that has failed must not wait for those that wait for it: it ends
-    without, and the launcher ends the others.
+    MPI's finalization waits for all ranks. A failed rank must not wait for ranks that wait for it: it ends without finalization,
+    and the launcher ends the others.
     """
     global _leaves_well
     if _leaves_well:
@@ -284,7 +283,7 @@ def _leave_well() -> None:
     atexit.register(_abandon_if_busy)
     before = sys.excepthook
 
-    # The hook runs before what is registered with `atexit`, and MPI's end is registered there.
+    # The hook runs before the functions in `atexit`, among them MPI's finalization.
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         mpi.abandon()
         before(kind, error, traceback)
@@ -299,7 +298,7 @@ def _abandon_if_busy() -> None:
 
 
 def _forsake() -> None:
-    """In a forked child: MPI is its parent's, and the lanes' threads are not there."""
+    """Disable the groups in a forked child, which has no communication threads and must not use its parent's MPI."""
     for group in list(_GROUPS):
         # Set first, so that every later call comes to the lane's reason, and to no lock that the parent's threads held at the
         # fork.
@@ -330,7 +329,7 @@ def _timeout_s(opts: Any) -> float | None:
 
 
 def _reducing(opts: Any, op: Any, timeout: Any, kind: type) -> Any:
-    """Options, from options or from an operation: torch's own method takes either in the second place."""
+    """Return options from options or from an operation: torch's method takes either as its second argument."""
     if isinstance(opts, kind):
         return opts
     made = kind()

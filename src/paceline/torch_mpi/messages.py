@@ -1,7 +1,7 @@
-"""Messages between two ranks: they may be sent and awaited in any order, so they don't go through the lane.
+"""Point-to-point messages, sent and awaited in any order, and therefore outside the communication thread.
 
-Each is a request of MPI's own, looked at by whoever waits for it, and by a thread that lives while messages are under
-way: MPI moves a long message only while somebody looks. Loaded on use: it imports torch and mpi4py.
+Each is an MPI request, polled by the thread that waits for it, and by a thread that lives while messages are in flight: MPI
+moves a long message only while a thread polls. Import on use: it loads torch and mpi4py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Messages:
         return self._follow(MessageWork(self._lane, self._lane.comm.Isend(_bytes(tensor), to, tag), tensor, None, text))
 
     def receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> MpiWork:
-        """source: None for a message of whichever rank comes first."""
+        """Receive into the tensors. A `source` of None accepts a message from any rank."""
         into = self._one(tensors, tag)
         tensor = buffers.room(into)
         whom = "any rank" if source is None else f"rank {source} of the group"
@@ -50,7 +50,7 @@ class Messages:
         return bool(self._open)
 
     def close(self) -> None:
-        """Give up the receives that have not been answered, and let the messages sent arrive."""
+        """Cancel unanswered receives, and deliver the messages sent."""
         with self._lock:
             left = list(self._open)
         for work in left:
@@ -81,7 +81,7 @@ class Messages:
         return work
 
     def _look(self) -> None:
-        """Look after the messages under way until there are none; runs in the thread."""
+        """Poll the messages until none is in flight; the thread's function."""
         sleep_s = SHORTEST_SLEEP_S
         while True:
             with self._lock:
@@ -100,7 +100,7 @@ class Messages:
 
 
 class MessageWork(MpiWork):
-    """A message under way. Holds the memory that MPI reads or writes."""
+    """A message in flight, with the memory that MPI reads or writes."""
 
     def __init__(self, lane: Lane, request: Any, memory: torch.Tensor, into: torch.Tensor | None, text: str) -> None:
         super().__init__(concurrent.futures.Future(), text)
@@ -109,21 +109,21 @@ class MessageWork(MpiWork):
         self._memory = memory
         self._into = into
         self._source = -1
-        #: A request may be tested by one thread at a time: whoever waits, and the thread of `Messages`, take turns.
+        #: One thread at a time may test a request: waiting threads and the thread of `Messages` take turns.
         self._looking = threading.Lock()
 
     def is_completed(self) -> bool:
         return self._future.done() or self._look()
 
     def source_rank(self) -> int:
-        """The rank in the group that has sent it. Waits for the message."""
+        """Wait for the message and return its sender's rank in the group."""
         self._wait(None)
         return self._source
 
     _source_rank = source_rank
 
     def give_up(self) -> None:
-        """Cancel a receive; nothing to a message that is sent, which has to arrive."""
+        """Cancel a receive. A sent message has to arrive, so it stays."""
         with self._looking:
             if self._into is not None and not self._future.done():
                 self._request.Cancel()
@@ -141,7 +141,7 @@ class MessageWork(MpiWork):
         super()._wait(0)
 
     def _look(self) -> bool:
-        """Ask MPI about it, and return True once it is over; the first to see that settles the future."""
+        """Test the request, and return whether it is over. The first thread to see that settles the future."""
         with self._looking:
             if self._future.done():
                 return True
@@ -161,7 +161,7 @@ class MessageWork(MpiWork):
             self._future.set_result([self._memory])
             return
         wanted, got = self._memory.numel() * self._memory.element_size(), status.Get_count(MPI.BYTE)
-        # The count of a cancelled receive means nothing, so this is asked before the sizes are compared.
+        # The count of a cancelled receive means nothing, so check this before comparing sizes.
         if status.Is_cancelled():
             self._future.set_exception(
                 CollectivesError(f"{self._text}: the process group was destroyed before it came.")
@@ -173,7 +173,7 @@ class MessageWork(MpiWork):
             )
         else:
             self._source = status.Get_source()
-            # The values before the future: whoever waits for it reads the tensor at once.
+            # Write the values before settling the future: a waiting thread reads the tensor at once.
             buffers.put(self._memory, self._into)
             self._future.set_result([self._into])
 

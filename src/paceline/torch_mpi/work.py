@@ -1,4 +1,4 @@
-"""Handles of operations that are under way, as torch.distributed hands them out. Loaded on use: it imports torch."""
+"""Handles of operations in flight, as torch.distributed returns them, and their polling. Import on use: it loads torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST_SLEEP_S = 1e-3
 
 
 class MpiWork(_Work):  # type: ignore[misc]
-    """An operation under way: a `concurrent.futures.Future` with the calls of torch's `Work`."""
+    """An operation in flight: a `concurrent.futures.Future` with the methods of torch's `Work`."""
 
     def __init__(self, future: concurrent.futures.Future[Any], text: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         return self._future.exception() if self._future.done() else None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """True once it is done; a timeout of 0 is none. Raises what went wrong, or CollectivesError at the time limit."""
+        """Wait and return True; a timeout of 0 means no limit. Raise the operation's error, or CollectivesError at the limit."""
         timeout_s = timeout.total_seconds()
         step_clock.timed(self._wait, step_clock.WAIT)(timeout_s if timeout_s > 0 else None)
         return True
@@ -50,7 +50,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def block_current_stream(self) -> None:
-        # There are no streams on a CPU: what comes next has to find the result.
+        # A CPU has no streams: the next operation must find the result.
         self.wait()
 
     def result(self) -> Any:
@@ -62,10 +62,13 @@ class MpiWork(_Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Torch's future of the outputs, the same at each call. Its callbacks run in the thread that did the operation."""
+        """Return torch's future of the outputs, the same at each call.
+
+        The thread that did the operation runs its callbacks.
+        """
         if self._torch_future is None:
             settled: torch.futures.Future[concurrent.futures.Future[Any]] = torch.futures.Future()
-            # Through `then`, because only an error that a callback raises reaches C++ as one: DDP's reducer waits there.
+            # Through `then`, because only an error raised by a callback reaches C++ as an error: DDP's reducer waits there.
             self._torch_future = settled.then(_value)
             self._future.add_done_callback(settled.set_result)
         return self._torch_future
@@ -83,7 +86,7 @@ class MpiWork(_Work):  # type: ignore[misc]
 
 
 class DoneWork(MpiWork):
-    """The handle of a collective that is over. Made for every blocking call, so it makes no future unless asked."""
+    """The handle of a finished collective. Every blocking call makes one, so it creates a future only on request."""
 
     def __init__(self, outputs: Any, text: str) -> None:
         # Not `MpiWork.__init__`, which takes a future.
@@ -119,17 +122,17 @@ def _value(settled: torch.futures.Future[concurrent.futures.Future[Any]]) -> Any
 
 
 def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: int) -> None:
-    """Return once `look()` is true.
+    """Poll `look` until it returns True, first `looks` times without a sleep.
 
-    looks: so many without a sleep in between.
+    MPI has no callback for the end of an operation. The sleeps between polls grow slowly.
 
     Raises:
-        CollectivesError: it is not within `limit_s`; "waited {limit_s} s {late}".
+        CollectivesError: It does not within `limit_s`; the message is "waited {limit_s} s {late}".
     """
     for _ in range(looks):
         if look():
             return
-        # Where ranks share cores, the one that is waited for needs this one.
+        # Where ranks share cores, the awaited rank needs this one.
         os.sched_yield()
     end = time.monotonic() + limit_s
     sleep_s = SHORTEST_SLEEP_S

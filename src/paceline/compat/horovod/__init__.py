@@ -1,13 +1,13 @@
-"""Horovod's calls on Paceline's collectives: `horovod.torch` in full, on today's PyTorch, with nothing to compile.
+"""Horovod's calls on Paceline's collectives: `horovod.torch` in full, on today's PyTorch, without compilation.
 
-    common/    what no framework is needed for: lifecycle, process sets, operations' names, elastic state, timeline
+    common/    the part without a framework: lifecycle, process sets, operation names, elastic state, timeline
     torch/     tensors, handles, autograd, DistributedOptimizer and the rest of `horovod.torch`
     runner/    `horovod.run` and the command `horovodrun`
     data/      loaders that read ahead in a thread
-    aliases    how `import horovod...` finds all this
+    aliases    the import hook for `import horovod...`
 
-Scripts import it as `horovod` (`paceline.compat.install("horovod")`) or by its own name. What differs from Horovod, and
-why, is in docs/horovod.md.
+Scripts import it as `horovod` (`paceline.compat.install("horovod")`) or by its own name. docs/horovod.md lists the differences
+from Horovod with their reasons.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEVELS = {
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:
-    """The results of a function on several ranks, in order of rank; see `horovod.runner.call.run`."""
+    """Run a function on several ranks and return its results in rank order; see `horovod.runner.call.run`."""
     # Imported on use: a script that trains calls no `run`, and has no need of the launcher's modules.
     from paceline.compat.horovod import runner
 

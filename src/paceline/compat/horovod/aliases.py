@@ -1,4 +1,4 @@
-"""Lets `import horovod.torch` find `paceline.compat.horovod.torch`, before or in the place of the real package."""
+"""The import hook that makes `import horovod.torch` find `paceline.compat.horovod.torch`."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _ABSENT |= {
 
 
 def install(*, force: bool = False) -> None:
-    """Let every later `import horovod...` of this process find Paceline's modules.
+    """Make every later `import horovod...` of this process find Paceline's modules.
 
     Raises:
-        UserError: the real package is installed, or loaded already, and `force` isn't set.
+        UserError: The real package is installed, or loaded already, and `force` is not set.
     """
     # A second finder would change nothing.
     if _FINDER in sys.meta_path:
@@ -75,7 +75,7 @@ uninstall = _FINDER.uninstall
 
 
 def _real_package() -> str | None:
-    """The path of the real horovod, if it can be imported."""
+    """Return the path of the real horovod, or None if it cannot be imported."""
     # A loaded `horovod` is the real one unless it is ours, or the shim, whose code is being run right now.
     loaded = sys.modules.get("horovod")
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not is_initialising(loaded):

@@ -1,4 +1,4 @@
-"""Lifecycle, topology, and what this build can do."""
+"""Lifecycle, topology, and the capabilities of this build."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _JOINED = "HOROVOD_JOINED_BY"
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the world of the ranks that were started together. Again: nothing happens.
+    """Join the ranks that were started together. A second call does nothing.
 
-    comm: all ranks, as a list or an mpi4py communicator; None is the same.
-    process_sets: sets to make at once, the same on every rank; "dynamic" lets `add_process_set` make them later.
+    Args:
+        comm: All ranks, as a list or an mpi4py communicator; None means the same.
+        process_sets: Sets to create at once, the same on every rank. "dynamic" lets `add_process_set` create them later.
 
     Raises:
-        ValueError: `comm` leaves ranks out; ranks that form no part of the world in a process set.
-        CollectivesError: the ranks can't reach each other, with the reason; or this process is a child of a rank's.
+        ValueError: `comm` leaves ranks out, or a process set has ranks outside the world.
+        CollectivesError: The ranks cannot reach each other; or this process is a child of a rank.
     """
     from paceline import collectives
 
@@ -61,11 +62,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def shutdown() -> None:
-    """Leave the world. What is still under way raises HorovodInternalError on the ranks that wait for it."""
+    """Leave the world. Operations in flight raise HorovodInternalError on the ranks that wait for them."""
     from paceline import collectives
 
     try:
-        # Whatever the engine's end raises, the next `init` has to find nothing of this world.
+        # Even if the shutdown raises, the next `init` must find no state of this world.
         collectives.stop()
     finally:
         # A forked child inherits the variable, and leaves its parent's place in the world alone.
@@ -77,14 +78,15 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """True after `init`, also in a child that was forked since, such as a DataLoader's worker: it has its parent's rank and
-    size.
+    """Return whether `init` has been called.
+
+    It is True as well in a child forked afterwards, such as a DataLoader worker, which has its parent's rank and size.
     """
     return registry.is_begun
 
 
 def engine() -> Engine:
-    """The running engine.
+    """Return the running engine.
 
     Raises:
         ValueError: `init` has not been called, or `shutdown` has.
@@ -97,12 +99,12 @@ def size() -> int:
 
 
 def local_size() -> int:
-    """The number of ranks on this rank's machine."""
+    """Return the number of ranks on this rank's machine."""
     return int(engine().local_size)
 
 
 def cross_size() -> int:
-    """The number of machines that have a rank with this local rank."""
+    """Return the number of machines that have a rank with this local rank."""
     return int(engine().cross_size)
 
 
@@ -119,15 +121,15 @@ def cross_rank() -> int:
 
 
 def is_homogeneous() -> bool:
-    """True if every machine has equally many ranks."""
+    """Return whether every machine has the same number of ranks."""
     return bool(engine().is_homogeneous)
 
 
 def mpi_threads_supported() -> bool:
-    """True if MPI was initialised for calls from several threads.
+    """Return whether MPI was initialized for calls from several threads.
 
     Raises:
-        ValueError: `init` has not been called, or the ranks talk to each other without MPI.
+        ValueError: `init` has not been called, or the ranks do not use MPI.
     """
     if engine().transport_name != "mpi":
         raise ValueError("mpi_threads_supported() has no answer: this job's ranks don't use MPI.")
@@ -137,32 +139,32 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """True if the ranks talk over MPI; before `init`, whether they will."""
+    """Return whether the ranks use MPI; before `init`, whether they will."""
     return _transport_name() == "mpi"
 
 
 def mpi_built() -> bool:
-    """True if mpi4py is installed."""
+    """Return whether mpi4py is installed."""
     return find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """True if the ranks talk over torch's Gloo; before `init`, whether they will."""
+    """Return whether the ranks use torch's Gloo; before `init`, whether they will."""
     return _transport_name() == "gloo"
 
 
 def gloo_built() -> bool:
-    """True if torch is installed, every build of which for Linux has Gloo."""
+    """Return whether torch is installed. Every build for Linux has Gloo."""
     return find_spec("torch") is not None
 
 
 def nccl_built() -> int:
-    """The version of torch's NCCL, as 22703 for 2.27.3; 0 where torch has none, or was not loaded by the script."""
+    """Return torch's NCCL version, such as 22703 for 2.27.3, or 0 without NCCL or a loaded torch."""
     # Not imported here: a mere question would take seconds, in a script that does not use torch.
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None:
         return 0
-    # A torch that was built for CUDA may lack NCCL all the same.
+    # A torch built for CUDA may still lack NCCL.
     with suppress(Exception):
         major, minor, patch = torch.cuda.nccl.version()[:3]
         return int(major * 10000 + minor * 100 + patch)
@@ -178,20 +180,20 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """True if the torch that the script has loaded was built for CUDA."""
+    """Return whether the loaded torch was built for CUDA."""
     return getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None) is not None
 
 
 def rocm_built() -> bool:
-    """True if the torch that the script has loaded was built for ROCm."""
+    """Return whether the loaded torch was built for ROCm."""
     return getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None) is not None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a trace in Chrome's format on rank 0. One that is being written is closed.
+    """Start a Chrome trace on rank 0, closing one in progress.
 
     Raises:
-        ValueError: HOROVOD_TIMELINE isn't DYNAMIC, or `init` has not been called.
+        ValueError: HOROVOD_TIMELINE is not DYNAMIC, or `init` has not been called.
     """
     if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
         raise ValueError(
@@ -202,7 +204,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Close the trace's file, after what is under way now; nothing where none is being written.
+    """Close the trace after the operations in flight; do nothing without a trace.
 
     Raises:
         ValueError: `init` has not been called.
@@ -212,14 +214,14 @@ def stop_timeline() -> None:
 
 
 def _place() -> str:
-    """The place that this process's launcher has given it, as text; another launcher's ranks have another one."""
+    """Return the launcher's variables that identify this process as text. Each launcher's ranks have other ones."""
     # A rank may start a job of its own, by mpirun or torchrun: the processes of that have another place, and may join.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 
 
 def _refuse_ranks_child() -> None:
-    """A child would join in its parent's place: MPI then crashes in the parent, and Gloo's port is taken."""
+    """Refuse to join from a child of a rank: MPI would crash in the parent, and Gloo's port is taken."""
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")
@@ -254,9 +256,9 @@ def _check_comm(comm: Any, world_size: int) -> None:
 
 
 class HorovodBasics:
-    """This module's functions as attributes of an object: scripts and libraries read `mpi_ops._basics.size()`.
+    """Return this module's functions as attributes: scripts and libraries read `mpi_ops._basics.size()`.
 
-    args: what Horovod is told of its compiled library; nothing is compiled here.
+    The arguments, which describe Horovod's compiled library, are ignored.
     """
 
     Average, Sum, Adasum = ops.Average, ops.Sum, ops.Adasum

@@ -1,4 +1,4 @@
-"""State that survives a failed collective, and the loop that goes back to it."""
+"""State that survives a failed collective, and the loop that restores it."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from paceline.system import run_variables
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-#: What `on_hosts_updated` is told: nothing, hosts were added, hosts were taken away, both.
+#: Values for `on_hosts_updated`: no change, hosts added, hosts removed, both.
 NO_UPDATE, ADDED, REMOVED, MIXED = range(4)
 #: So often is a state restored without a commit in between before the error is raised. A guess.
 _RESTORES_WITHOUT_COMMIT = 10
 
 
 class Kept:
-    """Something that can be saved, restored and sent to all ranks. Subclasses say how."""
+    """Base class of values that can be saved, restored and sent to all ranks."""
 
     def save(self) -> None:
         """Remember the present values."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to the saved values."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give every rank the first one's values."""
+        """Give every rank the first rank's values."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapt to another number of ranks; nothing, unless a subclass has something to do."""
+        """Adapt to another number of ranks; a subclass may override it."""
 
 
 class State(Kept):
-    """The state that a training script keeps between batches. Subclasses say how it is saved, restored and spread.
+    """The state of a training script between batches. Subclasses save, restore and broadcast it.
 
-    bcast_object: gives every rank the first one's object. get_rank: this process's rank.
+    `bcast_object` gives every rank the first rank's object, and `get_rank` returns this process's rank.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
-        # Whoever calls `on_hosts_updated` may do so in another thread: to append and to pop are one step each.
+        # Another thread may call `on_hosts_updated`: append and pop are atomic.
         self._updates: list[tuple[float, int]] = []
         self._last_update: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
@@ -60,38 +60,38 @@ class State(Kept):
         self._kept_commits: KeptCommits | None = None
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Call these after each new start of the engine, before the state is spread."""
+        """Call these after each restart of the engine, before the state is broadcast."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The engine was started anew."""
-        # What was told before is out of date, as the engine begins with the hosts that there are now.
+        """Handle a restart of the engine."""
+        # Earlier notifications are out of date, as the engine begins with the present hosts.
         self._updates.clear()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int = MIXED) -> None:
-        """Hosts have come or gone; `check_host_updates` acts on it."""
+        """Note that hosts came or went; `check_host_updates` acts on it."""
         self._updates.append((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save, then look whether the hosts have changed. Every rank calls it equally often.
+        """Save, then check for host changes. Every rank calls it equally often.
 
         Raises:
-            HostsUpdatedInterrupt: they have.
+            HostsUpdatedInterrupt: The hosts have changed.
         """
-        # Before the question, whose answer may lead out of the loop: what was done up to here is saved by then.
+        # Save before the check, which may leave the loop: the work so far is then safe.
         self.save()
         self._commits += 1
         self._keep()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Look, on all ranks together, whether the first one was told that hosts have changed.
+        """Check on all ranks together whether the first rank knows of host changes.
 
         Raises:
-            HostsUpdatedInterrupt: they have; on every rank.
+            HostsUpdatedInterrupt: The hosts have changed; on every rank.
         """
         if run_variables.is_resize_requested():
             self.on_hosts_updated(time.time(), MIXED)
@@ -100,18 +100,18 @@ class State(Kept):
             timestamp, update = self._updates.pop(0)
             if timestamp > last:
                 last, seen = timestamp, seen | update
-        # The first rank's word counts for all, and each asks every time. If each went by what it has heard itself, some
-        # would leave a batch earlier, and the others wait for them in the next collective.
+        # The first rank decides for all, and each rank asks every time. If each acted on its own notifications, some would
+        # leave a batch earlier, and the others would wait for them in the next collective.
         before, self._last_update, everything = self._bcast_object((self._last_update, last, seen))
         if self._last_update > before:
             raise HostsUpdatedInterrupt(everything == REMOVED)
 
     def kept(self) -> dict[str, Any] | None:
-        """What was saved last, as dicts, lists, numbers, texts and arrays, by parts; None where a subclass can't say."""
+        """Return the saved values as nested dicts, lists, numbers, texts and arrays, or None if a subclass cannot."""
         return None
 
     def take_kept(self, kept: dict[str, Any]) -> None:
-        """Take for saved what `kept` gave in another process; `restore` goes back to it."""
+        """Take the result of `kept` in another process as saved; `restore` goes back to it."""
         raise NotImplementedError
 
     def _keep(self) -> None:
@@ -120,7 +120,7 @@ class State(Kept):
 
 
 class ObjectState(State):
-    """Plain values, each an attribute. They are kept as they are, not copied."""
+    """Plain values, each an attribute. They are not copied."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
@@ -152,7 +152,7 @@ class ObjectState(State):
 
 
 class VariablesState(ObjectState):
-    """Variables of a framework, and plain values. Subclasses say how variables are read, written and spread."""
+    """Variables of a framework, and plain values. Subclasses read, write and broadcast the variables."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(from_first, basics.rank, **kwargs)
@@ -179,15 +179,15 @@ class VariablesState(ObjectState):
         super().take_kept(kept)
 
     def _read(self) -> list[Any]:
-        """Copies of the variables' values."""
+        """Return copies of the variables' values."""
         raise NotImplementedError
 
     def _write(self, values: list[Any]) -> None:
-        """Give the variables these values."""
+        """Set the variables to these values."""
         raise NotImplementedError
 
     def _spread(self) -> None:
-        """Give every rank's variables the first one's values."""
+        """Give every rank's variables the first rank's values."""
         raise NotImplementedError
 
 
@@ -196,13 +196,13 @@ class Listener(Protocol):
 
 
 class NotificationManager:
-    """Tells states that hosts have changed, when it is told so itself, by `handle_hosts_updated`."""
+    """Listeners for host changes, called by `handle_hosts_updated`."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
 
     def init(self) -> None:
-        """Do nothing: there is no service to connect to. Who starts the ranks leaves a file where hosts have changed."""
+        """Do nothing: the launcher announces host changes by a file, not by a service."""
 
     def register_listener(self, listener: Listener) -> None:
         if listener not in self._listeners:
@@ -221,22 +221,20 @@ notification_manager = NotificationManager()
 
 
 def from_first(value: Any) -> Any:
-    """The first rank's value, on every rank."""
+    """Return the first rank's value on every rank."""
     return objects.broadcast_object(value, name="elastic_state")
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
-    collective has failed, in a graph too. The engine is started anew each time.
+    """Make `func(state, ...)` restart from the last commit when a collective fails, in a graph too.
+
+    It starts from the first rank's state, and the engine restarts each time.
     """
     return run_fn(func, _restart)
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[..., T]:
-    """`func(state, ...)` as a function that begins again, from the last commit, where a collective has failed.
-
-    reset: starts the engine anew.
-    """
+    """Wrap `func(state, ...)` to restart from the last commit when a collective fails; `reset` restarts the engine."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
@@ -266,7 +264,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                     if restores > _RESTORES_WITHOUT_COMMIT:
                         raise
                     _log.warning("a collective has failed; going back to the last commit: %s", error)
-                    # This rank goes back by itself; `sync`, after the reset, makes all of them equal again.
+                    # This rank restores its own commit; `sync`, after the reset, makes all ranks equal again.
                     state.restore()
                     skip_sync, last = False, error
                 except HostsUpdatedInterrupt as change:
@@ -282,7 +280,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
 
 
 def _go_on(state: State, commits: KeptCommits) -> None:
-    """Give the state of the first rank what an earlier attempt has committed last; `sync` gives it to the others."""
+    """Load the last commit of an earlier attempt into the first rank's state; `sync` gives it to the others."""
     found = commits.load() if state._rank() == 0 else None
     if found is not None:
         state.take_kept(found)
@@ -296,10 +294,10 @@ def _go_on(state: State, commits: KeptCommits) -> None:
 
 
 def _leave(state: State) -> None:
-    """End this process, once the present state is kept: who has started it starts others, as many as there are hosts for."""
+    """Save the present state and end this process. The launcher starts as many ranks as there are hosts for."""
     if state._kept_commits is None:
         return
-    # The script may have asked for news of hosts without a commit; what it has done since then is to count.
+    # The script may have checked the hosts without a commit; its work since the last one must count.
     state.save()
     state._keep()
     # No rank leaves before all have written: the first one that leaves ends the others.
@@ -313,7 +311,7 @@ def _restart() -> None:
 
 
 def _reset(reset: Callable[[], object], why: Exception | None) -> None:
-    """Start the engine anew. Where that can't be done, the error has in its traceback why it had to be."""
+    """Restart the engine. If that fails, the traceback includes the reason for the restart."""
     try:
         reset()
     except CollectivesError as error:

@@ -1,4 +1,4 @@
-"""The exceptions that scripts catch by Horovod's names."""
+"""Exceptions that scripts catch by Horovod's names."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from paceline.errors import PacelineError
 
 
 class HorovodInternalError(PacelineError, RuntimeError):
-    """A collective failed: the ranks disagreed, one of them has died, or the engine was shut down.
+    """A collective failed: the ranks disagreed, a rank died, or the engine was shut down.
 
-    `horovod.elastic.run` answers it by going back to the last committed state.
+    `horovod.elastic.run` then returns to the last committed state.
     """
 
 
 class HostsUpdatedInterrupt(PacelineError, RuntimeError):  # noqa: N818
-    """The set of hosts has changed, between two batches.
+    """The set of hosts has changed between two batches.
 
-    skip_sync: only hosts were taken away, so that every rank that is left has the current state.
+    `skip_sync` says that hosts were only removed, so every remaining rank has the current state.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -27,7 +27,7 @@ class HostsUpdatedInterrupt(PacelineError, RuntimeError):  # noqa: N818
 
 
 class HorovodVersionMismatchError(PacelineError, ImportError):
-    """Never raised here, as nothing is compiled; scripts name it in `except`."""
+    """Never raised, as nothing is compiled; scripts name it in `except`."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"built for {name} {version}, but {installed_version} is installed")
@@ -36,7 +36,7 @@ class HorovodVersionMismatchError(PacelineError, ImportError):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """The engine's errors under Horovod's name."""
+    """Raise the engine's errors under Horovod's names."""
     from paceline.collectives.errors import CollectivesError
 
     try:

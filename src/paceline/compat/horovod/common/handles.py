@@ -1,4 +1,4 @@
-"""Handles: the integers by which a script asks after what it has submitted."""
+"""Handles: the integers that stand for submitted operations, and collectives of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["clear", "poll", "submit", "submit_several", "synchronize", "translated", "waiting_at_once"]
 
 
-#: What was submitted: process set and name, the engine's handle, and what makes the script's result of the engine's, and
-#: keeps alive what the engine reads and writes.
+#: Submitted operations: process set and name, the engine's handle, and the function that makes the script's result of
+#: the engine's. It also keeps the arrays alive that the engine reads and writes.
 _pending: dict[int, tuple[tuple[int, str], Handle, Callable[[Any], Any]]] = {}
 _in_flight: dict[tuple[int, str], Handle] = {}
 _numbers = itertools.count(1)
-#: Process set, kind, and how often the world has joined -> numbers for what has no name.
+#: Process set, kind and number of joins -> counter of unnamed operations.
 _unnamed: defaultdict[tuple[int, str, int], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -37,16 +37,23 @@ def submit(
     how: dict[str, Any],
     method: str | None = None,
 ) -> int:
-    """The handle of an operation of the engine's; `finish` makes the script's result of the engine's.
+    """Submit an operation to the engine and return its handle; `finish` turns the engine's result into the script's.
 
-    kind: "allreduce", ...: the engine's method, unless `method` names another; names of different kinds never meet.
-    name: without one the n-th of its kind in this process set meets the n-th of the other ranks. In the world they are
-        counted from 0 again after each join: while some ranks have joined, the others may do more of them.
-    given: the array, or the list of them. how: what else the method takes beside the full name and the process set.
+    Names of different kinds never meet. Without a name, the n-th operation of its kind in this process set meets the n-th of the
+    other ranks. In the world the counters restart at 0 after each join: while some ranks have joined, the others may do more.
+
+    Args:
+        kind: The engine's method ("allreduce", ...), unless `method` names another.
+        name: The operation's name, or None.
+        process_set: The ranks that take part.
+        finish: Makes the script's result of the engine's.
+        given: The array, or the list of arrays.
+        how: The method's further arguments.
+        method: The engine's method, if its name is not `kind`.
 
     Raises:
-        ValueError: not initialised, not a member of the process set, or the name is in flight already.
-        HorovodInternalError: the engine can't take anything any more.
+        ValueError: Not initialized, not a member of the process set, or the name is in flight already.
+        HorovodInternalError: The engine has ended.
     """
     checked_members(process_set)
     number = process_set.process_set_id
@@ -82,7 +89,7 @@ def submit_several(
     *,
     grouped: bool,
 ) -> int:
-    """`submit` for one array or, if `grouped`, for several as one operation; `finish` is given a list in both cases."""
+    """Call `submit` for one array or, if `grouped`, for several as one operation. `finish` gets a list in both cases."""
     if grouped:
         return submit(f"grouped_{kind}", name, process_set, finish, arrays, how)
     [array] = arrays
@@ -96,10 +103,10 @@ def _next_unnamed(kind: str, process_set: int) -> str:
 
 
 def poll(handle: int) -> bool:
-    """True if `synchronize(handle)` would return at once.
+    """Return whether `synchronize(handle)` would return at once.
 
     Raises:
-        ValueError: there is no such handle, or it was synchronized.
+        ValueError: The handle is unknown, or was synchronized.
     """
     pending = _pending.get(handle)
     if pending is None:
@@ -108,10 +115,10 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """The result of what was submitted, once it is there; None for an unknown handle or one that was synchronized.
+    """Wait for the operation and return its result, or None if the handle is unknown or was synchronized.
 
     Raises:
-        HorovodInternalError: the ranks disagree on it, or one of them is gone; on every rank.
+        HorovodInternalError: The ranks disagree, or one has died; on every rank.
     """
     # Taken out at once: of two threads that ask for the same handle, one is given the result, the other None.
     pending = _pending.pop(handle, None)
@@ -130,7 +137,7 @@ def synchronize(handle: int) -> Any:
 
 
 def clear() -> None:
-    """Forget everything: the engine is gone, and the next one numbers unnamed tensors from 0."""
+    """Forget all handles. The next engine numbers unnamed tensors from 0."""
     _pending.clear()
     _in_flight.clear()
     _unnamed.clear()
@@ -143,28 +150,28 @@ if TYPE_CHECKING:
 
 
 def plain(array: Array) -> Array:
-    """The array as the engine knows it: of a type that NumPy lacks (bfloat16, float8), its bits."""
+    """Return the array as the engine knows it: for types that NumPy lacks (bfloat16, float8), its bits."""
     # NumPy's own types have a 1 there. Those that ml_dtypes adds have a 2, and mean nothing to the engine.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 
 
 def as_type(array: Array, like: Array) -> Array:
-    """An array that `plain` has made, in the type of `like` again."""
+    """Return an array from `plain` in the type of `like` again."""
     return array if array.dtype == like.dtype else array.view(like.dtype)
 
 
 def broadcast_async_(
     array: Array, root_rank: int, name: str | None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """The handle of a broadcast into the array itself."""
+    """Start a broadcast into the array itself, and return its handle."""
     return submit("broadcast", name, process_set, lambda _: array, array, {"root": root_rank, "out": array})
 
 
 def allgather_async(array: Array, name: str | None, process_set: ProcessSet = global_process_set) -> int:
-    """The handle of the ranks' arrays, one below the other; their first dimensions may differ."""
+    """Start an all-gather, and return its handle. First dimensions may differ between ranks."""
     return submit("allgather", name, process_set, lambda result: result, array, {})
 
 
 def allreduce_async(array: Array, op: str, name: str | None, process_set: ProcessSet = global_process_set) -> int:
-    """The handle of the ranks' arrays reduced, as a new array. op: the engine's name of the operation."""
+    """Start an all-reduce into a new array, and return its handle. `op` is the engine's name of the operation."""
     return submit("allreduce", name, process_set, lambda result: result, array, {"op": op})

@@ -1,4 +1,4 @@
-"""The names that the module of every framework offers beside its collectives: each takes all of it over with `*`."""
+"""The names that every framework's module exports beside its collectives, by `from ... import *`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Commits of elastic state that outlive the processes of the job: what a new attempt goes on from.
+"""Commits of elastic state that outlive the job's processes, for the next attempt.
 
-    <base>_<n>.of_<host>.safetensors      of the n-th state that the script trains; one file for each host, by its first rank
+    <base>_<n>.of_<host>.safetensors      the script's n-th trained state; the first rank of each host writes a file
 
-The base is told by `horovodrun`, whose process beside each rank brings the file to the next attempt; in a run of Paceline that
-can be restarted it lies among the checkpoints. Elsewhere nothing is written, and a commit is a copy in memory, as in Horovod.
+`horovodrun` sets the base, and its process beside each rank brings the file to the next attempt. In a restartable run of Paceline
+the base is among the checkpoints. Elsewhere nothing is written, and a commit is a copy in memory, as in Horovod.
 
-Each host writes one, for any of them may be lost with what it has. There is no pickle: values that are neither numbers, texts,
-arrays nor lists and dicts of these start anew, with a warning.
+Each host writes a file, because any host may be lost with its file. The files are not pickles: values other than numbers, texts,
+arrays, lists and dicts restart from the beginning, with a warning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 
 def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The beginning of the files' paths; None where no other attempt can come."""
+    """Return the prefix of the files' paths, or None where no other attempt can follow."""
     if told := environment.get(VARIABLE):
         return told
     folder = environment.get("PACELINE_CHECKPOINT_DIR")
@@ -41,7 +41,7 @@ def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 class KeptCommits:
-    """The commits of one state. number: of the last one, over all attempts."""
+    """The commits of one state. `number` counts them over all attempts."""
 
     def __init__(self, base: str) -> None:
         self._base = Path(f"{base}_{next(_numbers)}")
@@ -49,7 +49,7 @@ class KeptCommits:
         self.number = 0
 
     def load(self) -> dict[str, Any] | None:
-        """The newest commit of earlier attempts, as `State.kept` gave it; None where there is none."""
+        """Return the newest commit of earlier attempts in the form of `State.kept`, or None."""
         from paceline.checkpoint.files import CheckpointFile
         from paceline.checkpoint.values import put_together
 
@@ -69,7 +69,7 @@ class KeptCommits:
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write one down, if this is the first rank of its host."""
+        """Write a commit if this is the first rank of its host."""
         self.number += 1
         if basics.local_rank() != 0:
             return
@@ -89,7 +89,7 @@ class KeptCommits:
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), told, dense, durable=False)
 
     def _plain(self, name: str, value: Any) -> tuple[Any, dict[str, Any]]:
-        """One part of the state, without what can't be kept of it."""
+        """Return one part of the state without the values that cannot be written."""
         from paceline.checkpoint.values import taken_apart
 
         def arrays_of(told_value: Any, where: str) -> tuple[Any, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Objects of any kind between the ranks, pickled. Needs no framework."""
+"""Pickled objects of any type between the ranks, without a framework."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ _PURPOSE = "object"
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object that `root_rank` gives, on every rank; the root's own is returned as it is.
+    """Return the object of `root_rank` on every rank; the root gets its own object back.
 
-    The ranks may give objects of any type. It is pickled (by cloudpickle, where that is installed, which takes
-    functions and lambdas too).
+    The ranks may pass objects of any type. Pickling uses cloudpickle if it is installed, which accepts functions and lambdas too.
 
     Raises:
-        ValueError: `root_rank` is not in the process set; or its object can't be pickled; on every rank.
+        ValueError: `root_rank` is not in the process set, or its object cannot be pickled; on every rank.
     """
     import numpy as np
 
@@ -48,16 +47,16 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all ranks, in their order, on every rank.
+    """Return the objects of all ranks in rank order.
 
     Raises:
-        ValueError: the object of a rank can't be pickled; on every rank.
+        ValueError: A rank's object cannot be pickled; on every rank.
     """
     import numpy as np
 
     data, error = _packed(obj)
     size = data.size if error is None else -data.size
-    # Both are under way before either is waited for, which spares a round trip.
+    # Start both before waiting for either, which saves a round trip.
     sizes = allgather_async(np.array([size], np.int64), _part(name, "sizes"), process_set)
     payload = allgather_async(data, _part(name, "data"), process_set)
     counts, everything = handles.synchronize(sizes).tolist(), handles.synchronize(payload).tobytes()
@@ -74,7 +73,7 @@ def _part(name: str | None, part: str) -> str | None:
 
 
 def _packed(obj: Any) -> tuple[np.ndarray[Any, Any], Exception | None]:
-    """The object pickled; or the error, and its text in the object's place: a rank that raised here would let others wait."""
+    """Pickle the object, or return the error and its text instead: a rank that raised here would let others wait."""
     import numpy as np
 
     error = None
@@ -82,13 +81,13 @@ def _packed(obj: Any) -> tuple[np.ndarray[Any, Any], Exception | None]:
         data = _signed(_pickled(obj))
     except Exception as failed:
         error, data = failed, _text_of(failed).encode(errors="backslashreplace")
-    # A copy: the bytes of an object can't be written to, and the root's are what is sent from.
+    # A copy: the pickle's bytes are read-only, and the root sends from this array.
     made: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8).copy()
     return made, error
 
 
 def _text_of(failed: Exception) -> str:
-    # What fails may be the user's own class: an error in its text as well would leave the other ranks waiting.
+    # The failing class may be the user's own: a second error in its text would leave the other ranks waiting.
     try:
         return f"{type(failed).__name__}: {failed}"
     except Exception:
@@ -109,11 +108,13 @@ def _signed(data: bytes) -> bytes:
 
 
 def _unpickled(data: bytes) -> Any:
-    """The object. A pickle can run anything, and Gloo and MPI do not check who sends: so where the ranks share a secret, only
-    what one of them has signed is taken.
+    """Unpickle an object signed by a rank of this run.
+
+    A pickle can run any code, and Gloo and MPI do not authenticate senders. So if the ranks share a secret, only objects signed
+    with it are unpickled.
 
     Raises:
-        CollectivesError: it is not signed by a rank of this run.
+        CollectivesError: The object is not signed by a rank of this run.
     """
     key = run_secret()
     if key is not None:

@@ -1,4 +1,4 @@
-"""The operations' numbers, and what `average=` and `op=` mean together."""
+"""The operations' numbers, and the meaning of `average=` and `op=` together."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ENGINE_NAMES = {Average: "average", Sum: "sum", Adasum: "adasum", Min: "min", Ma
 
 
 def resolve_op(op: int | None, average: bool | None) -> int:
-    """The operation that was asked for; Average where nothing was said.
+    """Return the requested operation, Average by default.
 
     Raises:
-        ValueError: both are given, or there is no such operation.
+        ValueError: Both arguments are given, or the operation is unknown.
     """
     if op is not None:
         if average is not None:
@@ -37,7 +37,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-    """The same, under the name by which scripts import it from `horovod.common.util`."""
+    """Call `resolve_op`, under the name that scripts import from `horovod.common.util`."""
     return resolve_op(op, average)
 
 
@@ -46,10 +46,10 @@ def is_power_of_two(number: int) -> bool:
 
 
 def equal_splits(rows: int, size: int) -> list[int]:
-    """The rows for each rank, where none are given.
+    """Return equal shares of the rows for `size` ranks.
 
     Raises:
-        ValueError: the ranks can't share them equally.
+        ValueError: The rows do not divide equally.
     """
     if rows % size:
         raise ValueError(
@@ -60,10 +60,10 @@ def equal_splits(rows: int, size: int) -> list[int]:
 
 
 def check_splits(splits: Sequence[int], rows: int, size: int) -> None:
-    """Refuse splits that can't be sent.
+    """Refuse splits that cannot be sent.
 
     Raises:
-        ValueError: another number of them than ranks, a negative one, or more rows than there are.
+        ValueError: Their number differs from the number of ranks, one is negative, or their sum exceeds the rows.
     """
     if len(splits) != size:
         raise ValueError(f"splits has {len(splits)} entries, but there are {size} ranks: give one for each.")

@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 
 class ProcessSet:
-    """Some ranks of the world.
+    """A set of ranks of the world, from their global ranks in any order or an mpi4py communicator.
 
-    ranks_or_comm: their global ranks, in any order; or an mpi4py communicator of them.
-
-    process_set_id: None before it is registered, and after its removal; 0 is the world.
+    `process_set_id` is None before registration and after removal; 0 is the world.
     """
 
     process_set_id: int | None = None
@@ -33,19 +31,19 @@ class ProcessSet:
             self.mpi_comm = ranks_or_comm
 
     def size(self) -> int | None:
-        """The number of ranks; None where it isn't registered."""
+        """Return the number of ranks, or None if the set is not registered."""
         return None if self.process_set_id is None else len(registered_ranks(self))
 
     def rank(self) -> int | None:
-        """This rank's place in the set; None where it isn't registered.
+        """Return this rank's position in the set, or None if the set is not registered.
 
         Raises:
-            ValueError: this rank is not in it.
+            ValueError: This rank is not in the set.
         """
         return None if self.process_set_id is None else checked_members(self).index(registry.engine().rank)
 
     def included(self) -> bool:
-        """True if this rank belongs to it."""
+        """Return whether this rank belongs to the set."""
         return registry.engine().rank in (self.ranks or ())
 
     def __repr__(self) -> str:
@@ -53,10 +51,10 @@ class ProcessSet:
 
 
 def registered_ranks(process_set: ProcessSet) -> list[int]:
-    """The set's global ranks.
+    """Return the set's global ranks.
 
     Raises:
-        ValueError: Horovod isn't initialised, or the set isn't registered.
+        ValueError: Horovod is not initialized, or the set is not registered.
     """
     registry.engine()
     if not isinstance(process_set, ProcessSet):
@@ -70,10 +68,10 @@ def registered_ranks(process_set: ProcessSet) -> list[int]:
 
 
 def checked_members(process_set: ProcessSet) -> list[int]:
-    """The set's global ranks, this one among them.
+    """Return the set's global ranks, with this rank among them.
 
     Raises:
-        ValueError: Horovod isn't initialised, the set isn't registered, or this rank is not in it.
+        ValueError: Horovod is not initialized, the set is not registered, or this rank is not in it.
     """
     ranks, own = registered_ranks(process_set), registry.engine().rank
     if own not in ranks:
@@ -82,10 +80,10 @@ def checked_members(process_set: ProcessSet) -> list[int]:
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> None:
-    """Refuse a `root_rank` that is not in the process set.
+    """Refuse a `root_rank` outside the process set.
 
     Raises:
-        ValueError: it is not, or the set can't be used; see `checked_members`.
+        ValueError: The rank is not in the set, or the set is unusable; see `checked_members`.
     """
     members = checked_members(process_set)
     if root_rank not in members:
@@ -95,10 +93,10 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
 
 
 def check_adasum(process_set: ProcessSet) -> None:
-    """Refuse what Adasum can't reduce over.
+    """Refuse a process set that Adasum cannot reduce over.
 
     Raises:
-        NotImplementedError: a process set other than the world, or a number of ranks that is no power of 2.
+        NotImplementedError: The set is not the world, or its number of ranks is not a power of 2.
     """
     if process_set is not global_process_set:
         raise NotImplementedError("Adasum reduces over all ranks: it can't be used with a process set.")
@@ -130,7 +128,7 @@ class _Registry:
                 self._add(process_set)
 
     def end(self) -> None:
-        # Otherwise a set of this world could be taken for one of the next, where its number may be another set's.
+        # Otherwise a set of this world could pass as one of the next world, where its number may belong to another set.
         for process_set in self._sets.values():
             if process_set is not self.world:
                 process_set.process_set_id = None
@@ -178,7 +176,7 @@ class _Registry:
                     self._sets[number] = process_set
 
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
-        """The ranks of the set; of all sets where each rank has given its own communicator, such as those of a Split."""
+        """Return the ranks of the set; of all sets where each rank has passed its own communicator, as after a Split."""
         if process_set.ranks is not None:
             return [process_set.ranks]
         import numpy as np
@@ -208,11 +206,11 @@ global_process_set = registry.world
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """The set, registered. Every rank of the world calls it, in the same order, members or not.
+    """Register a set and return it. Every rank of the world calls it, in the same order.
 
     Raises:
-        ValueError: sets are not dynamic, one of these ranks exists already, or a rank is not in the world.
-        HorovodInternalError: the ranks have named different sets; on every rank.
+        ValueError: Sets are not dynamic, a set of these ranks exists already, or a rank is not in the world.
+        HorovodInternalError: The ranks have named different sets; on every rank.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     registry.add(made)
@@ -220,10 +218,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set; True if it was removed, False for the world and for a set that isn't registered. Every rank calls it.
+    """Remove a process set. Return False for the world and for an unregistered set. Every rank calls it.
 
     Raises:
-        ValueError: sets are not dynamic.
+        ValueError: Sets are not dynamic.
     """
     return registry.remove(process_set)
 

@@ -1,4 +1,4 @@
-"""The way in which tensors, and gradients, are reduced: what every framework's functions are told of it."""
+"""Settings of reductions of tensors and gradients, shared by all frameworks, with the checks of their arguments."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ T = TypeVar("T")
 
 
 class Compressor:
-    """The interface: users may write their own."""
+    """The interface of compression. Users may write their own."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to send, and what `decompress` needs to know."""
+        """Return the tensor to send, and a context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor that was received, as if it had been sent uncompressed."""
+        """Return the received tensor in its original form."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """No compression."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -41,10 +41,10 @@ class NoneCompressor(Compressor):
 
 
 def checked_group(tensors: Iterable[T]) -> list[T]:
-    """The tensors of a grouped operation.
+    """Return the tensors of a grouped operation as a list.
 
     Raises:
-        ValueError: there are none.
+        ValueError: The list is empty.
     """
     given = list(tensors)
     if not given:
@@ -53,10 +53,10 @@ def checked_group(tensors: Iterable[T]) -> list[T]:
 
 
 def check_predivide(factor: float, op: int) -> None:
-    """Refuse a `gradient_predivide_factor` that can't be applied.
+    """Refuse a `gradient_predivide_factor` that cannot be applied.
 
     Raises:
-        ValueError: it is not more than 0, or averages are not what was asked for.
+        ValueError: The factor is not positive, or the operation is not Average.
     """
     if factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -65,23 +65,23 @@ def check_predivide(factor: float, op: int) -> None:
 
 
 def chosen_groups(groups: Any, num_groups: int) -> Any:
-    """`groups`, or what its old name says. Called by what the script calls."""
+    """Return `groups`, or the value of its old name with a warning. The public function must call it directly."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     return groups if groups is not None else num_groups or None
 
 
 def in_parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
-    """The items in so many parts, as long as each other where that can be; each item alone if there are fewer."""
+    """Split the items into at most `count` parts of nearly equal length."""
     count = min(count, len(items))
     return [items[part * len(items) // count : (part + 1) * len(items) // count] for part in range(count)]
 
 
 def check_groups(groups: Any, members: str = "variables") -> None:
-    """Refuse `groups` of gradients that are neither a number of groups nor lists of variables. members: what those are called.
+    """Refuse `groups` that are neither a number nor lists of `members`.
 
     Raises:
-        ValueError: the value, and the rule.
+        ValueError: The message has the value and the rule.
     """
     # A bool is an int to Python, but `groups=True` is a mistake.
     is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
@@ -91,10 +91,12 @@ def check_groups(groups: Any, members: str = "variables") -> None:
 
 
 def checked_layers(local_layers: Any, weights: str) -> tuple[Any, ...]:
-    """The layers as a tuple; one alone, or None, is accepted too. weights: the attribute with which each lists its own.
+    """Return the layers as a tuple; a single layer and None are accepted too.
+
+    `weights` is the attribute with which each layer lists its variables.
 
     Raises:
-        ValueError: something among them has no weights.
+        ValueError: An item has no such attribute.
     """
     if local_layers is None:
         return ()
@@ -106,7 +108,7 @@ def checked_layers(local_layers: Any, weights: str) -> tuple[Any, ...]:
 
 
 class How(NamedTuple):
-    """The way in which tensors are reduced."""
+    """Settings of a reduction of tensors."""
 
     op: int
     prescale: float = 1.0
@@ -114,23 +116,27 @@ class How(NamedTuple):
     process_set: ProcessSet = global_process_set
 
     def engine(self) -> dict[str, Any]:
-        """The arguments of the engine's reductions that say it."""
+        """Return the arguments for the engine's reductions."""
         op, prescale, postscale, _ = self
         return {"op": ENGINE_NAMES[op], "prescale": float(prescale), "postscale": float(postscale)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """The way in which gradients are reduced.
+    """Settings of a reduction of gradients.
 
-    gradient_predivide_factor: averages are divided by this before the sum, and by the rest of the size after it.
-    groups: so many groups of gradients, each reduced as one, or lists of variables.
-    sparse_as_dense: sparse gradients are made dense, and reduced as the others.
-    scale_local_gradients: gradients that stay on their rank are divided by the number of ranks.
-    prefix: begins the names under which gradients meet those of the other ranks.
+    Attributes:
+        op: The operation.
+        compression: Compresses gradients on the way.
+        sparse_as_dense: Make sparse gradients dense before the reduction.
+        gradient_predivide_factor: Divide averages by this before the sum, and by the rest of the size after it.
+        groups: Number of groups of gradients, each reduced as one, or lists of variables.
+        process_set: The ranks that take part.
+        scale_local_gradients: Divide gradients that stay on their rank by the number of ranks.
+        prefix: Prefix of the names by which gradients meet those of the other ranks.
 
     Raises:
-        ValueError: what doesn't go together.
+        ValueError: The settings contradict each other.
     """
 
     op: int = Average
@@ -151,6 +157,6 @@ class Reduction:
 
     @cached_property
     def how(self) -> How:
-        """The way for dense gradients."""
+        """Settings used to reduce dense gradients."""
         # The two factors cancel each other; the sum in between is smaller, so that float16 does not overflow.
         return How(self.op, 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor, self.process_set)

@@ -1,11 +1,11 @@
-"""A trace of the collectives, written by rank 0, in the format that chrome://tracing and Perfetto read.
+"""A trace of the collectives that rank 0 writes for chrome://tracing and Perfetto.
 
-Each tensor is a line (`pid`) of its own, as in Horovod's: NEGOTIATE_ALLREDUCE from the first rank's request until all
-have asked for it, with a mark, named by the rank, where each rank's request was heard; then ALLREDUCE until its result.
+Each tensor has a row (`pid`), as in Horovod: NEGOTIATE_ALLREDUCE from the first rank's request to the last one's, with a mark,
+named by the rank, at the arrival of each request; then ALLREDUCE until its result.
 
     NEGOTIATE_ALLREDUCE |0------1---2|  ALLREDUCE |------|
 
-The file is valid after every event: viewers take an array without its closing bracket, and a killed job leaves one.
+The file is valid after every event: viewers accept an array without its closing bracket, as a killed job leaves it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from paceline.collectives import Engine
 
-#: Guards `_trace` alone. The trace has a lock of its own, for the engine's threads; nobody takes this one while holding
-#: that.
+#: Guards only `_trace`. The trace has its own lock for the engine's threads. Never take this lock while holding that
+#: one.
 _lock = threading.Lock()
 _trace: _Trace | None = None
 
 
 def begin(engine: Engine) -> None:
-    """Start the trace that HOROVOD_TIMELINE names, at `init`."""
+    """Start the trace in HOROVOD_TIMELINE at `init`."""
     path = os.environ.get("HOROVOD_TIMELINE", "")
     if path and path != "DYNAMIC":
         start(path, engine, mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
 
 
 def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
-    """Write a new trace to `path`, on rank 0, in place of the one that is being written; the others do nothing.
+    """Write a new trace to `path` on rank 0, in place of one in progress. Other ranks do nothing.
 
-    mark_cycles: also draw a line where each list of operations that all ranks have asked for is begun: CYCLE_START.
+    `mark_cycles` adds a CYCLE_START line at the start of each list of agreed operations.
     """
     global _trace
     # Before the lock is taken, which `stop` takes as well.
@@ -47,8 +47,8 @@ def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
         if engine.rank == 0:
             _trace = _Trace(path, mark_cycles, engine)
             engine.observe(_trace.observed, arrivals=True)
-            # Few scripts call shutdown; without the closing bracket viewers read the file, but json.load does not.
-            # The earlier registration is taken away first, for atexit keeps one for each call.
+            # Few scripts call shutdown. Viewers read the file without its closing bracket, but json.load does not.
+            # Unregister first, because atexit keeps one entry for each call.
             atexit.unregister(_stop_at_exit)
             atexit.register(_stop_at_exit, os.getpid())
 
@@ -59,7 +59,7 @@ def stop() -> None:
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
-        # First no new calls are let in. One that is under way finds the file either open or None, by the trace's lock.
+        # First stop new calls. A call in flight finds the file open or None, by the trace's lock.
         trace.engine.ignore(trace.observed)
         trace.close()
 
@@ -82,7 +82,7 @@ class _Trace:
         # Each process set has its own thread, and any of them may come to `observed`.
         self._lock = threading.Lock()
         self._start_s = time.monotonic()
-        # When that was, for who lays this trace beside another one.
+        # The wall-clock time, to align this trace with another one.
         start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
         self._put({"name": "process_name", "ph": "M", "pid": 0, "args": start})
         self._mark_cycles = mark_cycles
@@ -96,7 +96,7 @@ class _Trace:
         done_s: float,
         arrivals: Sequence[tuple[int, float]],
     ) -> None:
-        """Write down one operation. Called by the engine, when it is over."""
+        """Write one finished operation. The engine calls it."""
         kind = request.kind.upper()
         with self._lock:
             if self._file is None:

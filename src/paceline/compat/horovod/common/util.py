@@ -1,4 +1,4 @@
-"""Small things that scripts import from `horovod.common.util`."""
+"""Helpers that scripts import from `horovod.common.util`."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ num_rank_is_power_2 = is_power_of_two
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """True if `horovod.<ext_base_name>` can be used: its framework is installed, and Paceline has it."""
+    """Return whether `horovod.<ext_base_name>` works: its framework is installed, and Paceline supports it."""
     return ext_base_name in ("torch", "tensorflow") and find_spec(ext_base_name) is not None
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
-    """Do nothing but look for the framework: there is nothing to build.
+    """Check that the framework is installed.
 
     Raises:
-        ImportError: the framework is missing.
+        ImportError: The framework is missing.
     """
     base = ext_name.rpartition(".")[2]
     if not extension_available(base):
@@ -51,7 +51,7 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """True if the framework sees a GPU."""
+    """Return whether the framework sees a GPU."""
     if ext_base_name == "torch":
         import torch
 
@@ -84,7 +84,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741
-    """The list in `n` parts, of which the first are longer by one where it can't be divided."""
+    """Split the list into `n` parts, the first of which are longer by one if needed."""
     size, longer = divmod(len(l), n)
     ends = itertools.accumulate(size + (index < longer) for index in range(n))
     return [l[end - size - (index < longer) : end] for index, end in enumerate(ends)]
@@ -92,7 +92,7 @@ def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741
 
 @contextlib.contextmanager
 def env(**values: str | None) -> Iterator[None]:
-    """These environment variables (None: absent) while the block runs."""
+    """Set environment variables (None: unset) for the duration of the block."""
     before = {name: os.environ.get(name) for name in values}
     try:
         _set(values)
@@ -102,10 +102,10 @@ def env(**values: str | None) -> Iterator[None]:
 
 
 def is_version_greater_equal_than(version: str, target: str) -> bool:
-    """True if `version` is at least `target`, which has three numbers ("2.1.0").
+    """Return whether `version` is at least `target`, which has three numbers ("2.1.0").
 
     Raises:
-        ValueError: `target` has fewer.
+        ValueError: `target` has fewer numbers.
     """
     wanted = target.split(".")
     if len(wanted) < 3:
@@ -131,5 +131,5 @@ def _set(values: dict[str, str | None]) -> None:
 
 
 def _cache(function: Callable[..., T]) -> Callable[..., T]:
-    """`function`, whose answer for the same arguments is kept."""
+    """Cache a function's results by its arguments."""
     return functools.lru_cache(maxsize=None)(function)

@@ -1,4 +1,4 @@
-"""`horovod.data`: a base for loaders, and a mixin that reads ahead in a thread. Knows no framework."""
+"""`horovod.data`: a base class for loaders and a mixin that reads ahead in a thread, without a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders that read ahead: the next batches are made in a thread while the script works on this one.
+"""Loaders that read ahead: a thread makes the next batches while the script works on the current one.
 
 class Loader(AsyncDataLoaderMixin, BaseDataLoader):
     def _iterate(self): ...
@@ -26,10 +26,10 @@ _living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
 class BaseDataLoader:
-    """A loader is made by `_iterate`, which yields the batches of one epoch, and perhaps `__len__`."""
+    """Base class of loaders. Subclasses define `_iterate`, which yields one epoch's batches, and perhaps `__len__`."""
 
     def __len__(self) -> int:
-        """The number of batches."""
+        """Return the number of batches."""
         # A TypeError, as of any object without a length: `list(loader)` asks for a hint, and goes on without.
         raise TypeError(f"{type(self).__name__} has no __len__; define it to return the number of batches.")
 
@@ -43,16 +43,16 @@ class BaseDataLoader:
         )
 
     def _process_batch(self, batch: Any) -> Any:
-        """The batch as the script gets it; called where the script runs (moving it to a GPU, for example)."""
+        """Return the batch for the script, in the script's thread (for example moved to a GPU)."""
         return batch
 
 
 class AsyncDataLoaderMixin:
-    """Reads ahead; stands before the loader's class among the bases.
+    """A mixin that reads ahead; list it before the loader's class among the bases.
 
-    async_loader_queue_size: how many batches are read ahead at most; 0 reads none. All other arguments are the loader's.
-    Each epoch has a thread of its own, which ends with it, or when the script leaves the loop: nothing of an epoch is
-    read before the loop over it has begun. An exception in the thread is raised where the script asks for the batch.
+    `async_loader_queue_size` is the maximum number of batches read ahead; 0 turns it off. All other arguments go to the loader.
+    Each epoch has its own thread, from the start of the loop until its end or until the script leaves it. The loop raises the
+    thread's exception.
     """
 
     def __init_subclass__(cls, **values: Any) -> None:
@@ -75,7 +75,7 @@ class AsyncDataLoaderMixin:
             )
         self.async_loader_queue_size = async_loader_queue_size
         self._async_readers: list[Prefetcher] = []
-        # The mixin stands before the loader, so this is the loader's own constructor.
+        # The mixin comes before the loader among the bases, so this calls the loader's constructor.
         super().__init__(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -98,14 +98,14 @@ class AsyncDataLoaderMixin:
             self._async_readers.remove(reader)
 
     def close_async_loader(self) -> None:
-        """End the threads that read ahead; a loop that still goes on ends with the batch that it has."""
+        """End the threads. A loop in progress ends with its current batch."""
         # A copy, for a loop that ends meanwhile takes its reader out of the list.
         for reader in list(self._async_readers):
             reader.close()
 
 
 class Prefetcher:
-    """The items of an iterable, up to `size` of them read in advance. To be iterated once."""
+    """The items of an iterable, up to `size` of them read in advance. It can be iterated once."""
 
     def __init__(self, items: Iterable[Any], size: int) -> None:
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(size)
@@ -127,7 +127,7 @@ class Prefetcher:
             yield value
 
     def close(self) -> None:
-        """End the thread. It ends by itself once the batch that it is making is there."""
+        """Stop the thread, which ends after its current batch."""
         self._closed.set()
         # An iterable may close the reader itself, in the reader's thread, which can't wait for its own end.
         if threading.current_thread() is not self._thread:
@@ -145,14 +145,14 @@ class Prefetcher:
                 close = getattr(iterator, "close", None)
                 if close is not None:
                     close()
-        # Whatever it is, the loop has to hear of it, or it would wait for ever.
+        # Pass any exception to the loop, or it would wait without end.
         except BaseException as error:
             self._put("error", error)
         else:
             self._put("end", None)
 
     def _put(self, kind: str, value: Any) -> bool:
-        """Put it into the queue; False once the reader is closed."""
+        """Put a batch into the queue. Return False once the reader has closed."""
         while not self._closed.is_set():
             try:
                 self._queue.put((kind, value), timeout=_TICK_S)
@@ -164,6 +164,6 @@ class Prefetcher:
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that runs into the interpreter's end may crash it, in the middle of numpy or torch."""
+    """Stop the threads before the interpreter ends: one inside numpy or torch may crash it."""
     for reader in list(_living):
         reader.close()
