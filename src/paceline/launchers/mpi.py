@@ -294,7 +294,8 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
 def starter_command(launch: Launch, starter: Starter, major: int, variables: Mapping[str, str]) -> Command:
     """Return the command that starts all workers.
 
-    major: The version of Open MPI. variables: For Open MPI.
+    major: The version of Open MPI.
+    variables: For Open MPI.
 
     Raises:
         LauncherError: The nodes differ, or the workers run in containers.

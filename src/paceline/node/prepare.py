@@ -189,7 +189,8 @@ def prepare_container(
 ) -> dict[str, Any]:
     """Return the part of `NodeSetup` that describes the container.
 
-    mounts: Needed by the workers beside the run's folder. came: Files that came to this machine with the run.
+    mounts: Needed by the workers beside the run's folder.
+    came: Files that came to this machine with the run.
 
     Raises:
         EnvironmentBuildError: No engine answers, the image is not available, or has no suitable Python.

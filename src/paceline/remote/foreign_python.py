@@ -43,7 +43,8 @@ _one_at_a_time = threading.Lock()
 def words(python: str, what: str, *, installed: bool = False) -> list[str]:
     """Return the command line of a Python that runs the `program` on its standard input.
 
-    what: Shown in lists of processes. installed: Allow installed packages; otherwise only the standard library.
+    what: Shown in lists of processes.
+    installed: Allow installed packages; otherwise only the standard library.
     """
     return [python, *(() if installed else ("-I", "-S")), "-", what]
 
@@ -51,8 +52,10 @@ def words(python: str, what: str, *, installed: bool = False) -> list[str]:
 def program(source: str, function: str, *given: Any, above: Sequence[str] = (), ends_at_once: bool = True) -> bytes:
     """Return the text of a file with a call of its `function`, which prints the returned dict unless it is None.
 
-    source: The file's path. given: The arguments, as JSON. above: Files whose text has to precede it. ends_at_once: Skip exit
-    handlers of libraries.
+    source: The file's path.
+    given: The arguments, as JSON.
+    above: Files whose text has to precede it.
+    ends_at_once: Skip exit handlers of libraries.
     """
     last = _LAST.format(function=function, given=json.dumps(given), mark=MARK, ends_at_once=ends_at_once)
     return b"\n".join(Path(file).read_bytes() for file in (*above, source)) + last.encode()

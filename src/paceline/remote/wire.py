@@ -10,7 +10,11 @@ Login hosts run this text with their own Python, 3.6 or later: standard library 
 
 import json
 import struct
-from typing import Any, Iterator  # noqa: UP035
+from typing import Any, Dict, Iterator, Tuple  # noqa: UP035
+
+#: The JSON header of a frame: "op" or "re", and the keys of that request, answer or change.
+Header = Dict[str, Any]  # noqa: UP006
+Frame = Tuple[Header, bytes]  # noqa: UP006
 
 #: Largest piece of a file in a frame, which an urgent frame may have to wait for.
 CHUNK_BYTES = 256 << 10
@@ -30,7 +34,7 @@ class WireError(ValueError):
     """The error that bytes are not a frame."""
 
 
-def frame(header: "dict[str, Any]", data: bytes = b"") -> bytes:
+def frame(header: Header, data: bytes = b"") -> bytes:
     """Return the bytes of a frame."""
     text = json.dumps({**header, "bytes": len(data)} if data else header).encode()
     return _LENGTH.pack(len(text)) + text + data
@@ -41,7 +45,7 @@ class Frames:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._header: dict[str, Any] | None = None
+        self._header: Header | None = None
         self._wanted = _LENGTH.size
 
     @property
@@ -49,7 +53,7 @@ class Frames:
         """Whether a part of a frame has arrived."""
         return bool(self._buffer) or self._header is not None
 
-    def feed(self, data: bytes) -> "Iterator[tuple[dict[str, Any], bytes]]":
+    def feed(self, data: bytes) -> "Iterator[Frame]":
         """Yield the frames that `data` completes.
 
         Raises:
@@ -61,7 +65,7 @@ class Frames:
             yield found
             found = self._next()
 
-    def _next(self) -> "tuple[dict[str, Any], bytes] | None":
+    def _next(self) -> "Frame | None":
         if self._header is None:
             if len(self._buffer) < _LENGTH.size:
                 return None

@@ -24,7 +24,7 @@ from paceline.remote.agent.machine import disk_of, oom_kills
 from paceline.remote.agent.mirror import Mirror
 from paceline.remote.agent.rsh import Relay
 from paceline.remote.agent.send_queue import LIVE, SendQueue
-from paceline.remote.wire import Frames, WireError, ping_s
+from paceline.remote.wire import Frames, Header, WireError, ping_s
 from paceline.system import processes
 
 #: How long killed processes may take to disappear.
@@ -122,9 +122,9 @@ class Agent:
 
     # --- requests
 
-    def _hear(self, header: dict[str, Any], data: bytes) -> None:
+    def _hear(self, header: Header, data: bytes) -> None:
         name = header.get("op", "")
-        handle: Callable[..., dict[str, Any] | None] | None = getattr(self, f"_op_{name}", None)
+        handle: Callable[[Header, bytes], Header | None] | None = getattr(self, f"_op_{name}", None)
         handle = handle or getattr(self._files, f"op_{name}", None)
         if handle is None:
             if "id" in header:
@@ -146,24 +146,24 @@ class Agent:
         path = os.fsdecode(path) if isinstance(path, (str, bytes)) else None
         self._out.put({"re": request, "error": [number, text, path]})
 
-    def _op_ping(self, header: dict[str, Any], data: bytes) -> None:
+    def _op_ping(self, header: Header, data: bytes) -> None:
         return None
 
-    def _op_start(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_start(self, header: Header, data: bytes) -> Header:
         env = {**({} if header["exact"] else os.environ), **header["env"]}
         pid = self._commands.start(
             header["argv"], env=env, cwd=header["cwd"] or None, log=header["log"], tag=header["tag"]
         )
         return {"pid": pid}
 
-    def _op_run(self, header: dict[str, Any], data: bytes) -> None:
+    def _op_run(self, header: Header, data: bytes) -> None:
         self._commands.run(header["id"], header["argv"], data)
 
-    def _op_call(self, header: dict[str, Any], data: bytes) -> None:
+    def _op_call(self, header: Header, data: bytes) -> None:
         # In a thread: it may wait for a lock, while the link needs service.
         threading.Thread(target=self._call, args=(header,), name="paceline-call", daemon=True).start()
 
-    def _call(self, header: dict[str, Any]) -> None:
+    def _call(self, header: Header) -> None:
         module, _, name = header["function"].partition(":")
         try:
             found = getattr(importlib.import_module(module), name)(header["given"])
@@ -172,27 +172,27 @@ class Agent:
         else:
             self._out.put({"re": header["id"], "found": found})
 
-    def _op_stop(self, header: dict[str, Any], data: bytes) -> None:
+    def _op_stop(self, header: Header, data: bytes) -> None:
         self._commands.stop(header["request"])
 
-    def _op_signal(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_signal(self, header: Header, data: bytes) -> Header:
         # Only processes below, or those that a container engine's daemon has started for the run: a pid may be reused.
         pid = header["pid"]
         is_ours = pid in self._ours() or pid in processes.belonging("PACELINE_RUN_ID", header["run_id"])
         return {"ok": is_ours and processes.send(pid, header["number"])}
 
-    def _op_alive(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_alive(self, header: Header, data: bytes) -> Header:
         return {"ok": processes.is_alive(header["pid"])}
 
-    def _op_kill_all(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_kill_all(self, header: Header, data: bytes) -> Header:
         return {"left": self._kill(self._ours)}
 
-    def _op_adopt(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_adopt(self, header: Header, data: bytes) -> Header:
         """Own processes that an engine starts for a run on this node, and kill those of an earlier agent."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 
-    def _op_end_run(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_end_run(self, header: Header, data: bytes) -> Header:
         """Kill leftovers of an ended run, whoever started them."""
         return {"left": self._kill(lambda: processes.belonging("PACELINE_RUN_ID", header["run_id"]))}
 
@@ -213,11 +213,11 @@ class Agent:
         self._reap()
         return len(left)
 
-    def _op_close(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_close(self, header: Header, data: bytes) -> Header:
         self._leaving = True
         return {}
 
-    def _op_remove(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_remove(self, header: Header, data: bytes) -> Header:
         if self._mirror is not None and self._mirror.top == header["path"]:
             self._mirror.close()
             self._mirror.join(1.0)
@@ -225,21 +225,21 @@ class Agent:
         remove(header["path"])
         return {}
 
-    def _op_disk(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_disk(self, header: Header, data: bytes) -> Header:
         return {"found": disk_of(header["path"])}
 
-    def _op_load(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_load(self, header: Header, data: bytes) -> Header:
         if self._meter is None:
             self._meter = LoadMeter(tuple(header["gpus"]) or None)
         return {"found": self._meter.look(header.get("workers"))}
 
-    def _op_oom_kills(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_oom_kills(self, header: Header, data: bytes) -> Header:
         return {"found": oom_kills()}
 
-    def _op_free_ports(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_free_ports(self, header: Header, data: bytes) -> Header:
         return {"found": machine.free_ports(header["count"])}
 
-    def _op_scratch(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_scratch(self, header: Header, data: bytes) -> Header:
         """Create a folder that the agent removes, with the socket of the remote shell."""
         path = header["path"]
         with contextlib.suppress(FileExistsError):  # that of another agent on the same machine
@@ -254,12 +254,12 @@ class Agent:
         self._relay.listen(os.path.join(path, f"agent-{os.urandom(4).hex()}"))
         return {"socket": self._relay.path}
 
-    def _op_rsh_done(self, header: dict[str, Any], data: bytes) -> None:
+    def _op_rsh_done(self, header: Header, data: bytes) -> None:
         self._relay.answer(header["number"], header["code"], header["text"])
 
     # --- the run's files, to the supervisor
 
-    def _op_mirror(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def _op_mirror(self, header: Header, data: bytes) -> Header:
         if self._mirror is not None and self._mirror.top == header["path"]:
             self._mirror.attempt, self._mirror.takes_files = header["attempt"], header["takes_files"]
             return {}
@@ -272,11 +272,11 @@ class Agent:
         self._mirror.start()
         return {}
 
-    def _op_again(self, header: dict[str, Any], data: bytes) -> None:
+    def _op_again(self, header: Header, data: bytes) -> None:
         if self._mirror is not None:
             self._mirror.send_again(header["file"])
 
-    def _op_flush(self, header: dict[str, Any], data: bytes) -> dict[str, Any] | None:
+    def _op_flush(self, header: Header, data: bytes) -> Header | None:
         if self._mirror is None:
             return {}
         self._mirror.tell({"re": header["id"], "all": True, "last": header.get("last", False)})

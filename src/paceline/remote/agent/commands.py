@@ -8,8 +8,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
+from paceline.remote.wire import Frame, Header
 from paceline.system import processes
 
 
@@ -73,7 +74,7 @@ class Commands:
                 except OSError:
                     pass
 
-    def reap(self) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], bytes]]]:
+    def reap(self) -> tuple[list[Header], list[Frame]]:
         """Return the ends of commands, and replies for synchronous ones, each once."""
         ends, replies = [], []
         for pid, status, peak in processes.reaped():

@@ -7,10 +7,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO
 
 from paceline.remote.agent.send_queue import SendQueue
 from paceline.remote.replica.changes import stamp_of
+from paceline.remote.wire import Header
 
 
 class FileRequests:
@@ -28,7 +29,7 @@ class FileRequests:
         for arrival in self._arrivals.values():
             arrival.drop()
 
-    def op_file(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_file(self, header: Header, data: bytes) -> Header:
         whole = AtomicWrite(header["path"], "replace")
         try:
             # A single file is a tree of one entry.
@@ -40,10 +41,10 @@ class FileRequests:
             raise
         return {}
 
-    def op_tree(self, header: dict[str, Any], data: bytes) -> None:
+    def op_tree(self, header: Header, data: bytes) -> None:
         self._arrivals[header["id"]] = AtomicWrite(header["path"], header["how"])
 
-    def op_entry(self, header: dict[str, Any], data: bytes) -> None:
+    def op_entry(self, header: Header, data: bytes) -> None:
         request = header["of"]
         arrival = self._arrivals.get(request)
         if arrival is None:
@@ -60,25 +61,25 @@ class FileRequests:
             arrival.drop()
             self._fail(request, error)
 
-    def op_mkdirs(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_mkdirs(self, header: Header, data: bytes) -> Header:
         for path in header["paths"]:
             os.makedirs(path, mode=header.get("mode", 0o777), exist_ok=True)
         return {}
 
-    def op_link(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_link(self, header: Header, data: bytes) -> Header:
         # symlink refuses an existing name: create it beside, then rename.
         beside = f"{header['path']}.{os.getpid()}"
         os.symlink(header["target"], beside)
         os.replace(beside, header["path"])
         return {}
 
-    def op_list(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_list(self, header: Header, data: bytes) -> Header:
         return {"names": sorted(os.listdir(header["path"]))}
 
-    def op_exists(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_exists(self, header: Header, data: bytes) -> Header:
         return {"ok": os.path.lexists(header["path"])}
 
-    def op_sees(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_sees(self, header: Header, data: bytes) -> Header:
         try:
             # Limited: another file of any size may be at this path.
             with open(header["path"], encoding="utf-8") as file:
@@ -86,15 +87,15 @@ class FileRequests:
         except (OSError, ValueError):
             return {"ok": False}
 
-    def op_inode(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_inode(self, header: Header, data: bytes) -> Header:
         return {"found": os.stat(header["path"]).st_ino if os.path.exists(header["path"]) else 0}
 
-    def op_have(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_have(self, header: Header, data: bytes) -> Header:
         top = header["path"]
         paths = (os.path.join(directory, name) for directory, _, files in os.walk(top) for name in files)
         return {"found": {os.path.relpath(path, top): stamp_of(path) for path in paths}}
 
-    def op_census(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+    def op_census(self, header: Header, data: bytes) -> Header:
         return {"found": census(header["path"])}
 
 
@@ -111,10 +112,10 @@ class AtomicWrite:
         os.makedirs(parent, exist_ok=True)
         self._top = path if how == "merge" else os.path.join(parent, f".new-{self._token}")
         self._file: IO[bytes] | None = None
-        self._entry: dict[str, Any] = {}
-        self._folders: list[tuple[str, dict[str, Any]]] = []
+        self._entry: Header = {}
+        self._folders: list[tuple[str, Header]] = []
 
-    def take(self, entry: dict[str, Any], data: bytes) -> None:
+    def take(self, entry: Header, data: bytes) -> None:
         """Receive an entry, parents before children; `name` is "." for the top. Its last piece has `end`."""
         path = os.path.normpath(os.path.join(self._top, entry["name"]))
         if entry["kind"] == "more":

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from paceline.observe.node.gpus import devices
+from paceline.remote.wire import Header
 from paceline.system import processes
 from paceline.system.lock_holder import user_name
 
@@ -25,7 +26,7 @@ _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 REPORT_BYTES = 1 << 14
 
 
-def about(settings: dict[str, Any]) -> dict[str, Any]:
+def about(settings: dict[str, Any]) -> Header:
     """Return the agent's first frame, which describes its node (`paceline.remote.link.messages.Hello`)."""
     return {
         "op": "hello",

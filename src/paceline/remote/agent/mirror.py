@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from paceline.remote.agent.send_queue import BULK, LIVE, SendQueue
 from paceline.remote.replica.changes import (
@@ -25,9 +24,9 @@ from paceline.remote.replica.changes import (
     QUIET_S,
     WORK,
     Changes,
-    Frame,
     small_names,
 )
+from paceline.remote.wire import Frame, Header
 from paceline.system.gaps import Keeper
 
 #: How often to look for new lines and files.
@@ -41,8 +40,9 @@ _SHARED = (NOTES, DRIVER_LOG)
 class Mirror(threading.Thread):
     """The mirror of a run's folder.
 
-    have: The supervisor's state, name -> stamp (`paceline.remote.replica.changes`). takes_files: Send checkpoints and
-    outputs; one node of those that share a folder does. log_limit: Bytes of each worker's log to keep; 0 for no limit.
+    have: The supervisor's state, name -> stamp (`paceline.remote.replica.changes`).
+    takes_files: Send checkpoints and outputs; one node of those that share a folder does.
+    log_limit: Bytes of each worker's log to keep; 0 for no limit.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Mirror(threading.Thread):
         super().__init__(name="paceline-mirror", daemon=True)
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
-        self._jobs: collections.deque[dict[str, Any]] = collections.deque()
+        self._jobs: collections.deque[Header] = collections.deque()
         # Guards the jobs and `_closed`, which the agent's thread also changes. It adds to `_again` without the lock: dict
         # insertion is atomic, and a delay of one look does no harm. Everything else belongs to this thread.
         self._changed = threading.Condition()
@@ -73,7 +73,7 @@ class Mirror(threading.Thread):
         self._log_limit = log_limit
         self._keepers: dict[str, Keeper] = {}
 
-    def tell(self, header: dict[str, Any]) -> None:
+    def tell(self, header: Header) -> None:
         """Send this header after everything written so far.
 
         With `all`, checkpoints and outputs are included; with `last` also files in the script's working directory, which is

@@ -8,9 +8,8 @@ from __future__ import annotations
 import collections
 import os
 import threading
-from typing import Any
 
-from paceline.remote.wire import frame
+from paceline.remote.wire import Header, frame
 
 #: Priorities of frames. LIVE: lines of logs and metrics, ends of commands, in order. BULK: files, in order.
 URGENT, LIVE, BULK = range(3)
@@ -31,7 +30,7 @@ class SendQueue(threading.Thread):
         self._changed = threading.Condition()
         self._closing = self._closed = False
 
-    def put(self, header: dict[str, Any], data: bytes = b"", *, kind: int = URGENT, wait: bool = False) -> None:
+    def put(self, header: Header, data: bytes = b"", *, kind: int = URGENT, wait: bool = False) -> None:
         """Queue a frame. With `wait`, first wait for room among those of its priority.
 
         Raises:

@@ -25,7 +25,7 @@ from typing import Any
 from paceline.remote.agent.send_queue import SendQueue
 from paceline.remote.link.bootstrap import Ends
 from paceline.remote.link.messages import LinkError, Pending, Requests
-from paceline.remote.wire import Frames, WireError, ping_s
+from paceline.remote.wire import Frame, Frames, Header, WireError, ping_s
 from paceline.system import processes
 
 #: Most frames waiting to be stored: 16 MiB.
@@ -42,7 +42,7 @@ class AgentConnection:
     delivers the answer at once, or the filer after the files sent before it.
     """
 
-    def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[dict[str, Any], bytes], None]) -> None:
+    def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[Header, bytes], None]) -> None:
         self.lost: str | None = None
         # Written by the reader and by askers; two numbers that are only compared need no lock.
         self._heard = self._waited_in_vain = time.monotonic()
@@ -50,7 +50,7 @@ class AgentConnection:
         self.requests = Requests()
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
         self._frames = Frames()
-        self._inward: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue(_WAITING)
+        self._inward: queue.Queue[Frame | None] = queue.Queue(_WAITING)
         #: This side has closed the connection: its end is not a loss.
         self.is_closing = False
         self._over = threading.Event()
@@ -64,9 +64,7 @@ class AgentConnection:
         self._filer.start()
         self._reader.start()
 
-    def ask(
-        self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, **values: Any
-    ) -> tuple[dict[str, Any], bytes]:
+    def ask(self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, **values: Any) -> Frame:
         """Send a request and return the answer.
 
         Raises:
@@ -86,7 +84,7 @@ class AgentConnection:
         """Whether an answer timed out and nothing has arrived since: further requests are pointless."""
         return self._waited_in_vain > self._heard
 
-    def wait_for(self, pending: Pending, what: str, timeout_s: float | None) -> tuple[dict[str, Any], bytes]:
+    def wait_for(self, pending: Pending, what: str, timeout_s: float | None) -> Frame:
         if not pending.wait(timeout_s):
             self.requests.forget(pending)
             raise LinkError(f"{self._name}: no answer to {what!r} within {timeout_s:g} s.")

@@ -15,7 +15,7 @@ from paceline.remote.link.bootstrap import Ends, bootstrap
 from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.link_files import LinkFiles
 from paceline.remote.link.messages import Hello, LinkError
-from paceline.remote.wire import SILENCE_S
+from paceline.remote.wire import SILENCE_S, Header
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Link(LinkFiles):
         #: Guards `_ends`, which the connection's filer fills and the supervisor empties.
         self._lock = threading.Lock()
         #: Called with frames of the remote shell, and with ends of tagged commands.
-        self.on_rsh: Callable[[dict[str, Any]], None] = lambda header: None
-        self.on_tagged_end: Callable[[dict[str, Any]], None] = lambda header: None
+        self.on_rsh: Callable[[Header], None] = lambda header: None
+        self.on_tagged_end: Callable[[Header], None] = lambda header: None
         #: Called when `ends` has something new.
         self.on_end: Callable[[], None] = lambda: None
 
@@ -76,8 +76,11 @@ class Link(LinkFiles):
     ) -> Link:
         """Open a link over the standard streams of a program, such as `ssh host ...` of `bootstrap_words`.
 
-        name: Of the node, for messages. library_dir: Contains `paceline`. folder: On the node, for the library; `~` is
-        expanded there. shared_library: Whether the node may see `library_dir`. env: Of the program; None for this process's.
+        name: Of the node, for messages.
+        library_dir: Contains `paceline`.
+        folder: On the node, for the library; `~` is expanded there.
+        shared_library: Whether the node may see `library_dir`.
+        env: Of the program; None for this process's.
         silence_s: Seconds without a message after which each side counts the other as lost.
 
         Raises:
@@ -189,7 +192,8 @@ class Link(LinkFiles):
     def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
         """Send a signal to a process below the agent. Return False if there is no such process.
 
-        run_id: Of a run whose processes may also be signaled. wait: For the answer; otherwise return True.
+        run_id: Of a run whose processes may also be signaled.
+        wait: For the answer; otherwise return True.
         """
         if not wait:
             self._connection.out.put({"op": "signal", "pid": pid, "number": int(number), "run_id": run_id})
@@ -239,7 +243,7 @@ class Link(LinkFiles):
 
     # --- events, in order, in a thread of their own
 
-    def _hear(self, header: dict[str, Any], data: bytes) -> None:
+    def _hear(self, header: Header, data: bytes) -> None:
         op = header.get("op")
         if op == "file":
             self._file(header, data)

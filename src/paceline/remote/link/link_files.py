@@ -14,7 +14,7 @@ from paceline.remote.agent.send_queue import BULK
 from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.messages import Pending
 from paceline.remote.replica.apply import Replica
-from paceline.remote.wire import CHUNK_BYTES
+from paceline.remote.wire import CHUNK_BYTES, Frame, Header
 from paceline.runs.folder import RunFolder
 from paceline.system.names import some
 
@@ -43,8 +43,8 @@ class LinkFiles:
     ) -> None:
         """Send a folder atomically, with links, modes and times.
 
-        how: "keep" an existing path (whose name is its content), "replace" it, or "merge" files into it. skip: Names,
-        relative to `source`, that are not sent.
+        how: "keep" an existing path (whose name is its content), "replace" it, or "merge" files into it.
+        skip: Names, relative to `source`, that are not sent.
         """
         self._put(entries(source, skip), path, how)
 
@@ -56,7 +56,7 @@ class LinkFiles:
         """
         self._put(entries_of(files), path, "replace")
 
-    def _put(self, frames: Iterable[tuple[dict[str, Any], bytes]], path: str, how: str) -> None:
+    def _put(self, frames: Iterable[Frame], path: str, how: str) -> None:
         pending = self._connection.requests.new()
         # The same priority as its entries: frames keep their order within a priority, so this one arrives first.
         self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
@@ -70,7 +70,7 @@ class LinkFiles:
         # No time limit: large folders take long, and the loss of the node ends the wait.
         self._connection.wait_for(pending, f"put {path}", None)
 
-    def _send_entry(self, pending: Pending, header: dict[str, Any], data: bytes) -> None:
+    def _send_entry(self, pending: Pending, header: Header, data: bytes) -> None:
         # Wait for room, so that large folders take little memory.
         self._connection.out.put({"op": "entry", "of": pending.number, **header}, data, kind=BULK, wait=True)
 
@@ -133,7 +133,8 @@ class LinkFiles:
     def load(self, gpus: Sequence[str], workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the node's load since the last call (`paceline.observe.node.load`).
 
-        gpus: The devices to include; None for all. workers: As for `LoadMeter.look`.
+        gpus: The devices to include; None for all.
+        workers: As for `LoadMeter.look`.
         """
         asked = None if workers is None else dict(workers)
         found: dict[str, Any] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus), workers=asked)[0]["found"]
@@ -162,9 +163,12 @@ class LinkFiles:
     ) -> None:
         """Mirror the files that the run writes on the node, from now on.
 
-        replica: Shared by the links to one folder. rank: Of the node. group: Of the nodes that share a folder. takes_files:
-        Include checkpoints and outputs. log_limit: Bytes of each worker's log that the node keeps; 0 for no limit. have: Name
-        -> stamp of files not to send; by default those here.
+        replica: Shared by the links to one folder.
+        rank: Of the node.
+        group: Of the nodes that share a folder.
+        takes_files: Include checkpoints and outputs.
+        log_limit: Bytes of each worker's log that the node keeps; 0 for no limit.
+        have: Name -> stamp of files not to send; by default those here.
         """
         # Links to one folder share a replica, so each names the sender of its files.
         self._rank, self._group, self._mirrored = rank, group, remote_run_dir
@@ -197,7 +201,7 @@ class LinkFiles:
         self._connection.wait_for(pending, "flush", None)
         self._raise_trouble()
 
-    def _file(self, header: dict[str, Any], data: bytes) -> None:
+    def _file(self, header: Header, data: bytes) -> None:
         if self._replica is None:
             return
         try:
@@ -217,7 +221,7 @@ class LinkFiles:
         raise OSError(getattr(error, "errno", None) or errno.EINVAL, getattr(error, "strerror", str(error)), shown)
 
 
-def entries(source: Path, skip: Callable[[str], bool] = lambda name: False) -> Iterator[tuple[dict[str, Any], bytes]]:
+def entries(source: Path, skip: Callable[[str], bool] = lambda name: False) -> Iterator[Frame]:
     """Yield frames for everything below `source` except `skip`, folders before their content.
 
     Files that vanish meanwhile are omitted; files that shrink end early.
@@ -226,7 +230,7 @@ def entries(source: Path, skip: Callable[[str], bool] = lambda name: False) -> I
     yield from _below(str(source), "", skip)
 
 
-def entries_of(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Any], bytes]]:
+def entries_of(files: Mapping[str, Path]) -> Iterator[Frame]:
     """Yield frames of a read-only tree of these files, by their names in it, following links.
 
     Raises:
@@ -246,7 +250,7 @@ def entries_of(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Any], byte
             yield header | ({"mode": mode} if "mode" in header else {}), data
 
 
-def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[Frame]:
     with os.scandir(folder) as found:
         # List it completely before descending: a deep tree would hold a descriptor per level.
         inside = sorted(found, key=lambda entry: entry.name)
@@ -268,7 +272,7 @@ def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tupl
             continue
 
 
-def _file(path: str, name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _file(path: str, name: str) -> Iterator[Frame]:
     with open(path, "rb", buffering=0) as file:
         about = _about(name, "file", os.fstat(file.fileno()))
         # Read one piece ahead, so the last one can be marked; an empty file is one empty piece.
@@ -283,5 +287,5 @@ def _file(path: str, name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
             data, is_first = after, False
 
 
-def _about(name: str, kind: str, found: os.stat_result) -> dict[str, Any]:
+def _about(name: str, kind: str, found: os.stat_result) -> Header:
     return {"name": name, "kind": kind, "mode": stat.S_IMODE(found.st_mode), "mtime": found.st_mtime_ns}

@@ -6,9 +6,9 @@ import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.errors import EngineError
+from paceline.remote.wire import Frame, Header
 
 
 class Pending:
@@ -18,10 +18,10 @@ class Pending:
         self.number = number
         #: Whether the answer counts only after all earlier files are stored.
         self.in_order = in_order
-        self.answer: tuple[dict[str, Any], bytes] | None = None
+        self.answer: Frame | None = None
         self._done = threading.Event()
 
-    def settle(self, answer: tuple[dict[str, Any], bytes] | None) -> None:
+    def settle(self, answer: Frame | None) -> None:
         self.answer = answer
         self._done.set()
 
@@ -56,7 +56,7 @@ class Requests:
         with self._lock:
             return self._pending.get(number)
 
-    def settle(self, number: int, answer: tuple[dict[str, Any], bytes]) -> None:
+    def settle(self, number: int, answer: Frame) -> None:
         with self._lock:
             pending = self._pending.pop(number, None)
         if pending is not None:
@@ -80,7 +80,8 @@ class Requests:
 class LinkError(EngineError):
     """The error that a node's agent can't be started, or does not answer any more.
 
-    stderr: Output of the connecting program. exit_code: Of that program; None if it has not ended.
+    stderr: Output of the connecting program.
+    exit_code: Of that program; None if it has not ended.
     """
 
     def __init__(self, message: str, stderr: str = "", exit_code: int | None = None) -> None:
@@ -118,7 +119,7 @@ class Hello:
     folder: str
 
     @classmethod
-    def from_frame(cls, header: Mapping[str, Any]) -> Hello:
+    def from_frame(cls, header: Header) -> Hello:
         values = {name: header[name] for name in cls.__dataclass_fields__}
         path, version = header["python"]
         interfaces = {name: (address, prefix) for name, (address, prefix) in header["interfaces"].items()}

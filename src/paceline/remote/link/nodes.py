@@ -36,11 +36,13 @@ _FRESH_S = 0.3
 class AgentNodes:
     """Nodes with one link each, in order of rank.
 
-    ports: Free on the first node, or how many to find there. folder: Absolute path on each node, for the run's files if the
-    node does not see the run's own folder. python: The interpreter for jobs that name none; None for the first agent's.
-    is_shared: Whether nodes see the supervisor's folders; None to find out. on_close: Returns the nodes. on_hang: Records for
-    other runs since when this one hangs; None to clear. starter: Starts MPI workers instead of mpirun; the workers are the
-    agents' as always.
+    ports: Free on the first node, or how many to find there.
+    folder: Absolute path on each node, for the run's files if the node does not see the run's own folder.
+    python: The interpreter for jobs that name none; None for the first agent's.
+    is_shared: Whether nodes see the supervisor's folders; None to find out.
+    on_close: Returns the nodes.
+    on_hang: Records for other runs since when this one hangs; None to clear.
+    starter: Starts MPI workers instead of mpirun; the workers are the agents' as always.
     """
 
     def __init__(

@@ -7,12 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from paceline.errors import TargetError
 from paceline.job.plan import REMOTE_SHELL_PYTHON, Command, Node
 from paceline.remote.agent.rsh import SOCKET_VARIABLE
 from paceline.remote.link.link import Link
+from paceline.remote.wire import Header
 
 #: How long Open MPI's daemon on a node may take to end after mpirun.
 _ENDING_S = 2.0
@@ -23,7 +23,8 @@ def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tup
 
     Its path has no space, since PRRTE does not support quotes.
 
-    socket: Of the node's agent. python: Runs the program, unless `REMOTE_SHELL_PYTHON` names another.
+    socket: Of the node's agent.
+    python: Runs the program, unless `REMOTE_SHELL_PYTHON` names another.
     """
     path = f"{scratch}/rsh"
     program = shlex.quote(f"{link.hello.library}/paceline/remote/agent/rsh.py")
@@ -50,8 +51,8 @@ class _Call:
 class RshCalls:
     """Starts commands on behalf of other nodes, and reports their ends.
 
-    log: Receives their output, on each node. shells: Node rank -> the shell for the command line there, and its environment
-    (`Command.shells`).
+    log: Receives their output, on each node.
+    shells: Node rank -> the shell for the command line there, and its environment (`Command.shells`).
 
         requesting node's link   rsh       -> recorded, then a thread starts the command on the other node
                                  rsh_gone  -> a thread hangs it up
@@ -72,8 +73,8 @@ class RshCalls:
             link.on_rsh = self._hear_from(link)
             link.on_tagged_end = self._ended
 
-    def _hear_from(self, asking: Link) -> Callable[[dict[str, Any]], None]:
-        def hear(header: dict[str, Any]) -> None:
+    def _hear_from(self, asking: Link) -> Callable[[Header], None]:
+        def hear(header: Header) -> None:
             tag = f"{asking.name} {header['number']}"
             if header["op"] == "rsh":
                 # Here, in the order of frames: the thread of a hang-up may be faster than that of the call.
@@ -85,7 +86,7 @@ class RshCalls:
 
         return hear
 
-    def _start(self, tag: str, header: dict[str, Any]) -> None:
+    def _start(self, tag: str, header: Header) -> None:
         call = self._calls[tag]
         host = header["host"].rpartition("@")[2]
         rank = self._find(host)
@@ -130,7 +131,7 @@ class RshCalls:
             del self._calls[tag]
         _hang_up(call.link, call.pid)
 
-    def _ended(self, header: dict[str, Any]) -> None:
+    def _ended(self, header: Header) -> None:
         self._answer(header["tag"], header["code"])
 
     def _answer(self, tag: str, code: int, text: str = "") -> None:

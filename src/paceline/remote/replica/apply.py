@@ -12,11 +12,11 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.remote.replica.changes import FILES, LARGE, LIVE_LOGS, NODE_FILES, RECORD, SMALL, WORK, Stamp, stamp_of
+from paceline.remote.wire import Header
 from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import append_line
@@ -34,8 +34,9 @@ class Replica:
 
     take_record: Stores an arrived record of the run; None if the supervisor is here and the folders are those of its nodes.
     Of two nodes' files with one name the later counts, of equally old ones that of the lower rank; and exclusions of nodes
-    are recorded. known: The state that has arrived, from which the other side derives changes; updated. removed: Names of the
-    user's files that were removed there and thus here; updated.
+    are recorded.
+    known: The state that has arrived, from which the other side derives changes; updated.
+    removed: Names of the user's files that were removed there and thus here; updated.
     """
 
     def __init__(
@@ -69,10 +70,11 @@ class Replica:
                         found[os.path.relpath(path, self.top)] = [*stamp[:2], 0]
         return found
 
-    def apply(self, header: Mapping[str, Any], data: bytes = b"", *, rank: int = 0, group: int = 0) -> None:
+    def apply(self, header: Header, data: bytes = b"", *, rank: int = 0, group: int = 0) -> None:
         """Apply a frame.
 
-        rank: Of the sending node. group: The same for nodes that share a folder.
+        rank: Of the sending node.
+        group: The same for nodes that share a folder.
 
         Raises:
             ReplicaError: The frame is forbidden or invalid.
@@ -104,7 +106,7 @@ class Replica:
 
     # --- one method per kind of frame
 
-    def _grow(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+    def _grow(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, inode = header["file"], header["ino"]
         # Another node of the group may have sent this file, or more of it.
         cut = header["cut"] == "shrunk" or (header["cut"] == "new" and self._inodes.get((group, name)) != inode)
@@ -112,7 +114,7 @@ class Replica:
         self._inodes[group, name] = inode
         self.known[name] = [header["at"] + len(data), 0, inode]
 
-    def _append(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+    def _append(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, at = header["file"], header["at"]
         key = (group, name, header["ino"])
         # Several nodes may report one file: don't append data that another node has sent.
@@ -122,7 +124,7 @@ class Replica:
         self._appended[key] = max(done, at + len(data))
         self.known[name] = [self._appended[key], 0, header["ino"]]
 
-    def _part(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+    def _part(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, at, is_last = header["file"], header.get("at", 0), bool(header.get("end"))
         key = f"{rank}-{int(header['key'])}"
         beside = os.path.join(self.top, INCOMING, key)
@@ -166,7 +168,7 @@ class Replica:
             os.unlink(beside)
         self.known[name] = header["stamp"]
 
-    def _link(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+    def _link(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name = header["file"]
         target = target_in(name, header["target"])
         if target is None and self._of_nodes:
@@ -183,7 +185,7 @@ class Replica:
             self._put(beside, self._path(name))
             self.known[name] = header["stamp"]
 
-    def _dir(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+    def _dir(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, path = header["file"], self._path(header["file"])
         if not stat.S_ISDIR(_mode(path)) and self._origin.get(name, rank) == rank:
             _unlink(path)  # a file or link that was in the folder's place
@@ -191,7 +193,7 @@ class Replica:
         self._origin[name] = rank
         self.known[name] = header["stamp"]
 
-    def _gone(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+    def _gone(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, folder = header["file"], os.path.dirname(header["file"])
         path = os.path.join(self.top, name)
         self.known.pop(name, None)
@@ -204,7 +206,7 @@ class Replica:
             (os.rmdir if stat.S_ISDIR(_mode(path)) else os.unlink)(path)
             self.removed.add(name)
 
-    def _note_left(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+    def _note_left(self, header: Header, data: bytes, rank: int, group: int) -> None:
         """Record exclusions of a node; a run's own supervisor elsewhere has recorded them itself."""
         if self._of_nodes and (header["file"], header["why"]) not in self._left:
             self._left.add((header["file"], header["why"]))
@@ -245,7 +247,7 @@ class Replica:
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
         os.replace(beside, path)
 
-    def _is_later(self, header: Mapping[str, Any], rank: int) -> bool:
+    def _is_later(self, header: Header, rank: int) -> bool:
         name = header["file"]
         origin, here = self._origin.get(name), stamp_of(os.path.join(self.top, name))
         if here is not None and origin is not None and origin != rank:

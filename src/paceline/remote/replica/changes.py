@@ -25,14 +25,13 @@ import json
 import os
 import stat
 import time
-from typing import Any, Container, Dict, Iterator, List, Sequence, Tuple  # noqa: UP035
+from typing import Container, Iterator, List, Sequence  # noqa: UP035
 
 if "entries" not in globals():  # there the texts of these modules precede this one
-    from paceline.remote.wire import CHUNK_BYTES
+    from paceline.remote.wire import CHUNK_BYTES, Frame, Header
     from paceline.system.links import Entry, entries, open_below, target_in
 
 Stamp = List[int]  # noqa: UP006
-Frame = Tuple[Dict[str, Any], bytes]  # noqa: UP006
 
 #: Folders whose files are sent as soon as they change, and folders of the user's files, of any size. Other files, except the
 #: names below, belong to one machine: the lock, the target's settings, secrets. `work` is sent at the end, with files that
@@ -57,7 +56,8 @@ class Changes:
     """The changes below `top`.
 
     known: Name -> stamp of the other side's copy; updated with each frame. Inode 0, from a look at the copy alone, matches
-    any file. shared: Files to which both sides append.
+    any file.
+    shared: Files to which both sides append.
     """
 
     def __init__(self, top: str, known: "dict[str, Stamp]", shared: "Sequence[str]" = (NOTES,)) -> None:
@@ -119,7 +119,7 @@ class Changes:
                     yield from self.whole(entry, as_it_is=final)
         yield from self._gone(present, folders)
 
-    def record(self, ends: "Container[str]") -> "tuple[dict[str, Any], bytes, bool]":
+    def record(self, ends: "Container[str]") -> "tuple[Header, bytes, bool]":
         """Return the run's record as header and bytes of a frame, and whether its status is in `ends`.
 
         The caller sends it after all changes that existed when it was read, and updates `known`.
@@ -141,7 +141,7 @@ class Changes:
             extra = {"target": entry.target} if entry.kind == "link" else {}
             yield dict({"file": name, "how": entry.kind, "stamp": stamp}, **extra), b""
             return
-        header: dict[str, Any] = {"file": name, "how": "part", "key": next(self._keys)}
+        header: Header = {"file": name, "how": "part", "key": next(self._keys)}
         at = 0
         try:
             # Without following links: the path may lead elsewhere by now.
@@ -172,7 +172,7 @@ class Changes:
         yield dict(header, at=at, end=True, mode=stat.S_IMODE(before.st_mode)), data
 
     def _growth(self, name: str) -> "Iterator[Frame]":
-        header: dict[str, Any] = {"file": name, "how": "append" if name in self._shared else "grow"}
+        header: Header = {"file": name, "how": "append" if name in self._shared else "grow"}
         try:
             with open(open_below(self.top, name), "rb", buffering=0) as file:
                 found = os.fstat(file.fileno())

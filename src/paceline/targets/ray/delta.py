@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from paceline.remote.replica.apply import Replica, ReplicaError
-from paceline.remote.replica.changes import LARGE, RECORD, WORK, Changes, Frame, small_names
-from paceline.remote.wire import Frames, frame
+from paceline.remote.replica.changes import LARGE, RECORD, WORK, Changes, small_names
+from paceline.remote.wire import Frame, Frames, Header, frame
 from paceline.runs import states
 
 
@@ -51,7 +50,7 @@ class DeltaRecorder:
                 pieces.append(frame(header, data))
         return b"".join(pieces) or None
 
-    def _record(self) -> tuple[dict[str, Any], bytes, bool] | None:
+    def _record(self) -> tuple[Header, bytes, bool] | None:
         try:
             record = self._changes.record(states.TERMINAL)
         except FileNotFoundError:

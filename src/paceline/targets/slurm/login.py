@@ -34,6 +34,7 @@ from paceline.remote.replica import changes
 from paceline.remote.replica.apply import Replica, ReplicaError
 from paceline.remote.staging.packing import FOLDER, Packed, add_json, pack_run
 from paceline.remote.staging.stage_out_local import expect, is_over, take_record
+from paceline.remote.wire import Header
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import ExecMessage, ExecRequest
@@ -153,7 +154,7 @@ class Login:
         self,
         request: dict[str, Any],
         write: Callable[[IO[bytes]], None] | None = None,
-        take: Callable[[dict[str, Any], bytes], None] = lambda header, data: None,
+        take: Callable[[Header, bytes], None] = lambda header, data: None,
     ) -> dict[str, Any]:
         process, mark = self.open(request)
         assert process.stdin is not None
@@ -195,7 +196,7 @@ class Login:
         return process, mark
 
     def take(
-        self, process: subprocess.Popen[bytes], mark: str, take: Callable[[dict[str, Any], bytes], None]
+        self, process: subprocess.Popen[bytes], mark: str, take: Callable[[Header, bytes], None]
     ) -> dict[str, Any]:
         """Read an answer to its end, passing each frame to `take`. Return the last header.
 
@@ -333,7 +334,7 @@ class LoginChannel:
                 self._process.stdin.flush()
 
     def _listen(self, process: subprocess.Popen[bytes], mark: str) -> None:
-        def take(header: dict[str, Any], data: bytes) -> None:
+        def take(header: Header, data: bytes) -> None:
             if not self._is_closed:
                 self._came.put(data)
 
