@@ -33,7 +33,6 @@ from paceline.services.log import GrowingLog
 from paceline.services.package.versions import server_versions
 from paceline.services.package.write import package
 from paceline.services.record import Revision, ServiceRecord
-from paceline.serving.api import READY
 from paceline.submit import SourceCopy, submit
 from paceline.system import processes
 from paceline.system.files import read_json, write_json
@@ -136,9 +135,10 @@ class AwayServer:
     def reload(self) -> None:
         """Do nothing: a run gets everything at its start."""
 
-    def state(self) -> dict[str, Any]:
-        present = self._present
-        return {"state": READY} if present is not None and present.is_ready and present.ended is None else {}
+    @property
+    def answers(self) -> bool:
+        """Whether the server is ready."""
+        return self._present is not None and self._present.is_ready and self._present.ended is None
 
     def is_ready(self, tag: str) -> bool:
         self._look()

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
 
 from paceline.job.plan import NodeSetup
 from paceline.launchers.environment import inherited, of_interpreter
@@ -17,7 +16,7 @@ from paceline.runs.failure import signal_name
 from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.record import Revision, ServiceRecord
 from paceline.services.revise import config_of
-from paceline.serving.api import READY, read_state
+from paceline.serving.api import READY, ServerState, read_state
 from paceline.system import processes
 from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
@@ -123,20 +122,27 @@ class Server:
         if self._process is not None:
             processes.send(self._process.pid, signal.SIGHUP)
 
-    def state(self) -> dict[str, Any]:
-        """Return the server's state file; empty before its first write."""
-        found = read_state(self._folder.server) or {}
-        return found if found.get("pid") == self.pid else {}
+    def state(self) -> ServerState | None:
+        """Return the server's state; None before its first write."""
+        state = read_state(self._folder.server)
+        return state if state is not None and state["pid"] == self.pid else None
+
+    @property
+    def answers(self) -> bool:
+        """Whether a model process is ready."""
+        state = self.state()
+        return state is not None and state["state"] == READY
 
     def is_ready(self, tag: str) -> bool:
         """Return True once the server serves the configuration with this tag."""
         state = self.state()
-        return state.get("state") == READY and state.get("revision") == tag
+        return state is not None and (state["state"], state["revision"]) == (READY, tag)
 
     def refusal(self, tag: str) -> str | None:
         """Return why the running server refused the configuration with this tag, or None."""
-        refused = self.state().get("refused") or {}
-        return str(refused.get("error")) if refused.get("revision") == tag else None
+        state = self.state()
+        refused = None if state is None else state["refused"]
+        return refused["error"] if refused is not None and refused["revision"] == tag else None
 
     def ended(self) -> str | None:
         """Return how the server ended, with its last log lines; None while it runs. Kill a hung server."""
@@ -149,7 +155,8 @@ class Server:
             self._process.wait()
             return f"the server hung: it sent no heartbeat for {SILENT_S:g} s, and was killed."
         code = self._process.returncode
-        said = (read_state(self._folder.server) or {}).get("error")
+        state = read_state(self._folder.server)
+        said = None if state is None else state["error"]
         way = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         how = f"the server {way}."
         if said:

@@ -38,7 +38,6 @@ from paceline.services.record import (
 )
 from paceline.services.remote_server import AwayServer
 from paceline.services.server import Server
-from paceline.serving.api import READY
 from paceline.supervisor.supervision import Wake
 from paceline.system import processes
 from paceline.system.files import remove_tree
@@ -76,6 +75,8 @@ class Supervisor:
         self.serving: Preparation | None = None
         self.deaths = 0
         self.tags = 0
+        #: Tag of the served configuration.
+        self.tag = ""
         self.ready_s: float | None = None
         self.next_start_s = 0.0
         self.next_shorten_s = 0.0
@@ -183,7 +184,7 @@ class Supervisor:
     def _served(self, change: _Change) -> None:
         if self.serving is not None:
             self.serving.stop()
-        self.change, self.serving = None, change.preparation
+        self.change, self.serving, self.tag = None, change.preparation, change.tag
         number = change.revision.number
         say(f"revision {number} is served at {self.record.url}")
         self.ready_s = time.monotonic()
@@ -219,8 +220,7 @@ class Supervisor:
         if self.serving is None or self.serving.setup is None or self.record.revision is None:
             return
         revision = store.revision(self.folder, self.record.revision)
-        tag = str(self.server.state().get("revision"))
-        self.server.keep(tag, self.record, revision, self.record.workers or 1, self.serving.setup)
+        self.server.keep(self.tag, self.record, revision, self.record.workers or 1, self.serving.setup)
 
     def _note(self, **changes: Any) -> None:
         """Write changes into the service's record."""
@@ -254,8 +254,7 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Update the state from the server's readiness, and reload changed keys."""
-        is_ready = self.server.state().get("state") == READY
-        state = HEALTHY if is_ready else UNHEALTHY
+        state = HEALTHY if self.server.answers else UNHEALTHY
         if state != self.record.state:
             self._note(state=state)
         if (changed := keys.changed_ns(self.folder)) != self.keys_time:

@@ -7,12 +7,13 @@ from paceline.serving import bench
 from paceline.serving.check import check
 from paceline.serving.config import ServedModel, ServerConfig, absolute
 from paceline.serving.model.answers import message_of
-from paceline.serving.state import READY, read_state
+from paceline.serving.state import READY, ServerState, read_state
 
 __all__ = [
     "READY",
     "ServedModel",
     "ServerConfig",
+    "ServerState",
     "absolute",
     "bench",
     "check",

@@ -152,6 +152,11 @@ class ServerConfig:
         if len(set(identities)) < len(identities):
             raise ServingError(f"models: one is named twice: {', '.join(':'.join(one) for one in sorted(identities))}.")
 
+    @property
+    def version(self) -> str:
+        """The version of the first model, for documents."""
+        return self.models[0].version if self.models else "1.0"
+
     def to_json(self) -> dict[str, Any]:
         return {
             **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)},

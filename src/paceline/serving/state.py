@@ -13,7 +13,7 @@ refused: after a SIGHUP, {"revision": ..., "error": ...} of a configuration that
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from paceline.system.files import read_json, write_json
 
@@ -21,17 +21,42 @@ STATE_FILE = "server.json"
 
 STARTING, READY, UNREADY, DRAINING, STOPPED, FAILED = "starting", "ready", "unready", "draining", "stopped", "failed"
 
-EMPTY: dict[str, Any] = {
-    **{"pid": 0, "scheme": "http", "host": "", "port": 0, "state": STARTING, "error": None},
-    **{"revision": "", "refused": None, "workers": []},
-}
+
+class Refusal(TypedDict):
+    """A configuration that the server can't serve."""
+
+    revision: str
+    error: str
 
 
-def read_state(folder: Path) -> dict[str, Any] | None:
+class WorkerState(TypedDict):
+    """The state of a model process."""
+
+    pid: int
+    state: str
+    error: str | None
+    revision: str
+
+
+class ServerState(TypedDict):
+    """The content of `server.json`."""
+
+    pid: int
+    scheme: str
+    host: str
+    port: int
+    state: str
+    error: str | None
+    revision: str
+    refused: Refusal | None
+    workers: list[WorkerState]
+
+
+def read_state(folder: Path) -> ServerState | None:
     """Return the state of the server with this folder; None before its start."""
     value = read_json(folder / STATE_FILE)
-    return value if isinstance(value, dict) else None
+    return cast(ServerState, value) if isinstance(value, dict) else None
 
 
-def write_state(folder: Path, state: dict[str, Any]) -> None:
+def write_state(folder: Path, state: ServerState) -> None:
     write_json(folder / STATE_FILE, state)

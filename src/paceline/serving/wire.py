@@ -17,7 +17,10 @@ import json
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypedDict
+
+from paceline.serving.config import ServerConfig
 
 SETUP, READY, FAILED, CALLS, REPLIES = range(1, 6)
 
@@ -29,12 +32,53 @@ _CALL = struct.Struct("<QBIQ")
 _REPLY = struct.Struct("<QHQIQ")
 
 
+#: Working folder of `python -m`, which puts it first in `sys.path`. It has no modules.
+STARTED_IN = "/"
+
+#: JSON documents that the front serves, by name: "swagger2", "swagger3", "openapi", "metadata" (of the inference protocol).
+Documents: TypeAlias = "dict[str, object]"
+
+
+@dataclass(frozen=True)
+class ModelSetup:
+    """The payload of SETUP. shared: a folder that all model processes of this machine share."""
+
+    config: ServerConfig
+    shared: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"config": self.config.to_json(), "shared": self.shared}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ModelSetup:
+        return cls(ServerConfig.from_json(value["config"]), value["shared"])
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The payload of READY, with the attributes of `Servable`."""
+
+    kind: str
+    wants_head: bool
+    is_batched: bool
+    documents: Documents
+
+
+class RequestHead(TypedDict, total=False):
+    """Method, path, query and headers of a request."""
+
+    method: str
+    path: str
+    query: str
+    headers: list[tuple[str, str]]
+
+
 class ModelCall(NamedTuple):
     """A request to a model. head: {} for a POST, unless the model needs it."""
 
     number: int
     operation: int
-    head: dict[str, Any]
+    head: RequestHead
     body: bytes
 
 
@@ -129,8 +173,8 @@ class Servable(Protocol):
     wants_head: bool
     is_batched: bool
 
-    def documents(self) -> dict[str, Any]:
-        """Return documents that the front serves: "swagger2", "swagger3", "openapi", "metadata" (of the inference protocol)."""
+    def documents(self) -> Documents:
+        """Return the documents that the front serves."""
         ...
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:

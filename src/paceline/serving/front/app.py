@@ -80,7 +80,7 @@ class App:
         self.connections: set[Any] = set()
         #: Path -> operation of the model.
         self._operations: dict[str, int] = {"/score": wire.SCORE}
-        self._documents: dict[str, Any] = {}
+        self._documents: wire.Documents = {}
         self._wants_head = False
         self._config: ServerConfig | None = None
         self._others = _routes(self)
@@ -108,7 +108,7 @@ class App:
             for path in (f"/v2/models/{model.name}", f"/v2/models/{model.name}/versions/{model.version}")
         ]
 
-    def document(self, name: str) -> Any:
+    def document(self, name: str) -> object:
         """Return a document of the model process, or None."""
         return self._documents.get(name)
 

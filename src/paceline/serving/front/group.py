@@ -87,7 +87,7 @@ class ServerGroup:
         self._config, self._listener = config, listener
         self._known = ("", 0)
         self._state = state.STARTING
-        self._refused: dict[str, Any] | None = None
+        self._refused: state.Refusal | None = None
         self._is_ending = asyncio.Event()
         self._hands_over = False
         self._reloads = asyncio.Event()

@@ -56,14 +56,12 @@ class StartedModel:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # `python -m` searches this folder first; it has no modules.
-                cwd="/",
+                cwd=wire.STARTED_IN,
                 env=_environment(placed, folder, model_dir),
                 start_new_session=True,
             )
             unless_started.pop_all()
-        setup = {**placed.to_json(), "started_in": "/", "shared": str(folder / "shared")}
-        ours.sendall(wire.json_frame(wire.SETUP, setup))
+        ours.sendall(wire.json_frame(wire.SETUP, wire.ModelSetup(placed, str(folder / "shared")).to_json()))
         self.link = ours
 
     def end(self) -> None:
@@ -92,7 +90,7 @@ class ModelProcess(asyncio.Protocol):
         self.started_at = started.at
         self.state = LOADING
         self.error: str | None = None
-        self.documents: dict[str, Any] = {}
+        self.documents: wire.Documents = {}
         self.kind = ""
         self.wants_head = False
         self.batch = 1
@@ -176,10 +174,9 @@ class ModelProcess(asyncio.Protocol):
             if self.state == RETIRING:
                 self.kill(self.reason or "retired")
         elif kind == wire.READY:
-            ready = json.loads(payload)
-            self.kind, self.wants_head = ready["kind"], ready["wants_head"]
-            self.documents = ready["documents"]
-            self.batch = self.config.max_batch if ready["is_batched"] else 1
+            loaded = wire.LoadedModel(**json.loads(payload))
+            self.kind, self.wants_head, self.documents = loaded.kind, loaded.wants_head, loaded.documents
+            self.batch = self.config.max_batch if loaded.is_batched else 1
             self.load_s = time.monotonic() - self.started_at
             if self.state == LOADING:
                 self.state = READY

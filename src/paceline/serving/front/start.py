@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving import state
@@ -89,12 +88,16 @@ def listen(config: ServerConfig) -> socket.socket:
         ) from error
 
 
-def failed(config: ServerConfig | None, error: str) -> dict[str, Any]:
+def failed(config: ServerConfig | None, error: str) -> state.ServerState:
     """Return the state of a server that failed to start."""
     return {
-        **state.EMPTY,
         "pid": os.getpid(),
+        "scheme": "http",
+        "host": "",
+        "port": 0,
         "state": state.FAILED,
         "error": error,
         "revision": config.revision if config else "",
+        "refused": None,
+        "workers": [],
     }

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from dataclasses import asdict
 
 from paceline.errors import PacelineError
 from paceline.serving import watch_client, wire
@@ -30,20 +30,15 @@ def main() -> None:
     _die_with(os.getppid())
     load_triton_before_tensorflow()
     setup = wire.receive(link)
-    if setup is not None and _serve(link, json.loads(setup[1])):
+    if setup is not None and _serve(link, wire.ModelSetup.from_json(json.loads(setup[1]))):
         _end_all()
 
 
-def _serve(link: socket.socket, setup: dict[str, Any]) -> bool:
+def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
     """Load the model and serve until the front closes the socket. Return False if it can't be loaded."""
     try:
         model = load(setup)
-        ready = {
-            "kind": model.kind,
-            "wants_head": model.wants_head,
-            "is_batched": model.is_batched,
-            "documents": model.documents(),
-        }
+        ready = wire.LoadedModel(model.kind, model.wants_head, model.is_batched, model.documents())
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -52,7 +47,7 @@ def _serve(link: socket.socket, setup: dict[str, Any]) -> bool:
         link.sendall(wire.json_frame(wire.FAILED, {"error": told(error)}))
         return False
     sys.stdout.flush()
-    link.sendall(wire.json_frame(wire.READY, ready))
+    link.sendall(wire.json_frame(wire.READY, asdict(ready)))
     while (frame := wire.receive(link)) is not None:
         calls = list(wire.unpack_calls(frame[1]))
         replies = model.answer(calls)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.serving.config import ServerConfig
 from paceline.serving.model import swagger, tensors
 from paceline.serving.model.answers import InputError, OutputError, as_json, error, in_protocol, parsed, show
-from paceline.serving.model.runners.base import Runner
-from paceline.serving.wire import INFER, ModelCall, Reply
+from paceline.serving.model.runners.base import Runner, TensorInfo
+from paceline.serving.wire import INFER, Documents, ModelCall, Reply
 
 _FAILED = "the model failed on this input. Check the logs for more info."
 
@@ -34,18 +35,18 @@ class _Asked(NamedTuple):
 class AsItIs:
     wants_head = False
 
-    def __init__(self, runner: Runner, setup: dict[str, Any]) -> None:
+    def __init__(self, runner: Runner, config: ServerConfig) -> None:
         self._runner = runner
-        self._model = setup["models"][0]
-        self._setup = setup
+        self._model = config.models[0]
+        self._name = config.name
         self.kind = runner.platform
-        self.is_batched = runner.batches and setup["max_batch"] > 1
+        self.is_batched = runner.batches and config.max_batch > 1
 
-    def documents(self) -> dict[str, Any]:
-        def described(each: Any) -> dict[str, Any]:
+    def documents(self) -> Documents:
+        def described(each: TensorInfo) -> dict[str, object]:
             return {"name": each.name, "datatype": each.datatype, "shape": list(each.shape or (-1,))}
 
-        title, version = self._setup["name"], self._model["version"]
+        title, version = self._name, self._model.version
         names = [each.name for each in self._runner.inputs]
         key = "data" if len(names) == 1 else None
         rows = {"type": "array", "items": {}}
@@ -54,7 +55,7 @@ class AsItIs:
         document = swagger.openapi(title, version, given, returned)
         return {
             "metadata": {
-                "name": self._model["name"],
+                "name": self._model.name,
                 "versions": [version],
                 "platform": self._runner.platform,
                 "inputs": list(map(described, self._runner.inputs)),
@@ -122,8 +123,8 @@ class AsItIs:
             if not asked.is_infer:
                 return Reply(200, as_json(outputs), [], ran_us)
             answer = {
-                "model_name": self._model["name"],
-                "model_version": self._model["version"],
+                "model_name": self._model.name,
+                "model_version": self._model.version,
                 **({"id": asked.id} if asked.id is not None else {}),
                 "outputs": [tensors.tensor(name, value) for name, value in outputs.items()],
             }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import zipfile
-from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model.answers import show
 from paceline.serving.model.runners.base import Runner
-from paceline.serving.wire import Servable
+from paceline.serving.wire import ModelSetup, Servable
 
 SKLEARN, ONNX, TORCHSCRIPT, EXPORTED = "sklearn", "onnx", "torchscript", "torch-export"
 #: Framework in a configuration -> kinds of files.
@@ -26,16 +25,16 @@ _ENDINGS = {
 }
 
 
-def load_builtin(setup: dict[str, Any]) -> Servable:
+def load_builtin(setup: ModelSetup) -> Servable:
     """Load the only model of the setup.
 
     Raises:
         ServingError: No file, or several files, can be served, or the file is not valid.
     """
-    model = setup["models"][0]
-    path, kind = model_file(model["path"], model.get("framework"))
+    (model,) = setup.config.models
+    path, kind = model_file(model.path, model.framework)
     # Several processes of a revision share one file of weights.
-    shared = setup["shared"] if setup["workers"] > 1 else None
+    shared = setup.shared if setup.config.workers > 1 else None
     found = os.stat(path)
     key = f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
     if kind == TORCHSCRIPT:
@@ -49,7 +48,7 @@ def load_builtin(setup: dict[str, Any]) -> Servable:
         raise ServingError(f"{path} can't be loaded: {type(error).__name__}: {error}") from error
     from paceline.serving.model.as_it_is import AsItIs
 
-    return AsItIs(runner, setup)
+    return AsItIs(runner, setup.config)
 
 
 def _runner(path: str, kind: str, shared: str | None, key: str) -> Runner:

@@ -7,11 +7,12 @@ import json
 import sys
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from paceline.errors import ServingError
+from paceline.serving.config import ServerConfig
 from paceline.serving.model.aml_names import AMLResponse
 from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error, show
 from paceline.serving.wire import INFER, ModelCall, Reply
@@ -22,11 +23,11 @@ class Script:
 
     wants_head = False
 
-    def __init__(self, module: ModuleType, name: str, setup: dict[str, Any]) -> None:
+    def __init__(self, module: ModuleType, name: str, config: ServerConfig) -> None:
         self._function = getattr(module, name)
         self._many_name = f"{name}_batch"
         self._many: Any = getattr(module, self._many_name, None)
-        self.is_batched = self._many is not None and setup["max_batch"] > 1
+        self.is_batched = self._many is not None and config.max_batch > 1
 
     def _arguments(self, call: ModelCall) -> dict[str, Any]:
         """Return the arguments of the function for a request, by name.
@@ -118,7 +119,7 @@ def values_of(call: ModelCall) -> dict[str, Any]:
     return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
 
-def parameters(function: Any, path: str) -> list[inspect.Parameter]:
+def parameters(function: Callable[..., object], path: str) -> list[inspect.Parameter]:
     """Return the parameters of a function, if all can be passed by name.
 
     Raises:

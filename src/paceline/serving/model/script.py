@@ -10,29 +10,29 @@ import importlib.util
 import os
 import sys
 from types import ModuleType
-from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model import aml_names
-from paceline.serving.wire import Servable
+from paceline.serving.wire import STARTED_IN, ModelSetup, Servable
 
 
-def load_script(setup: dict[str, Any]) -> Servable:
+def load_script(setup: ModelSetup) -> Servable:
     """Import the script, run its `init()`, and return the servable.
 
     Raises:
         ServingError: The file is missing, it has neither `run` nor `predict`, or its signature can't be called.
         BaseException: Any exception of the script.
     """
-    source = os.path.abspath(setup["source_dir"])
-    path = os.path.join(source, setup["entry_script"])
+    config = setup.config
+    source = os.path.abspath(str(config.source_dir))
+    path = os.path.join(source, str(config.entry_script))
     if not os.path.isfile(path):
-        raise ServingError(f"entry_script={setup['entry_script']!r}: there is no such file in {source!r}.")
+        raise ServingError(f"entry_script={config.entry_script!r}: there is no such file in {source!r}.")
     for folder in (source, os.path.dirname(path)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
-    if setup["working_dir"]:
-        sys.path.append(os.path.abspath(setup["working_dir"]))
+    if config.working_dir:
+        sys.path.append(os.path.abspath(config.working_dir))
     aml_names.install()
     module = _imported(path)
     has_init = callable(getattr(module, "init", None))
@@ -44,12 +44,12 @@ def load_script(setup: dict[str, Any]) -> Servable:
         from paceline.serving.model.sdk import SdkScript
 
         module.init()
-        return SdkScript(module, setup)
+        return SdkScript(module, config)
     if callable(getattr(module, "predict", None)):
         from paceline.serving.model.typed import TypedScript
 
         # Check the signature before loading the model.
-        script = TypedScript(module, setup)
+        script = TypedScript(module, config)
         if has_init:
             module.init()
         return script
@@ -74,19 +74,19 @@ def _imported(path: str) -> ModuleType:
     return module
 
 
-def load(setup: dict[str, Any]) -> Servable:
+def load(setup: ModelSetup) -> Servable:
     """Load the script or the model of a setup.
 
     Raises:
         PacelineError: It can't be served; the message has the reason.
         BaseException: Any exception of user code.
     """
-    folder = setup["working_dir"] or setup["source_dir"]
+    folder = setup.config.working_dir or setup.config.source_dir
     if folder is not None:
         os.chdir(folder)
     # `python -m` has put the server's working folder first; its files are not the script's.
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", setup["started_in"])]
-    if setup["entry_script"] is not None:
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", STARTED_IN)]
+    if setup.config.entry_script is not None:
         return load_script(setup)
     from paceline.serving.model.builtin import load_builtin
 

@@ -18,11 +18,12 @@ from types import ModuleType
 from typing import Any
 
 from paceline.errors import ServingError
+from paceline.serving.config import ServerConfig
 from paceline.serving.model import swagger
 from paceline.serving.model.aml_names import AMLRequest, Headers, is_json_type, is_raw
 from paceline.serving.model.answers import InputError, error
 from paceline.serving.model.calling import Script, parameters, values_of
-from paceline.serving.wire import ModelCall, Reply
+from paceline.serving.wire import Documents, ModelCall, Reply
 
 _DECORATORS = "inference_schema.schema_decorators"
 
@@ -30,8 +31,8 @@ _DECORATORS = "inference_schema.schema_decorators"
 class SdkScript(Script):
     kind = "script"
 
-    def __init__(self, module: ModuleType, setup: dict[str, Any]) -> None:
-        super().__init__(module, "run", setup)
+    def __init__(self, module: ModuleType, config: ServerConfig) -> None:
+        super().__init__(module, "run", config)
         path = str(module.__file__)
         found = parameters(self._function, path)
         self._has_headers = any(each.name == "request_headers" for each in found)
@@ -47,10 +48,10 @@ class SdkScript(Script):
                 f"{path}: run_batch(data) goes with a plain run(data), without decorators and request_headers."
             )
         self.wants_head = self._is_raw or self._is_decorated or self._has_headers
-        self._setup = setup
+        self._config = config
 
-    def documents(self) -> dict[str, Any]:
-        return swagger.documents(self._function, self._setup)
+    def documents(self) -> Documents:
+        return swagger.documents(self._function, self._config)
 
     def _item(self, arguments: dict[str, Any]) -> Any:
         return arguments[self._parameters[0].name]

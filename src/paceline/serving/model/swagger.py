@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
+
+from paceline.serving.config import ServerConfig
+from paceline.serving.wire import Documents
 
 _ANY = {"type": "object", "example": {}}
 _ERROR = {"type": "object", "properties": {"message": {"type": "string"}}}
 _ANSWER, _WRONG = "What the model answers.", "What went wrong."
 
 
-def is_decorated(function: Any) -> bool:
+def is_decorated(function: object) -> bool:
     """Return True if the function has decorators of inference-schema."""
     util = _schema_util()
     return bool(util is not None and util.is_schema_decorated(function))
 
 
-def documents(function: Any, setup: dict[str, Any]) -> dict[str, Any]:
+def documents(function: object, config: ServerConfig) -> Documents:
     """Return the documents "swagger2", "swagger3" and "openapi", if available.
 
     Files swagger.json, swagger2.json and swagger3.json beside the script take precedence. Some types of inference-schema support
@@ -29,15 +33,15 @@ def documents(function: Any, setup: dict[str, Any]) -> dict[str, Any]:
         versions = list(util.get_supported_versions(function))
         if util.is_schema_decorated(function):
             given, returned = util.get_input_schema(function), util.get_output_schema(function)
-    found = {}
-    title, version = setup["name"], (setup["models"][0]["version"] if setup["models"] else "1.0")
+    found: Documents = {}
+    title, version = config.name, config.version
     if any(each in versions for each in ("2", "2.0")):
         found["swagger2"] = swagger2(title, version, given, returned)
     if any(each in versions for each in ("3", "3.0")):
         found["swagger3"] = openapi(title, version, given, returned)
     for key, names in (("swagger2", ("swagger.json", "swagger2.json")), ("swagger3", ("swagger3.json",))):
         for name in names:
-            path = os.path.join(setup["source_dir"], name)
+            path = os.path.join(str(config.source_dir), name)
             if os.path.isfile(path):
                 with open(path, "rb") as file:
                     found[key] = json.load(file)
@@ -47,7 +51,7 @@ def documents(function: Any, setup: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def swagger2(title: str, version: str, given: Any, returned: Any) -> dict[str, Any]:
+def swagger2(title: str, version: str, given: object, returned: object) -> dict[str, object]:
     answer = {"description": _ANSWER, "schema": {"$ref": "#/definitions/ServiceOutput"}}
     wrong = {"description": _WRONG, "schema": {"$ref": "#/definitions/ErrorResponse"}}
     body = {"name": "serviceInputPayload", "in": "body", "schema": {"$ref": "#/definitions/ServiceInput"}}
@@ -65,14 +69,14 @@ def swagger2(title: str, version: str, given: Any, returned: Any) -> dict[str, A
 
 
 def openapi(
-    title: str, version: str, given: Any, returned: Any, schemas: dict[str, Any] | None = None
-) -> dict[str, Any]:
+    title: str, version: str, given: object, returned: object, schemas: dict[str, Any] | None = None
+) -> dict[str, object]:
     """Return an OpenAPI 3.0 document of /score.
 
     schemas: definitions that `given` and `returned` refer to by "#/components/schemas/...".
     """
 
-    def content(name: str) -> dict[str, Any]:
+    def content(name: str) -> dict[str, object]:
         return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
     healthy = {"description": "Healthy", "content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -91,11 +95,11 @@ def openapi(
     }
 
 
-def _info(title: str, version: str) -> dict[str, Any]:
+def _info(title: str, version: str) -> dict[str, object]:
     return {"title": title, "version": version, "description": f"The service {title}"}
 
 
-def _paths(healthy: Any, body: dict[str, Any], answer: Any, wrong: Any) -> dict[str, Any]:
+def _paths(healthy: object, body: Mapping[str, object], answer: object, wrong: object) -> dict[str, object]:
     """Return the paths. body: description of a request's body to /score."""
     score = {"operationId": "RunMLService", "security": [{"Bearer": []}], **body}
     return {

@@ -16,18 +16,19 @@ from types import ModuleType
 from typing import Any
 
 from paceline.errors import ServingError
+from paceline.serving.config import ServerConfig
 from paceline.serving.model import swagger
 from paceline.serving.model.answers import parsed
 from paceline.serving.model.calling import Script, parameters, values_of
 from paceline.serving.model.hints import Hints, object_schema, read_fields
-from paceline.serving.wire import ModelCall
+from paceline.serving.wire import Documents, ModelCall
 
 
 class TypedScript(Script):
     kind = "typed script"
 
-    def __init__(self, module: ModuleType, setup: dict[str, Any]) -> None:
-        super().__init__(module, "predict", setup)
+    def __init__(self, module: ModuleType, config: ServerConfig) -> None:
+        super().__init__(module, "predict", config)
         path = str(module.__file__)
         found = parameters(self._function, path)
         if not found:
@@ -47,14 +48,13 @@ class TypedScript(Script):
             returned = hints.of(said.get("return", Any)).schema
         except ServingError:  # used only for the document
             returned = {}
-        version = setup["models"][0]["version"] if setup["models"] else "1.0"
         self._document = swagger.openapi(
-            setup["name"], version, object_schema(fields, self._needed), returned, hints.schemas
+            config.name, config.version, object_schema(fields, self._needed), returned, hints.schemas
         )
         # OpenAPI 3.1 uses JSON Schema.
         self._document["openapi"] = "3.1.0"
 
-    def documents(self) -> dict[str, Any]:
+    def documents(self) -> Documents:
         return {"openapi": self._document, "swagger3": self._document}
 
     def _arguments(self, call: ModelCall) -> dict[str, Any]:
