@@ -1,1 +1,1 @@
-"""The global batch: which samples are in it, who loads them, and how it is cut into microbatches."""
+"""Global batches: their samples, their loading, and their cut into microbatches."""

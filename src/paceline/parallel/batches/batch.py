@@ -1,11 +1,11 @@
-"""A batch and the parts it is cut into. Loaded on use: it imports torch.
+"""A batch and its parts.
 
     rows of the global batch     0 1 2 3 4 5 6 7 8 9        microbatches=2, 2 replicas
     microbatch                   0 0 0 0 0 1 1 1 1 1
     replica                      0 0 0 1 1 0 0 1 1 1
 
-First into microbatches, then each of these over the replicas. So a microbatch has the same rows with any number of
-replicas, and what depends on its rows together, such as batch normalisation, is the same too.
+First into microbatches, then each microbatch over the replicas. So a microbatch has the same rows with any number of replicas,
+and operations over its rows, such as batch normalisation, give the same.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class Parts(NamedTuple):
 class Microbatch(NamedTuple):
     """One microbatch of one replica.
 
-    rows: 0 for padding: one row that stands in where a replica got none, so that all ranks do the same steps.
-    weight: 0-dim, float64, on the CPU: this microbatch's share of the global batch; 0 for padding.
-    index: 0 .. microbatches - 1.
-    global_rows: the rows of this microbatch over all replicas.
+    Attributes:
+        rows: 0 for padding: one row that a replica without rows computes, so that all ranks do the same steps.
+        weight: This microbatch's share of the global batch, 0-dim, float64, on the CPU. 0 for padding.
+        index: 0 .. microbatches - 1.
+        global_rows: The rows of this microbatch over all replicas.
     """
 
     args: tuple[Any, ...]
@@ -49,23 +50,23 @@ class Microbatch(NamedTuple):
 
 
 def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
-    """The microbatches of which any replica has rows, or one if there are none.
+    """Return the microbatches of which any replica has rows, or one if there are none.
 
     The others add nothing to the sums, and batch normalisation must not see them. `global_rows` is the same on all ranks, so
-    all of them leave out the same ones; a rank that did not would wait for the others' messages.
+    all skip the same ones; a rank that did not would wait for the others' messages.
     """
     return [micro for micro in micros if micro.global_rows] or micros[:1]
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A value in a batch that belongs to all rows, such as a mask of shape [time, time], and is not cut."""
+    """A value in a batch that belongs to all rows, such as a [time, time] mask, and is not cut."""
 
     value: Any
 
 
 def default_split(batch: Any) -> Parts:
-    """A tuple or list is (x, ..., y); a dict has its target under one of the usual names."""
+    """Split (x, ..., y), or a dict with its target under a usual name."""
     if isinstance(batch, Mapping):
         found = [name for name in TARGETS if name in batch]
         if len(found) != 1:
@@ -85,26 +86,29 @@ def default_split(batch: Any) -> Parts:
 
 
 def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
-    """[microbatch][replica] -> rows; each sum is as even as can be, and so are the replicas' totals."""
+    """Return [microbatch][replica] -> rows.
+
+    Every sum is as even as possible, and so are the replicas' totals.
+    """
     sizes, turn = [], 0
     for index in range(microbatches):
-        # The first microbatches get what is left over, a row each.
+        # The first microbatches get one of the remaining rows each.
         own = rows // microbatches + (index < rows % microbatches)
         extra = own % replicas
-        # The replica that gets one row more is another one in each microbatch, or replica 0 would always have most to do.
+        # The replica with an extra row changes with the microbatch. Otherwise replica 0 would always have the most work.
         sizes.append([own // replicas + ((replica - turn) % replicas < extra) for replica in range(replicas)])
         turn = (turn + extra) % replicas
     return sizes
 
 
 def own_rows(rows: int, microbatches: int, replicas: int, replica: int) -> list[range]:
-    """The rows of the global batch that the replica computes, one range per microbatch (empty: padding)."""
+    """Return the replica's rows of the global batch, a range per microbatch (empty: padding)."""
     sizes = piece_sizes(rows, microbatches, replicas)
     return consecutive(size for of_micro in sizes for size in of_micro)[replica::replicas]
 
 
 def consecutive(sizes: Iterable[int]) -> list[range]:
-    """Ranges of these sizes, one behind the other."""
+    """Return consecutive ranges of these sizes."""
     return [range(first, last) for first, last in pairwise(accumulate(sizes, initial=0))]
 
 

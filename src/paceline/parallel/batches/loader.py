@@ -1,11 +1,11 @@
-"""The batches of an epoch, each rank loading its own rows alone. Loaded on use: it imports torch.
+"""The batches of an epoch, of which each rank loads only its own rows.
 
     global order     from the loader's sampler, seed and epoch: the same with any number of workers
     global batch     `batch_size` of it (the loader's batch size is that of all workers together)
-    own rows         those of this rank's replica; only they are read and collated
+    own rows         those of this rank's replica; only these are read and collated
 
-So a position is two numbers, the epoch and the samples that all have seen, whatever the number of workers.
-A loader that is not torch's DataLoader over a map-style dataset gives whole global batches, the same on every rank.
+So a position is two numbers, the epoch and its samples seen by all, whatever the number of workers. Any loader but torch's
+DataLoader over a map-style dataset yields whole global batches, the same on every rank.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from paceline.system import step_clock
 
 
 def feed(loader: Any, task: Task, world: World) -> Feed:
-    """A source of this rank's part of the loader's batches.
+    """Return a source of this rank's part of the loader's batches.
 
     Raises:
-        ParallelError: the loader can't be spread as it is.
+        ParallelError: The loader cannot be spread.
     """
-    # A subclass that iterates in its own way need not follow its sampler; its batches are taken as they come.
+    # A subclass with its own `__iter__` may ignore its sampler, so take its batches as they come.
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         if isinstance(loader.sampler, DistributedSampler) or isinstance(
             getattr(loader.batch_sampler, "sampler", None), DistributedSampler
@@ -64,11 +64,11 @@ class Feed:
     """One rank's view of a loader."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
-        """The epoch's batches from the `start`-th sample on. Called on all ranks."""
+        """Yield the epoch's batches from sample `start` on. Every rank calls it."""
         raise NotImplementedError
 
     def sample(self) -> Any:
-        """A batch, the first of epoch 0, without using anything up; None if that can't be done."""
+        """Return the first batch of epoch 0 without consuming anything, or None if impossible."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class _MapFeed(Feed):
         self._streams = Streams(
             seed=task.seed, replica=world.replica, stage=0, device=torch.device("cpu"), active=world.size > 1
         )
-        # A single worker keeps the script's own generator, so that it draws what the plain loop would.
+        # A single worker keeps the script's generator, so that it draws what a plain loop would.
         self._generator = torch.Generator() if world.size > 1 else loader.generator
         self._loader = _rebuilt(loader, self._sampler, self._generator)
 
@@ -98,17 +98,16 @@ class _MapFeed(Feed):
         self._sampler.begin(epoch, start)
         if self._world.size > 1:
             assert self._generator is not None
-            # The loader's worker processes take their seeds from this generator; each replica's have others.
+            # The loader's worker processes take their seeds from this generator. Each replica needs others.
             self._generator.manual_seed(derive("workers", self._seed, epoch, self._world.replica))
         known = self._sampler.known
-        # It draws from that generator, which is the CPU's, whatever device the script has made the default.
+        # The DataLoader draws from that CPU generator, whatever the script's default device.
         on_cpu = torch.device("cpu") if self._world.size > 1 else contextlib.nullcontext()
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
         number = 0
         while True:
-            # Augmentations in this process draw from these streams. The stages of a replica each load the same rows, and
-            # have to draw alike.
+            # Augmentations in this process draw from these streams. A replica's stages load the same rows and must draw alike.
             with self._streams.use(f"data {epoch}", number):
                 try:
                     data = next(batches)
@@ -149,16 +148,16 @@ class _WholeFeed(Feed):
         with self._streams.use("data", epoch):
             batches = iter(self._loader)
         while True:
-            # All ranks draw from the same stream, because they have to see the same batches.
+            # All ranks draw from the same stream, because they must see the same batches.
             with self._streams.use(f"data {epoch}", number):
-                # A DataLoader's are counted where they are made.
+                # A DataLoader's time is counted where its batches are made.
                 data = step_clock.timed(next, step_clock.DATA)(batches, None)
             agree_on_batch(data, self._world)
             if data is None:
                 break
             number += 1
             consumed += Rows(split(data, self._task)).count
-            # An iterable can't be entered in the middle: what comes before the position to go on from is read and left out.
+            # An iterable cannot be entered in the middle: skip the batches before the resume position.
             if consumed > start:
                 yield GlobalBatch(data=data, epoch=epoch, consumed=consumed)
         if number == 0 and isinstance(self._loader, Iterator):
@@ -190,9 +189,9 @@ class _OwnRows:
         self.known: deque[OwnBatch] = deque()
 
     def begin(self, epoch: int, start: int) -> None:
-        """Set the epoch, and the first of its samples, of the next iteration."""
+        """Set the epoch and the first sample of the next iteration."""
         self._at = (epoch, start)
-        # A new queue: an iteration that was left early has left batches in the old one.
+        # A new queue, because an abandoned iteration leaves batches in the old one.
         self.known = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -203,12 +202,12 @@ class _OwnRows:
             ranges = own_rows(len(indices), self._task.microbatches, self._world.replicas, self._world.replica)
             own = [indices[row] for span in ranges for row in span]
             known.append(OwnBatch(data=None, rows=len(own), global_rows=len(indices), epoch=epoch, consumed=consumed))
-            # A replica without rows loads one all the same, as padding, so that all ranks make the same steps.
+            # A replica without rows loads one as padding, so that all ranks do the same steps.
             yield own or indices[:1]
 
 
 def _rebuilt(loader: DataLoader[Any], sampler: Any, generator: Any) -> DataLoader[Any]:
-    """A DataLoader with all the given one's settings and another batch sampler."""
+    """Return a DataLoader with the same settings and another batch sampler."""
     options: dict[str, Any] = {
         "num_workers": loader.num_workers,
         "collate_fn": loader.collate_fn,
@@ -217,10 +216,10 @@ def _rebuilt(loader: DataLoader[Any], sampler: Any, generator: Any) -> DataLoade
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": loader.multiprocessing_context,
     }
-    # DataLoader refuses these two where it has no worker processes.
+    # DataLoader refuses these two without worker processes.
     if loader.num_workers > 0:
         options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
-    # `in_order=False` is not taken over: batches that overtake each other would make the ranks step on rows of different batches.
+    # `in_order=False` is not kept: reordered batches would make the ranks step on rows of different batches.
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=generator, **options)
 
 
@@ -236,16 +235,16 @@ class Order:
     def __init__(self, loader: DataLoader[Any], seed: int, world: World) -> None:
         self._loader = loader
         self._world = world
-        # `loader.sampler` is a default one that nobody uses where the user has given a batch sampler.
+        # With a user's batch sampler `loader.sampler` is an unused default.
         sampler = getattr(loader.batch_sampler, "sampler", None)
         generator = getattr(sampler, "generator", None) or loader.generator
-        # A generator that the user has seeded chooses the order; that of rank 0 counts.
+        # If the user has seeded a generator, rank 0's seed decides the order.
         self._seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
         size = getattr(loader.batch_sampler, "batch_size", None)
         self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)
 
     def batches(self, epoch: int, start: int) -> Iterator[list[Any]]:
-        """Each batch's samples, from the `start`-th of the epoch on."""
+        """Yield the samples of each batch, from the epoch's sample `start` on."""
         batch_sampler = self._loader.batch_sampler
         if type(batch_sampler) is not BatchSampler:
             done = 0
@@ -276,7 +275,7 @@ class Order:
                     own.manual_seed(seed)
                 drawn = list(sampler)
         try:
-            # Rank 0 draws for all: a sampler may use random numbers that are not torch's, and differ from rank to rank.
+            # Rank 0 draws for all: a sampler may use random numbers that are not torch's, and differ between ranks.
             return from_first(drawn)
         except NotPlainError as error:
             raise ParallelError(
@@ -286,10 +285,10 @@ class Order:
 
 
 def _agreed(seed: int, about: str, world: World) -> int:
-    """Rank 0's seed.
+    """Return rank 0's seed.
 
     Raises:
-        ParallelError: on every rank, where the loaders differ: each would take other rows for those of a batch.
+        ParallelError: On every rank, if the loaders differ and would take different rows for a batch.
     """
     if world.size == 1:
         return seed

@@ -1,4 +1,8 @@
-"""From a batch to this rank's microbatches, with the weight of each in the whole. Loaded on use: it imports torch."""
+"""This rank's microbatches of a batch with their weights, and checks that ranks agree.
+
+Without `agree_on_batch`, ranks with different batches would go unnoticed: a pipeline computes the loss of one batch's outputs
+and another batch's targets, and if one rank's loader ends before the others', they wait for it forever.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,12 @@ from paceline.parallel.pytree import in_reals, sampled, tensors_in
 from paceline.parallel.reduce import sum_number
 from paceline.parallel.task import Task
 
-#: So many numbers of each tensor are looked at, spread over all of it.
+#: How many numbers of each tensor to compare, spread over all of it.
 SAMPLED = 2048
 
 
 class _ForStep:
-    """A batch on its way from `epoch` to `step`; a loop can't look into it."""
+    """A batch on its way from `epoch` to `step`, which a loop cannot inspect."""
 
     data: Any
 
@@ -45,12 +49,14 @@ class _ForStep:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnBatch(_ForStep):
-    """This replica's rows of one global batch, as `Parallel.epoch` gives them.
+    """This replica's rows of one global batch, as `Parallel.epoch` yields them.
 
-    data: the batch as the loader's collate_fn made it, of this replica's rows alone, microbatch after microbatch; one
-        row that doesn't count where the replica has none.
-    rows: how many of them count. global_rows: those of all replicas.
-    epoch, consumed: the position after this batch: the samples of the epoch that all replicas have then seen.
+    Attributes:
+        data: The result of the loader's collate_fn for this replica's rows, microbatch after microbatch. One padding row if
+            the replica has none.
+        rows: The number of rows that count.
+        global_rows: The rows of all replicas.
+        epoch, consumed: The position after this batch: the samples of the epoch that all replicas have then seen.
     """
 
     data: Any
@@ -62,7 +68,7 @@ class OwnBatch(_ForStep):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalBatch(_ForStep):
-    """A whole global batch with its position, as `Parallel.epoch` gives them where the loader is a plain iterable."""
+    """A whole global batch with its position, which `Parallel.epoch` yields for a plain iterable."""
 
     data: Any
     epoch: int
@@ -70,15 +76,15 @@ class GlobalBatch(_ForStep):
 
 
 def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
-    """This replica's microbatches of a global batch, which is the same on every rank, or of an OwnBatch.
+    """Return this replica's microbatches of a global batch, or of an OwnBatch.
 
-    Called on all ranks: with a loss_weight the weights are summed over the replicas.
+    A global batch is the same on every rank. Every rank calls it: with a loss_weight the weights are summed over the replicas.
 
     Raises:
-        ParallelError: the batch can't be cut, or nothing in it counts.
+        ParallelError: The batch cannot be cut, or nothing in it counts.
     """
     own = batch if isinstance(batch, OwnBatch) else None
-    # A batch from `epoch` was loaded by Paceline itself, and is known to be the same, or this rank's part of the same.
+    # Paceline has loaded a batch from `epoch` itself, so the ranks agree on it.
     if not isinstance(batch, _ForStep):
         agree_on_batch(batch, world)
     parts = Rows(split(batch, task))
@@ -89,21 +95,21 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
     else:
         ranges = consecutive(of_micro[world.replica] for of_micro in sizes)
         asked = ranges[-1].stop
-        # A replica without rows has loaded one, as padding.
+        # A replica without rows has loaded one as padding.
         if parts.count != max(asked, 1):
             raise ParallelError(
                 f"this rank's part of the batch has {parts.count} rows, but {asked} samples were asked of the loader. "
                 "A collate_fn that joins or splits samples can't be spread; give batches as a plain iterable."
             )
-    # Padding is the first row, whose weight is 0.
+    # Padding is the first row, with a weight of 0.
     pieces = [parts.take(span.start, span.stop) if span else parts.take(0, 1) for span in ranges]
     weights, total = [float(len(span)) for span in ranges], float(global_rows)
     if task.loss_weight is not None:
         weights = [
             weigh(task.loss_weight, unwrap(piece.target), len(span)) for piece, span in zip(pieces, ranges, strict=True)
         ]
-        # The weights of all replicas together: a mean of the replicas' means would count a row of a short replica for
-        # more.
+        # The weights of all replicas together: a mean of the replicas' means would give the rows of a short replica more
+        # weight.
         total = sum_number(sum(weights), world.replica_group, world.device)
         if not total > 0:
             raise ParallelError(
@@ -119,7 +125,7 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
                 kwargs=kwargs,
                 target=target,
                 rows=len(span),
-                # In float64, for the weights of many microbatches are to add up to 1.
+                # In float64, because the weights of many microbatches must add up to 1.
                 weight=torch.tensor(weight / total, dtype=torch.float64, device="cpu"),
                 index=index,
                 global_rows=sum(sizes[index]),
@@ -129,25 +135,25 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
 
 
 def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
-    """This replica's microbatches of a global batch that is split already, and is the same on every rank."""
+    """Return this replica's microbatches of a split global batch, the same on every rank."""
     return cut(GlobalBatch(data=parts, epoch=0, consumed=0), replace(task, split=lambda parts: parts), world)
 
 
 def first_rows(batch: Any, task: Task, world: World, rows: int) -> Microbatch:
-    """At most so many rows of a batch, the first of this rank's, as if they were all."""
+    """Return at most `rows` of this rank's first rows, as if they were the whole batch."""
     parts = Rows(split(batch, task))
     count = min(rows, parts.count)
     return sole(parts, count, world.device, count)
 
 
 def sole(parts: Rows, count: int, device: torch.device, global_rows: int) -> Microbatch:
-    """The first rows, so many, as a microbatch that is all of a batch, or a replica's part of it."""
+    """Return the first `count` rows as a microbatch that is a whole batch, or a replica's part."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
 
 def split(batch: Any, task: Task) -> Parts:
-    """The parts of a batch, or of one from `epoch`.
+    """Return the parts of a batch, or of one from `epoch`.
 
     Raises:
         ParallelError: `split` returned something else.
@@ -165,10 +171,10 @@ def split(batch: Any, task: Task) -> Parts:
 
 
 def weigh(weight: Callable[[Any], Any] | None, target: Any, rows: int) -> float:
-    """The weight of so many rows with this target, checked; their number where there is no function for it.
+    """Return the weight of these rows, or their number without a weight function.
 
     Raises:
-        ParallelError: it is no number of at least 0.
+        ParallelError: The weight is not a number of at least 0.
     """
     if rows == 0 or weight is None:
         return float(rows)
@@ -181,7 +187,7 @@ def weigh(weight: Callable[[Any], Any] | None, target: Any, rows: int) -> float:
             f"the weight of a target (loss_weight=, or weight= of evaluate) is {shown}; it has to be one number, such as "
             "(target != -100).sum()."
         ) from error
-    # A comparison with NaN is false, so this refuses it as well.
+    # Comparisons with nan are False, so this refuses nan too.
     if not 0 <= value < float("inf"):
         raise ParallelError(
             f"the weight of a target (loss_weight=, or weight= of evaluate) is {value:g}; it has to be a number of at least 0."
@@ -190,22 +196,24 @@ def weigh(weight: Callable[[Any], Any] | None, target: Any, rows: int) -> float:
 
 
 def agree_on_batch(batch: Any, world: World) -> None:
-    """Compare the batch, or None where there is none, with the other ranks'. One small message; called on all ranks.
+    """Compare the batch, or None at the loader's end, with other ranks' in a small message.
+
+    Every rank calls it.
 
     Raises:
-        ParallelError: on every rank, with what each has.
+        ParallelError: On every rank, with what each has.
     """
     if world.size == 1:
         return
-    # A rank whose loader has ended takes part with -1, or the others would wait for it here.
+    # A rank whose loader has ended takes part with -1. Otherwise the others would wait for it here.
     own = -1 if batch is None else fingerprint(batch)
-    # The maximum of the number and of its negative: the largest and the smallest of all ranks in one message.
+    # The maxima of the number and of its negative give the ranks' largest and smallest in one message.
     both = torch.tensor([own, -own], dtype=torch.int64, device=world.device)
     dist.all_reduce(both, op=dist.ReduceOp.MAX)
     largest, smallest = both.tolist()
     if largest == -smallest:
         return
-    # Only now, when they differ, is there a second message. All ranks come here, since all know the same two numbers.
+    # A second message only if they differ. All ranks know the same two numbers, so all get here.
     everyone = gather((own, "none any more" if batch is None else _shown(batch)))
     parts = [f"{named_ranks(ranks)}: {text}" for (_, text), ranks in by_value(everyone).items()]
     raise ParallelError(
@@ -215,31 +223,36 @@ def agree_on_batch(batch: Any, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """A number for the place and its square, whose sums over the ranks tell whether all are at the same one."""
-    # The tag is small, for the sums of tags and of squares have to be exact in single precision.
+    """Return a number for the place and its square. Their sums show whether all ranks agree."""
+    # The tag is small, because the sums of tags and of squares must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 
 
 def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, world: World) -> None:
-    """Compare where the replicas are, or the ranks of a single one; no message where they agree.
+    """Compare the places of the replicas, or of a single replica's ranks.
 
-    sums: of the `tags` of place and program over the replica group, over all ranks where there is none.
-    place: epoch, samples seen after this batch, steps before it. program: a number for what the step has computed.
+    If they agree, it sends no message.
+
+    Args:
+        sums: The sums of the `tags` of place and program over the replica group, or over all ranks without one.
+        place: Epoch, samples seen after this batch, steps before it.
+        program: A number for what the step has computed.
+        world: This rank's place in the world.
 
     Raises:
-        ParallelError: on every rank, with where each is: one has left out a step, or left a loop.
+        ParallelError: On every rank, with each one's place: a rank has skipped a step, or left a loop.
     """
-    # A group of None stands for the whole world, here and below.
+    # Here and below a group of None means the whole world.
     count = dist.get_world_size(world.replica_group)
-    # On a GPU this is left out: the host would have to wait for the device.
+    # Skipped on a GPU, for which the host would have to wait.
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
         return
     places = gather((world.rank, *place, program, hash("order")), world.replica_group)
     if len({tuple(found[1:4]) for found in places}) == 1:
         first = places[0][4]
         others = ", ".join(str(found[0]) for found in places if found[4] != first)
-        # Python draws the order of a set of texts in each process.
+        # The order of a set of strings differs between Python processes.
         has_order = len({found[5] for found in places}) > 1
         cause = (
             "Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "
@@ -260,17 +273,21 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
 
 
 def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
-    """Compare what the replicas' forward passes have written to parameters; no message where they agree.
+    """Compare what the replicas' forward passes have written to parameters.
 
-    sums: of the size of what was written and of its square, over the replica group, which has no other ranks.
-    names: of the parameters that this rank's forward has changed.
+    If they agree, it sends no message.
+
+    Args:
+        sums: The sums of the written size and of its square over the replica group, which has no other ranks.
+        names: The parameters that this rank's forward has changed.
+        world: This rank's place in the world.
 
     Raises:
-        ParallelError: on every rank: each replica has written other values.
+        ParallelError: On every rank: the replicas have written different values.
     """
     count = dist.get_world_size(world.replica_group)
     total, squares = sums.tolist()
-    # The variance, as a part of the squared mean: its square root is the distance, and 1e-6 of that is rounding.
+    # The variance relative to the squared mean. Its square root is the difference, and 1e-6 is rounding.
     if squares * count - total * total <= 1e-12 * total * total:
         return
     shown = ", ".join(dict.fromkeys(name for of_rank in gather(list(names), world.replica_group) for name in of_rank))
@@ -282,7 +299,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
 
 
 def fingerprint(batch: Any) -> int:
-    """A number of 32 bits from the shapes and a sample of the values of all tensors."""
+    """Return 32 bits for the shapes and sampled values of all tensors."""
     found = b""
     for tensor in tensors_in(batch):
         flat = in_reals(sampled(tensor, SAMPLED))

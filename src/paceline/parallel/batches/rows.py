@@ -1,4 +1,7 @@
-"""Rows taken from a batch, and put together again. Loaded on use: it imports torch."""
+"""Rows of a batch: taken out, joined, and gathered from other replicas.
+
+The pieces of all replicas have the same structure, of any classes, so replicas exchange only the leaves.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), Tensor)
 
 
 class Rows:
-    """A batch, taken apart once, of which rows are taken as often as need be.
+    """A batch, flattened once, from which rows can be taken repeatedly.
 
-    count: the number of rows: the first dimension of the first tensor, which all others have to share.
+    Attributes:
+        count: The number of rows: the first dimension of the first tensor, which all others must share.
 
     Raises:
-        ParallelError: tensors of the batch have other numbers of rows, or none has any.
+        ParallelError: Tensors of the batch differ in their numbers of rows, or none has any.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -31,12 +35,12 @@ class Rows:
         self.count = self._counted()
 
     def take(self, start: int, stop: int) -> Any:
-        """The same structure with these rows of each tensor; lists of one plain value for each row are cut too."""
+        """Return the same structure with these rows. A list of plain values per row is cut too."""
         return self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
 
     def _taken(self, leaf: Any, start: int, stop: int) -> Any:
         if isinstance(leaf, Tensor):
-            # A tensor without dimensions has no rows, and belongs to all of them.
+            # A tensor without dimensions has no rows and belongs to all of them.
             return leaf[start:stop] if leaf.dim() else leaf
         if isinstance(leaf, list):
             return leaf[start:stop] if len(leaf) == self.count else list(leaf)
@@ -64,7 +68,7 @@ class Rows:
 
 
 def join_rows(pieces: Sequence[Any]) -> Any:
-    """One structure with the rows of all pieces, in their order; what has no rows is the first piece's."""
+    """Join the rows of all pieces. Values without rows come from the first piece."""
     taken_apart = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
@@ -72,7 +76,7 @@ def join_rows(pieces: Sequence[Any]) -> Any:
         first = leaves[0]
         if isinstance(first, Tensor) and first.dim():
             return torch.cat(leaves)
-        # A list of another length than the rows belongs to the whole batch, such as the names of its columns.
+        # A list of another length than the rows belongs to the whole batch, such as column names.
         if isinstance(first, list) and all(
             count in (None, len(own)) for count, own in zip(counts, leaves, strict=True)
         ):
@@ -83,25 +87,28 @@ def join_rows(pieces: Sequence[Any]) -> Any:
 
 
 def can_join(pieces: Sequence[Any]) -> bool:
-    """Say if the tensors of all pieces agree in all dimensions but the first: rows padded per piece may not."""
+    """Return True if the pieces' tensors agree in all dimensions but the first.
+
+    Rows that are padded per piece may not.
+    """
     shapes = [[tensor.shape[1:] for tensor in tensors_in(piece) if tensor.dim()] for piece in pieces]
     return all(own == shapes[0] for own in shapes)
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """The same structure on `device`, the values of `Whole` too."""
-    # What comes to the CPU is read at once, and would not have arrived.
+    """Return the same structure on `device`, including the values of `Whole`."""
+    # A copy to the CPU is read immediately, and must have arrived.
     at_once = device.type == "cpu"
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=not at_once))
 
 
 def unwrap(value: Any) -> Any:
-    """The same structure with the values of `Whole` in their places."""
+    """Return the same structure with each `Whole` replaced by its value."""
     return map_leaves(value, lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, _is_whole)
 
 
 def is_plain_list(value: Any) -> bool:
-    """Say if it is a list without tensors and containers, which may have one value for each row."""
+    """Return True for a list without tensors and containers, which may have a value per row."""
     return isinstance(value, list) and not any(
         isinstance(item, (Tensor, Mapping, tuple, list, Whole)) or (is_dataclass(item) and tensors_in(item))
         for item in value
@@ -117,35 +124,35 @@ def _is_taken_whole(value: Any) -> bool:
 
 
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: Any) -> list[list[Parts | None]]:
-    """[replica] -> its pieces, on the CPU; None where it has none. Called on all ranks of the group.
+    """Return [replica] -> its pieces on the CPU, or None. Every rank of the group calls it.
 
-    like: any piece of this rank's; an object that is neither a tensor, a number nor a text is taken from it.
+    `like` is any piece of this rank. Objects other than tensors, numbers and strings are taken from it.
 
     Raises:
-        NotPlainError: on every rank: a list of the batch holds one object for each row that is none of these.
+        NotPlainError: On every rank: a list of the batch has such an object for each row.
     """
-    # A replica without rows takes part too: each rank of the group has to call each collective.
+    # A replica without rows takes part too, because each rank of the group must join each collective.
     everyone = gather([None if piece is None else told(piece) for piece in own], group)
     return [[None if found is None else filled(like, found) for found in of_replica] for of_replica in everyone]
 
 
 def most_rows(own: Parts, like: Parts, group: Any) -> Parts:
-    """The piece of the replica that has most rows, on every rank. Called on all ranks of the group.
+    """Return the piece of the replica with most rows. Every rank of the group calls it.
 
-    Rows that each replica pads to its own longest can't be put together: no rank knows what they were padded with.
+    Rows that each replica pads to its own longest cannot be joined: the padding value is unknown.
     """
     pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
     return max(pieces, key=lambda piece: Rows(piece).count)
 
 
 def told(piece: Parts) -> list[list[Any]]:
-    """The leaves: [it], or [] for one that other ranks can't be told."""
-    # Of a list of plain values, one for each row, each replica has another length: it is one leaf.
+    """Return each leaf as [leaf], or [] if it cannot be sent."""
+    # A list of plain values per row has another length on each replica, so it is one leaf.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 
 def filled(like: Parts, found: list[list[Any]]) -> Parts:
-    """The piece of which another rank has `told`, in containers like these."""
+    """Return the piece that another rank has sent, in containers like these."""
     leaves, structure = flatten(like, is_plain_list)
     parts: Parts = structure.rebuild(one[0] if one else leaf for one, leaf in zip(found, leaves, strict=True))
     return parts

@@ -1,12 +1,12 @@
-"""A check that all ranks have the same dataset: each reads its own rows, so nobody else would notice. Imports torch.
+"""A check that all ranks have the same dataset, of which each reads only its own rows.
 
-Drawn without a seed, split at random or by rank, datasets of one length differ: some samples are then seen twice, others
-never, and the loss looks well. The first and the last sample are read on every rank, twice, from equal generators:
+Datasets of one length differ if they are drawn without a seed, or split at random or by rank. Some samples are then seen twice
+and others never, and the loss looks plausible. Each rank reads the first and the last sample twice, from equal generators:
 
-    two readings of a rank differ     drawn anew each time, by generators of its own: nothing can be said
-    they agree, and ranks don't       not the same dataset
+    a rank's two readings differ      drawn anew each time, by the dataset's own generators: nothing can be said
+    they agree, and ranks differ      not the same dataset
 
-So augmentation may be random. Small differences are let pass, for other machines may decode an image a little differently.
+So augmentation may be random. Small differences are allowed, because machines may decode an image a little differently.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import in_reals, sampled, tensors_in
 
-#: So many numbers of each tensor are compared, spread over all of it.
+#: How many numbers of each tensor to compare, spread over all of it.
 SAMPLED = 64
-#: The part of the largest number by which others than counts may differ.
+#: The largest difference, as a fraction of the largest number. Counts must be equal.
 TOLERANCE = 0.02
 
-#: Of each tensor of a sample: its shape, whether its numbers are exact, some of them.
+#: For each tensor of a sample: its shape, whether its numbers are exact, some of them.
 Summary = list[tuple[list[int], bool, list[float]]]
 
 _agreed: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def agree_on_data(loader: DataLoader[Any], world: World) -> None:
-    """Compare two samples of the loader's dataset with the other ranks'; a dataset once. Called on all ranks.
+    """Compare two samples of the loader's dataset with other ranks', once per dataset.
+
+    Every rank calls it.
 
     Raises:
-        ParallelError: on every rank, with the sample that differs, and on which ranks.
+        ParallelError: On every rank, with the sample that differs, and the ranks.
     """
     if world.size == 1 or _is_known(loader.dataset):
         return
     try:
         own = read_twice(loader)
     except Exception:
-        # Training will read the dataset too, and raise this error inside of a call in which it can be told to all ranks.
+        # Training will read the dataset too, and raise this error where it reaches all ranks.
         own = {}
     everyone = gather(own)
     for index in own:
@@ -70,14 +72,16 @@ def agree_on_data(loader: DataLoader[Any], world: World) -> None:
 
 
 def read_twice(loader: DataLoader[Any]) -> dict[int, Summary | None]:
-    """Sample -> what it holds, None where two readings differ; read where the loader reads, here or in a worker."""
+    """Return sample -> its summary, or None if two readings differ.
+
+    The samples are read where the loader reads, here or in a worker.
+    """
     dataset: Any = loader.dataset
     indices = sorted({0, len(dataset) - 1})
     probe = _Probe(dataset, loader.collate_fn)
     if loader.num_workers == 0:
         return {index: probe[index] for index in indices}
-    # In a worker, because the dataset may open a file when it is read, and workers that are forked later would all share
-    # it, with one position.
+    # In a worker, because the dataset may open a file when it is read. Workers forked later would share its position.
     there: DataLoader[Any] = DataLoader(
         probe,
         batch_size=None,
@@ -89,7 +93,7 @@ def read_twice(loader: DataLoader[Any]) -> dict[int, Summary | None]:
         timeout=loader.timeout,
         generator=torch.Generator().manual_seed(0),
     )
-    # The seeds of the worker are drawn from the CPU's generator, whatever device the script has made the default.
+    # The worker's seeds come from the CPU's generator, whatever the script's default device.
     with torch.device("cpu"):
         return dict(zip(indices, there, strict=True))
 
@@ -99,7 +103,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 class _Probe(torch.utils.data.Dataset[Any]):
-    """A dataset of what two readings of each sample hold."""
+    """A dataset of summaries, each of two readings of a sample."""
 
     def __init__(self, dataset: Any, collate: Any) -> None:
         self._dataset = dataset
@@ -117,7 +121,7 @@ class _Probe(torch.utils.data.Dataset[Any]):
 
 
 def summarise(sample: Any) -> Summary:
-    """Shapes and some numbers of all tensors in `sample`."""
+    """Return shapes and some numbers of all tensors in `sample`."""
     found = []
     for tensor in tensors_in(sample):
         flat = in_reals(sampled(tensor, SAMPLED)[:SAMPLED])
@@ -127,7 +131,7 @@ def summarise(sample: Any) -> Summary:
 
 
 def are_alike(first: Summary, second: Summary) -> bool:
-    """True if these are one sample, as two machines may read it."""
+    """Return True if these may be one sample read on two machines."""
     if [shape for shape, _, _ in first] != [shape for shape, _, _ in second]:
         return False
     for (_, exact, left), (_, _, right) in zip(first, second, strict=True):
@@ -139,7 +143,7 @@ def are_alike(first: Summary, second: Summary) -> bool:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """The generators of torch, of Python and of numpy as on every other rank; put back afterwards."""
+    """Seed torch, Python and numpy as on every other rank, within the block."""
     with generators_kept(), generators(0, torch.device("cpu")):
         random.seed(0)
         numpy: Any = sys.modules.get("numpy")
@@ -149,7 +153,7 @@ def _seeded() -> Iterator[None]:
 
 
 def _is_known(dataset: Any) -> bool:
-    """True if it has been compared before; from now on it has. One that can't be is compared each time."""
+    """Return True if the dataset was compared before, and remember it if possible."""
     try:
         known = dataset in _agreed
         _agreed.add(dataset)

@@ -1,11 +1,11 @@
-"""The folder of checkpoints, each of which is complete or absent. Standard library alone.
+"""The folder of a checkpoint, which is complete or absent, and the thread that writes it.
 
     <parent>/<name>                       a complete checkpoint: a folder gets this name only by a rename
-    <parent>/.<name>.former               the one that it replaces, until the new one has the name
-    <parent>/.<name>.saving-<8 hex>       one that is being written; `lock` in it is held as long as somebody writes
+    <parent>/.<name>.former               the former one, until the new one has the name
+    <parent>/.<name>.saving-<8 hex>       one under construction, whose `lock` the writer holds
 
-A process that is killed leaves a folder of the third kind, which the next save removes, or one of the second, which is
-found in place of the missing one.
+A killed process leaves a folder of the third kind, which the next save removes, or one of the second, which is read in place of
+the missing one.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _groups: WeakKeyDictionary[World, Any] = WeakKeyDictionary()
 
 
 def steps_dir() -> Path:
-    """The folder of the run's checkpoints.
+    """Return the folder of the run's checkpoints.
 
     Raises:
-        ParallelError: the variable is not set.
+        ParallelError: The variable is not set.
     """
     named = os.environ.get(DIR_VARIABLE)
     if not named:
@@ -60,18 +60,18 @@ def steps_dir() -> Path:
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """The checkpoint after so many steps."""
+    """Return the path of the checkpoint after `step` steps."""
     return folder / f"step_{step}"
 
 
 def newest(folder: Path) -> Path | None:
-    """The path of the checkpoint with the most steps, or None if there is none."""
+    """Return the path of the checkpoint with the most steps, or None."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return None
     steps = {int(match[1] or match[2]) for name in names if (match := _STEP.match(name))}
-    # The name alone is not enough: a checkpoint counts only where its metadata is there.
+    # A name is not enough: a checkpoint counts only with its metadata.
     for step in sorted(steps, reverse=True):
         if find(step_path(folder, step)) is not None:
             return step_path(folder, step)
@@ -79,7 +79,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def find(path: Path) -> Path | None:
-    """The folder in which the complete checkpoint of this path lies, or None."""
+    """Return the folder that holds this path's complete checkpoint, or None."""
     for candidate in (path, _former(path)):
         if (candidate / ".metadata").is_file():
             return candidate
@@ -87,17 +87,17 @@ def find(path: Path) -> Path | None:
 
 
 class Saving:
-    """A checkpoint that is being written. path: where it will lie; folder: where it lies until then."""
+    """A checkpoint under construction in `folder`, which will become `path`."""
 
     def __init__(self, path: Path) -> None:
-        """Make the folder, and remove those of saves that were killed.
+        """Make the folder, and remove those of killed saves.
 
         Raises:
-            ParallelError: something that is no checkpoint has the name.
-            OSError: the folder can't be made.
+            ParallelError: Something else has the name.
+            OSError: The folder cannot be made.
         """
         self.path = path
-        # An empty folder is taken, for the script may have made it for this.
+        # An empty folder is accepted: the script may have made it for this.
         if os.path.lexists(path) and find(path) != path and not _is_empty(path):
             raise ParallelError(f"{str(path)!r} is there and is no checkpoint. Give a path that is free.")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,28 +108,27 @@ class Saving:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def commit(self) -> None:
-        """Give the folder its name; it has to be whole. What had the name before goes."""
-        # Before the rename: after a power cut a folder that has its name must have its files.
+        """Rename the complete folder to its path. A former checkpoint is removed."""
+        # Before the rename: after a power failure a folder with its name must have its files.
         sync_folder(self.folder)
         former = _former(self.path)
-        # A rename replaces no folder that has something in it, so the former one is moved away and not removed: until the new
-        # one has its name it is what `find` gives.
+        # A rename cannot replace a non-empty folder, so the former one is moved. `find` returns it until the new one has its
+        # name.
         if find(self.path) == self.path:
             shutil.rmtree(former, ignore_errors=True)
             os.rename(self.path, former)
         elif os.path.lexists(self.path):
             self.path.rmdir()
         os.rename(self.folder, self.path)
-        # A rename is on the disk once the folder that holds the name is.
+        # A rename is durable once the parent folder is on the disk.
         sync_folder(self.path.parent)
-        # The lock goes only now that the folder has its name: without a lock another save would take it for what a killed
-        # process has left.
+        # Remove the lock only after the rename: without it another save would take the folder for a killed process's.
         (self.path / _LOCK).unlink()
         shutil.rmtree(former, ignore_errors=True)
         self._close()
 
     def abandon(self) -> None:
-        """Remove what has been written."""
+        """Remove the unfinished folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._close()
 
@@ -140,21 +139,21 @@ class Saving:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what killed saves have left in this folder; those that somebody still writes stay."""
+    """Remove the folders of killed saves, but not those that a process still writes."""
     for name in os.listdir(parent):
         if not _SAVING.match(name):
             continue
         try:
             fd = os.open(parent / name / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            # The process that made it was killed before it had the lock, or is just about to take it.
+            # Its process was killed before it took the lock, or is about to take it.
             if _age_s(parent / name) > LOCKED_WITHIN_S:
                 shutil.rmtree(parent / name, ignore_errors=True)
             continue
         except OSError:
             continue
         try:
-            # Whoever writes holds this lock, and the kernel lets go of it when the process ends, however it ends.
+            # The writer holds this lock. The kernel releases it when the process ends.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(parent / name, ignore_errors=True)
         except OSError:
@@ -179,9 +178,9 @@ def _is_empty(path: Path) -> bool:
 
 
 class Background:
-    """A save that is under way on this rank, or done.
+    """A save in progress on this rank, or a finished one.
 
-    error: why it failed on this rank; known when it is no longer running.
+    `error` is this rank's failure, known when the save has ended.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class Background:
         *,
         threaded: bool,
     ) -> None:
-        """Start it. saving, record: of rank 0, which writes the one and gives the folder its name in the end."""
+        """Start the save. `saving` and `record` are rank 0's, which also renames the folder."""
         self.error: Exception | None = None
         self._folder = folder
         self._saving = saving
@@ -206,9 +205,9 @@ class Background:
             self._group = _own_group(world)
             threaded = self._group is not None
         if threaded:
-            # The next step changes the parameters while the thread writes, so it writes a copy.
+            # The next step changes the parameters while the thread writes, so write a copy.
             self._tensors = {key: _copy(tensor) for key, tensor in tensors.items()}
-            # The thread is no daemon: a program that ends right after save() waits until the checkpoint is written.
+            # Not a daemon thread: a program that ends right after save() waits until the checkpoint is complete.
             self._thread = threading.Thread(target=self._run, name="paceline-checkpoint")
             self._thread.start()
         else:
@@ -217,11 +216,11 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """True while the save has to be waited for."""
+        """True while the save is in progress."""
         return self._thread is not None
 
     def join(self) -> None:
-        """Return once it has ended, well or not."""
+        """Wait until it has ended, well or not."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -230,7 +229,7 @@ class Background:
         try:
             self._write()
             if self._saving is not None:
-                # All ranks have written their parts now: on rank 0 torch's save returns after each rank has told it so.
+                # All ranks have written their parts: on rank 0 torch's save returns after every rank's report.
                 self._saving.commit()
         except Exception as error:
             text = str(error) if isinstance(error, CheckpointError) else reason(error)
@@ -248,7 +247,7 @@ class Background:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         with warnings.catch_warnings():
-            # torch warns that it assumes a single process, for there is no process group. There is a single process.
+            # torch warns that it assumes a single process without a process group, which is right.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             writer = FileSystemWriter(self._folder)
             try:
@@ -256,25 +255,27 @@ class Background:
             except CheckpointException as error:  # a BaseException
                 raise CheckpointError(reason(error)) from error
         if self._saving is not None:
-            # The record is written after torch's save: if it failed before that, the other ranks would wait for rank 0 in
-            # the save.
+            # Write the record after torch's save. If it failed before, the other ranks would wait for rank 0 in the save.
             path = self._folder / RECORD
             path.write_bytes(self._record)
             sync_file(path)
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy on the CPU, cut in the same way."""
+    """Copy a tensor to the CPU, cut in the same way."""
     copied = local(tensor.detach()).to("cpu", copy=True)
     return cut_as(tensor, copied) if is_part(tensor) else copied
 
 
 def _own_group(world: World) -> Any:
-    """A group for messages between the ranks' threads, which must not meet those of the training; None with MPI."""
+    """Return a group for messages between the ranks' threads, or None with MPI.
+
+    The threads' messages must not mix with those of training.
+    """
     if world not in _groups:
-        # A group over Gloo is made by way of a store, and a world over MPI has none.
+        # A Gloo group needs a store, which a world over MPI lacks.
         is_mpi = str(dist.get_backend()) == "mpi"
-        # One group for all saves: to make one is a collective of the whole world, and each costs connections.
+        # One group for all saves: making one is a collective of the whole world and costs connections.
         _groups[world] = None if is_mpi else dist.new_group(backend="gloo")
         if is_mpi:
             _log.warning("asynchronous=True: with the backend mpi the training waits while a checkpoint is written")
@@ -282,7 +283,7 @@ def _own_group(world: World) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """Whose error it was and what it says, without tracebacks."""
+    """Return the failing rank and its message, without tracebacks."""
     failures = getattr(error, "failures", None)
     if not isinstance(failures, dict) or not failures:
         return f"{type(error).__name__}: {error}"

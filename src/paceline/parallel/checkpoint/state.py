@@ -1,11 +1,11 @@
-"""The state in a checkpoint, by original name, and the way back into a model. Loaded on use: it imports torch.
+"""The state in a checkpoint by original name, and its way back into a model.
 
-    model.<name>               every parameter and kept buffer; of a tie the first name alone
+    model.<name>               every parameter and persistent buffer; of a tie the first name only
     optimizer.<name>.<key>     every tensor of the optimizer's state
-    average.<number>.<name>    the same of each average
-    `record`                   everything else: groups, single values, progress, schedulers; one object, for all ranks
+    average.<number>.<name>    the same for each average
+    `record`                   everything else: groups, single values, progress, schedulers; one object for all ranks
 
-Each rank has some of the names (a stage) or parts of the tensors (DTensors); together they have all.
+Each rank has some of the names (a stage) or parts of the tensors (DTensors). Together they have all.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # what a layout decide
 class HeldState:
     """This rank's part of the model and its optimizer.
 
-    module: under original names. parameters: original name -> parameter, of a tie the first name in the whole model.
-    averages: of each, first name -> this rank's part.
+    Attributes:
+        module: Its tensors have original names.
+        parameters: Original name -> parameter; of a tie the first name in the whole model.
+        averages: For each, first name -> this rank's part.
     """
 
     module: nn.Module
@@ -40,7 +42,7 @@ class HeldState:
     averages: Sequence[Mapping[str, Tensor]] = ()
 
     def average_tensors(self) -> dict[str, Tensor]:
-        """Key -> this rank's part of each tensor of each average."""
+        """Return key -> this rank's part of each tensor of each average."""
         return {
             f"average.{number}.{name}": tensor
             for number, average in enumerate(self.averages)
@@ -48,7 +50,7 @@ class HeldState:
         }
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """First name -> the tensor itself, as the module uses it."""
+        """Return first name -> the tensor itself, as the module uses it."""
         state = self._state_dict()
         found: dict[str, Tensor] = {}
         for name, first in self.first_names().items():
@@ -56,21 +58,24 @@ class HeldState:
         return found
 
     def first_names(self) -> dict[str, str]:
-        """Name of each tensor in the module -> its first name in the whole model, which may lie in another stage."""
+        """Return the module's tensor names -> first names in the whole model.
+
+        The first name may be in another stage.
+        """
         found = {name: value for name, value in self._state_dict().items() if isinstance(value, Tensor)}
         first = {id(param): name for name, param in self.parameters.items()}
         return {name: first.setdefault(id(tensor), name) for name, tensor in found.items()}
 
     def model_values(self) -> dict[str, Any]:
-        """The state that modules keep beside tensors (`get_extra_state`)."""
+        """Return the modules' extra state beside tensors (`get_extra_state`)."""
         return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
 
     def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, Any]]]:
-        """Name of each parameter that the optimizer has -> it and its state, empty before the first step."""
+        """Return the optimizer's parameters and states by name, empty before the first step."""
         if self.optimizer is None:
             return {}
         names = {id(param): name for name, param in self.parameters.items()}
-        # `get`, for `optimizer.state` is a defaultdict: to look a parameter up would give it an empty state.
+        # `get`, because `optimizer.state` is a defaultdict, in which a lookup would create an empty state.
         state = self.optimizer.state
         return {
             names[id(param)]: (param, state.get(param, {}))
@@ -83,7 +88,7 @@ class HeldState:
 
 
 def tensors(held: HeldState) -> dict[str, Tensor]:
-    """Key -> tensor, detached, sharing memory with what is trained."""
+    """Return key -> detached tensor, which shares memory with training."""
     found = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
     for name, (_, state) in held.optimizer_states().items():
         found |= {f"optimizer.{name}.{key}": x.detach() for key, x in state.items() if isinstance(x, Tensor)}
@@ -91,7 +96,7 @@ def tensors(held: HeldState) -> dict[str, Tensor]:
 
 
 def own_record(held: HeldState) -> dict[str, Any]:
-    """This rank's part of the record."""
+    """Return this rank's part of the record."""
     groups = []
     names = {id(param): name for name, (param, _) in held.optimizer_states().items()}
     for group in held.optimizer.param_groups if held.optimizer is not None else ():
@@ -106,11 +111,11 @@ def own_record(held: HeldState) -> dict[str, Any]:
 
 
 def merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The records of all ranks as one."""
+    """Merge the records of all ranks."""
     merged: dict[str, Any] = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
         for key in ("values", "model_values"):
-            # Copies of a tied parameter are in the records of several stages; the first stage's counts.
+            # Copies of a tied parameter are in several stages' records. The first stage's wins.
             merged[key] = {**record[key], **merged[key]}
     for index, group in enumerate(records[0]["groups"]):
         names = dict.fromkeys(name for record in records for name in record["groups"][index]["names"])
@@ -119,9 +124,9 @@ def merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
-    """Key -> a tensor to read it into, cut as this layout cuts it, for each key that this rank has a use for.
+    """Return a tensor to read into for each key that this rank needs.
 
-    saved: key -> shape and type of the whole tensor in the checkpoint.
+    They are cut as in this layout. `saved` has shape and dtype of the checkpoint's whole tensors.
     """
     found = {f"model.{name}": torch.empty_like(tensor.detach()) for name, tensor in held.model_tensors().items()}
     found |= {key: torch.empty_like(tensor) for key, tensor in held.average_tensors().items()}
@@ -132,8 +137,8 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
         if kind != "optimizer" or name not in params:
             continue
         param = params[name]
-        # A state of the parameter's shape is cut as the parameter is. What has another shape, such as the number of
-        # steps, is whole on every rank.
+        # State of the parameter's shape is cut like the parameter. Other state, such as the step number, is whole on every
+        # rank.
         if shape == param.shape and state != "step":
             found[key] = torch.empty_like(param.detach(), dtype=dtype)
         else:
@@ -144,10 +149,13 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
 def mismatch(
     held: Mapping[str, torch.Size], optimizer: str, record: Mapping[str, Any], saved: Mapping[str, torch.Size]
 ) -> str:
-    """The ways in which the checkpoint differs from what the ranks hold together, in words; "" if it does not.
+    """Return how the checkpoint differs from the ranks' whole model, or "".
 
-    held: first name -> shape of the whole tensor, of the model as all ranks have it. saved: the same of the checkpoint.
-    optimizer: the name of the optimizer's class; "" for none, which takes any checkpoint.
+    Args:
+        held: First name -> shape of the whole tensor in the model.
+        optimizer: The name of the optimizer's class. "" accepts any checkpoint.
+        record: The checkpoint's record.
+        saved: First name -> shape of the whole tensor in the checkpoint.
     """
     for name, shape in held.items():
         if name not in saved:
@@ -164,7 +172,7 @@ def mismatch(
 
 
 def groups_mismatch(held: HeldState, record: Mapping[str, Any]) -> str:
-    """The ways in which the optimizer's groups on this rank differ from those of the checkpoint, in words; "" if they do not."""
+    """Return how this rank's optimizer groups differ from the checkpoint's, or ""."""
     if held.optimizer is None:
         return ""
     own = own_record(held)["groups"]
@@ -182,7 +190,7 @@ def groups_mismatch(held: HeldState, record: Mapping[str, Any]) -> str:
 
 
 def put_back(held: HeldState, found: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Give the model and the optimizer what was read: `found` by key, `record` for all ranks."""
+    """Give model and optimizer the state: `found` by key, `record` for all ranks."""
     with torch.no_grad():
         for name, tensor in held.model_tensors().items():
             local(tensor).copy_(local(found[f"model.{name}"]))
@@ -206,21 +214,23 @@ def put_back(held: HeldState, found: Mapping[str, Tensor], record: Mapping[str, 
         if state:
             held.optimizer.state[param] = state
         else:
-            # The checkpoint was saved before this parameter's first step. A state that it has now would be of another
-            # training.
+            # The checkpoint is from before this parameter's first step. Its current state belongs to another training.
             held.optimizer.state.pop(param, None)
     for group, saved in zip(held.optimizer.param_groups, record["groups"], strict=True):
         group.update(saved["options"])
 
 
 def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Ids of the parameters whose number of steps lies where they do."""
+    """Return the ids of parameters whose step number is on their device."""
     groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     return {id(param) for group in groups for param in group["params"]}
 
 
 def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
-    """Every name -> the whole tensor, on the CPU, detached; tied names share one tensor. Called on all ranks."""
+    """Return every name -> the whole tensor on the CPU, detached. Every rank calls it.
+
+    Tied names share one tensor.
+    """
     own = {name: _whole(tensor.detach()) for name, tensor in held.model_tensors().items()}
     names = held.first_names()
     group = world.group(world.holder_axis)
@@ -231,12 +241,12 @@ def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    # A tensor that is whole already is copied too, or the next step would change what the caller holds.
+    # Copy a whole tensor too, or the next step would change the caller's.
     return whole(tensor).to("cpu", copy=True)  # type: ignore[no-any-return]
 
 
 def _from_stages(own: dict[str, Tensor], group: Any, device: torch.device) -> dict[str, Tensor]:
-    """The tensors of all stages; of copies of one tensor, that of the first stage."""
+    """Return the tensors of all stages. Of copies the first stage's wins."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
     found: dict[str, Tensor] = {}
     for stage, names in enumerate(gather(about, group)):

@@ -1,14 +1,14 @@
-"""Checkpoints that any layout can write and any other can read. Loaded on use: it imports torch.
+"""Save and load checkpoints of any layout.
 
     save    1  rank 0 makes a folder beside the path                 checkpoint.folder
             2  every rank writes its part, once each                 torch.distributed.checkpoint
-            3  rank 0 gives the folder its name                      when all have written; until then there is nothing
-    load    1  names, shapes and groups are compared                 nothing is changed yet
-            2  every rank reads what it holds, into new memory       torch.distributed.checkpoint
+            3  rank 0 renames the folder to the path                 when all have written; until then nothing is there
+    load    1  compare names, shapes and groups                      nothing is changed yet
+            2  every rank reads its part into new memory             torch.distributed.checkpoint
             3  model, optimizer, progress and schedulers take it
 
-The folder is one of torch's own (`torch.distributed.checkpoint.load` reads it) with one file more, `paceline.pt`.
-All functions are called on all ranks; the errors they raise are the same on each.
+The folder is one of torch's own (`torch.distributed.checkpoint.load` reads it) with one more file, `paceline.pt`. Every rank
+calls every function, and errors are the same on each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from paceline.system.run_variables import REQUEST_VARIABLE
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
 
-#: Of the record, the one file that is not torch's.
+#: The version of the record, the one file that is not torch's.
 FORMAT = 1
 
 _T = TypeVar("_T")
@@ -62,29 +62,29 @@ def save(
     schedulers: Sequence[Any] = (),
     every: int | None = None,
 ) -> Path | None:
-    """The path of the checkpoint, which is complete when this returns; with `asynchronous`, when `wait` does.
+    """Save a checkpoint. Return its path, or None if none was due.
 
-    Where an elastic run is to go on with more nodes, the process ends once the checkpoint is complete; and where this process was
-    sent SIGTERM since `every` was first given.
+    It is complete when this returns or, with `asynchronous`, when `wait` does. When an elastic run continues with more nodes,
+    or after a SIGTERM since `every` was first given, the process ends once the checkpoint is complete.
 
-    path: a folder that is made, or replaced once the new one is complete; it has to be on a file system that all ranks
-        share. None: `step_<n>` in the folder that PACELINE_CHECKPOINT_DIR names, n being the steps done.
-    asynchronous: copy what is to be written and go on training; one save at a time, the next one waits for it and
-        raises its error.
-    schedulers: learning-rate schedulers, or anything else with `state_dict` and `load_state_dict`.
-    every: called after each step, write only where this number divides the steps done, and where the process is asked to end;
-        None is returned otherwise.
+    Args:
+        par: The model in its layout.
+        path: A folder to make, or to replace once the new one is complete, on a file system that all ranks share. None:
+            `step_<n>` in the folder PACELINE_CHECKPOINT_DIR, n being the finished steps.
+        asynchronous: Copy the state and continue training. The next save waits for this one and raises its error.
+        schedulers: Learning-rate schedulers, or other objects with `state_dict` and `load_state_dict`.
+        every: Call this after each step and write only if this number divides the finished steps, or if the process has to end.
 
     Raises:
-        ParallelError: every is no whole number from 1 on; no path, or something else lies there.
-        CheckpointError: it can't be written; a checkpoint that had the path before is there still.
+        ParallelError: `every` is not an integer of at least 1, there is no path, or something else is at the path.
+        CheckpointError: The write failed. A former checkpoint at the path is untouched.
     """
     world = par.world
     if every is not None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ParallelError(f"every={every!r}: it is a whole number of steps from 1 on.")
         leaving.listen(saves=True)
-    # Rank 0's look for all: the others may be asked a moment later.
+    # Rank 0 decides for all, because the others may receive the request later.
     asked = from_first(leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
     if every is not None and asked is None and par.progress.steps % every:
         return None
@@ -115,10 +115,10 @@ def save(
 
 
 def wait(par: ParallelHandle) -> None:
-    """Return once no save is under way.
+    """Wait until no save is in progress.
 
     Raises:
-        CheckpointError: the last one has failed.
+        CheckpointError: The last save failed.
     """
     job = _background.pop(par, None)
     if job is not None:
@@ -127,19 +127,24 @@ def wait(par: ParallelHandle) -> None:
 
 
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
-    """Go on from a checkpoint, with model, optimizer, progress and random streams as they were; True if there was one.
+    """Restore model, optimizer, progress and random streams from a checkpoint.
 
-    path: None takes the newest complete one in the folder that PACELINE_CHECKPOINT_DIR names; False if there is none.
-    schedulers: the same, in the same order, as were saved.
+    Return True if there was one. A failure changes nothing.
+
+    Args:
+        par: The model in its layout.
+        path: None takes the newest complete checkpoint in the folder PACELINE_CHECKPOINT_DIR, and returns False without one.
+        schedulers: The saved schedulers, in the same order.
 
     Raises:
-        ParallelError: there is nothing at the path, or it is of another model or optimizer; nothing has been changed.
-        CheckpointError: it can't be read; nothing has been changed.
+        ParallelError: The path has no checkpoint, or one of another model or optimizer.
+        CheckpointError: The checkpoint cannot be read.
     """
     world = par.world
     wait(par)
-    # Rank 0 looks for all: another rank might already see a newer checkpoint. An error is held back until all ranks know
-    # of it; a rank that raised by itself would leave the others in the next collective.
+    # Rank 0 looks for all: another rank might already see a newer checkpoint. An error is raised on all ranks together, because
+    # the
+    # others would wait for a failing rank in the next collective.
     found = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
     if found is None:
         return False
@@ -149,8 +154,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     _compare(par, held, folder, record, saved, len(schedulers))
     buffers = targets(held, saved)
     on_all(lambda: _read_tensors(world, folder, buffers))
-    # Until here nothing of the training was changed: all is read into buffers of its own, and all ranks have said that
-    # they could.
+    # Nothing was changed so far: every rank has read into new memory and has reported success.
     put_back(held, buffers, record)
     par.load_state(record["state"])
     for average, own in zip(par.averages, record.get("averages", ()), strict=False):
@@ -161,15 +165,18 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 
 
 def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
-    """Every parameter and kept buffer, whole, on the CPU, under each of its names: for `load_state_dict` of the plain model."""
+    """Return every parameter and persistent buffer, whole, on the CPU, under all its names.
+
+    The plain model's `load_state_dict` takes it.
+    """
     return _full_state_dict(hold(par), par.world)
 
 
 def hold(par: ParallelHandle) -> HeldState:
-    """This rank's part of the model and its optimizer."""
+    """Return this rank's part of the model and its optimizer."""
     executor = par.executor
-    # FSDP2 leaves parameters whole for a while after a forward pass. To ask it for the state puts them in parts again,
-    # and so this comes first.
+    # FSDP2 leaves parameters whole for a while after a forward pass. Asking it for the state splits them again, so do that
+    # first.
     executor.module.state_dict(keep_vars=True)
     return HeldState(
         module=executor.module,
@@ -180,16 +187,16 @@ def hold(par: ParallelHandle) -> HeldState:
 
 
 def _pack(record: dict[str, Any]) -> bytes:
-    """The record as it is written.
+    """Serialize the record.
 
     Raises:
-        ParallelError: something in it could not be read again without running code.
+        ParallelError: It holds something that cannot be read again without running code.
     """
     file = io.BytesIO()
     try:
         torch.save(record, file)
         file.seek(0)
-        # It is read back at once: better that save() refuses an object than that load() does, days later.
+        # Read it back now: better that save() refuses an object than load() days later.
         torch.load(file, weights_only=True)
     except Exception as error:
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -220,7 +227,7 @@ def _find(path: str | Path | None) -> str | None:
 
 
 def _read_about(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[torch.Size, torch.dtype]]]:
-    """The record, and key -> shape and type of each tensor."""
+    """Return the record, and key -> shape and dtype of each tensor."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -278,7 +285,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
     with warnings.catch_warnings():
-        # torch warns that it assumes a single process, for there is no process group. There is a single process.
+        # torch warns that it assumes a single process without a process group, which is right.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
@@ -288,7 +295,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
             ) from error
 
 
-# What all ranks have to agree on.
+# Agreement of all ranks.
 
 
 def _gather_records(held: HeldState) -> list[dict[str, Any]]:
@@ -299,13 +306,19 @@ def _gather_records(held: HeldState) -> list[dict[str, Any]]:
 
 
 def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
-    """The save that rank 0 has begun, None elsewhere, and the folder that all write to. what: the target in messages."""
+    """Begin a save on rank 0. Return it there (None elsewhere), and the folder for all.
+
+    `what` names the target in messages.
+    """
     saving = on_rank_0(world, lambda: Saving(target.absolute()), f"{what} can't be begun")
     return saving, Path(from_first(str(saving.folder) if saving is not None else ""))
 
 
 def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
-    """Do the action on rank 0 alone: its result there, None elsewhere; its error is raised on all."""
+    """Run the action on rank 0 only. Its error is raised on all ranks.
+
+    Return its result on rank 0, None elsewhere.
+    """
 
     def on_this() -> _T | None:
         try:
@@ -317,12 +330,12 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """The action's result; where it fails on a rank, the error of the first such one is raised on all."""
+    """Run the action. If it fails on any rank, raise the first such error on all."""
     try:
         result = action()
     except Exception as error:
-        # Within this clause, and not noted for after it: an error that this frame keeps would keep the frame, and with it what
-        # was read, until Python looks for such circles.
+        # Within this clause: an error that this frame keeps would keep the frame, with everything it has read, until a garbage
+        # collection.
         raise_agreed(error)
         raise
     raise_agreed(None)
@@ -330,12 +343,12 @@ def on_all(action: Callable[[], _T]) -> _T:
 
 
 def raise_agreed(error: Exception | None) -> None:
-    """Raise on all ranks the error of the first that has one."""
+    """Raise the first rank's error on all ranks, if any rank has one."""
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
     found = next((item for item in gather(described) if item is not None), None)
     if found is not None:
         kind = ParallelError if found[0] else CheckpointError
-        # An error of this class says it all already, and needs no second traceback around it.
+        # An error of this class is complete and needs no second traceback.
         raise kind(found[1]) from (None if type(error) is kind and str(error) == found[1] else error)
 
 

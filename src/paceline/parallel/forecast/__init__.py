@@ -1,1 +1,1 @@
-"""What each layout would need and take, from measured blocks: shown by `explain`, and what "auto" chooses by."""
+"""Forecasts of each layout's memory and time from measured blocks, for `explain` and "auto"."""

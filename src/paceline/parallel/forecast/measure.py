@@ -1,4 +1,4 @@
-"""The blocks of a model, measured for a forecast. Loaded on use: it imports torch."""
+"""Measurements of a model's blocks for a forecast."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from paceline.parallel.task import Task
 from paceline.parallel.tracing.boundaries import Boundaries
 from paceline.parallel.tracing.fake_model import untouched
 
-#: Numbers whose update is timed.
+#: How many numbers to update for timing an optimizer.
 _NUMBERS = 2**20
-#: Of a message whose time tells the bandwidth.
+#: The size of the message that measures the bandwidth.
 _MESSAGE_BYTES = 4 * 2**20
 
 
@@ -42,13 +42,13 @@ def measured(
     *,
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Measured:
-    """The model's blocks for one or two microbatches, the larger one first, in this process alone; for none its parameters.
+    """Measure the model's blocks in this process, for one or two microbatches, larger first.
 
-    The model is left as it was.
+    Without microbatches only its parameters are known. The model is left unchanged.
     """
     task = dataclasses.replace(task, model=model)
     reason = "" if micros else "it was not traced, for want of a batch"
-    # What is known without a batch.
+    # Known without a batch.
     found: list[tuple[Block, ...]] = [
         (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
     ]
@@ -63,7 +63,7 @@ def measured(
     trained = _bytes_of(param for param in params if param.requires_grad)
     matrices = _bytes_of(param for param in params if param.dim() > 1)
     units = [model.get_submodule(name) for name in find_units(model)]
-    # Two, as Adam's, where it can't be tried.
+    # Two, as Adam's, if the trial fails.
     factor, seconds = _tried(optimizer, device, _NUMBERS) or (2, 0.0)
     about = Measured(
         rows=max(micros[0].rows, 1) if micros else 1,
@@ -91,7 +91,7 @@ def _blocks(task: Task, micro: Microbatch, device: torch.device) -> tuple[Block,
 
 
 def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
-    """A model that can't be traced, as one block."""
+    """Measure a model that cannot be traced, as one block."""
     model = task.model
 
     def forward() -> Tensor:
@@ -99,7 +99,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
             return task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
 
     with stand_ins(model, device), untouched(model):
-        # Nothing of this pass stays in memory during the one that is timed.
+        # Free this pass's memory before the timed one.
         saved = saved_by(forward, model)[1]
         params = [param for param in model.parameters() if param.requires_grad]
         start = now()
@@ -119,14 +119,15 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 
 
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """The numbers that it keeps for each parameter, and the seconds of a step for each byte, tried on a parameter of its own;
-    None where that can't be done.
+    """Try the optimizer on a parameter. Return its numbers per parameter and seconds per byte.
+
+    None if the trial fails.
     """
     if optimizer is None:
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
     kind: Any = type(optimizer)
-    # Some keep more in a group than their constructor takes.
+    # Some optimizers keep more in a group than their constructor takes.
     taken = inspect.signature(kind.__init__).parameters
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params" and key in taken}
     try:
@@ -139,26 +140,29 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
             best = min(best, now() - start)
         state = own.state.get(param, {})
     except Exception:
-        # An optimizer of the user's that takes more than parameters and its own defaults.
+        # A user's optimizer that needs more than parameters and its own defaults.
         return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
     return round(kept / param.numel()), best / param.nbytes
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """The numbers that it keeps for each parameter."""
+    """Return how many numbers the optimizer keeps for each parameter."""
     found = tried_state_numbers(optimizer, device)
     return 2 if found is None else found
 
 
 def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
-    """The same; None where it can't be tried."""
+    """Return the same, or None if the trial fails."""
     found = _tried(optimizer, device, 1024)
     return None if found is None else found[0]
 
 
 def bandwidth(group: Any, device: torch.device) -> float:
-    """Bytes a second that each rank sends while all sum one message. Called on all ranks of the group."""
+    """Return the bytes per second that each rank sends in an all-reduce.
+
+    Every rank of the group calls it.
+    """
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return BANDWIDTH_BYTES_S
@@ -173,7 +177,7 @@ def bandwidth(group: Any, device: torch.device) -> float:
 
 
 def _sizes(model: nn.Module) -> tuple[tuple[str, int], ...]:
-    """First name and bytes of each parameter."""
+    """Return first name and bytes of each parameter."""
     return tuple((name, param.nbytes) for name, param in model.named_parameters())
 
 

@@ -1,12 +1,12 @@
-"""Memory, time and traffic of a layout, computed from the measured blocks of a model. Standard library only.
+"""Memory, time and traffic of a layout, computed from a model's measured blocks.
 
 For d replicas, s shards, p stages, t tensor parts, M microbatches in groups of m, W bytes of parameters, G of gradients:
 
     time      M (forward + backward of all blocks)           p > 1: the simulated schedule of the best cut, M / m times
               + (2 (d - 1) / d G / s + 3 M (s - 1) / s W) / bandwidth + optimizer
-    memory    W + G + optimizer, of this worker's part, + activations that are kept + with shards the blocks put together
+    memory    W + G + optimizer, of this worker's part, + saved activations + with shards the gathered blocks
     sent      data: 2 (d - 1) / d G / s    shard: 3 M (s - 1) / s W    pipe: 2 M live bytes at each end of a stage
-              tensor: for each block four sums of what goes into it, 2 (t - 1) / t each; expert: the same of a block with experts
+              tensor: for each block four sums of its input, 2 (t - 1) / t each; expert: the same for a block with experts
               context: for each block keys, values and their gradients, (c - 1) / c each, and gradients as data does
 """
 
@@ -30,21 +30,25 @@ from paceline.parallel.strategy import (
     strategy_of,
 )
 
-#: FSDP2 holds the block that computes, the one that comes next, what is received of it, the gradients of a whole block and
-#: their message. Measured on CPUs: 5.4 to 5.8 blocks.
+#: FSDP2 holds the current block, the next one, its received part, a whole block's gradients and their message.
+#: Measured on CPUs: 5.4 to 5.8 blocks.
 WHOLE_BLOCKS = 5.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The blocks of a model for so many rows.
+    """The measured blocks of a model.
 
-    all_rows: of a microbatch, all replicas' together.
-    small: the same blocks for a part of the rows, which take more time a row; None: time goes with the rows.
-    trained_share: of the parameters' bytes, those that get gradients. unit_bytes: of the largest block of FullyShard.
-    optimizer_factor: numbers of state for each parameter. optimizer_s_a_byte: of a step, for each byte of trained parameters.
-    cut_share: of the parameters' bytes, those that TensorParallel could cut. expert_share: those of experts.
-    reason: why no pipeline can be; "" if one can.
+    Attributes:
+        all_rows: The rows of a microbatch over all replicas.
+        small: The same blocks for fewer rows, which take more time per row. None: time is proportional to rows.
+        trained_share: The part of the parameters' bytes that gets gradients.
+        unit_bytes: The size of FullyShard's largest block.
+        optimizer_factor: Numbers of state per parameter.
+        optimizer_s_a_byte: Seconds of a step per byte of trained parameters.
+        cut_share: The part of the parameters' bytes that TensorParallel could cut.
+        expert_share: The experts' part of the parameters' bytes.
+        reason: Why a pipeline is impossible, or "".
     """
 
     rows: int
@@ -62,7 +66,10 @@ class Measured:
     reason: str = ""
 
     def at(self, rows: float) -> tuple[Block, ...]:
-        """The blocks for another number of rows: times on the line through what was measured, bytes in proportion."""
+        """Return the blocks for another number of rows.
+
+        Times are on the line through the measurements, bytes are proportional.
+        """
         share = rows / self.rows
         found = []
         for index, block in enumerate(self.blocks):
@@ -85,9 +92,12 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Of the worker that has the most, in bytes; of a step, in seconds.
+    """The forecast for the worker with the most memory, in bytes, and for a step, in seconds.
 
-    together_bytes: blocks of FullyShard that are whole for a while. sent_bytes: by each worker. reason: why it can't be.
+    Attributes:
+        together_bytes: FullyShard's gathered blocks.
+        sent_bytes: The traffic of each worker.
+        reason: Why the layout is impossible, or "".
     """
 
     name: str
@@ -108,7 +118,7 @@ class Forecast:
 
 
 def candidates(workers: int) -> list[Any]:
-    """The strategies for so many workers, with their sizes."""
+    """Return the strategies for this number of workers, with their sizes."""
     found: list[Any] = [DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)]
     for size in range(2, workers):
         if workers % size == 0:
@@ -119,9 +129,9 @@ def candidates(workers: int) -> list[Any]:
 
 
 def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int, name: str = "") -> Forecast:
-    """What a step needs and takes with this layout.
+    """Return the forecast of a step in this layout.
 
-    microbatches: all of a step. at_once: those that a pipeline holds together.
+    `microbatches` counts those of a step, `at_once` those that a pipeline holds together.
     """
     name = name or str(layout)
     blocks = measured.at(measured.all_rows / layout.replicas)
@@ -136,7 +146,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
     sent = _replicas(measured, whole * part, layout, microbatches)
     live = microbatches * sum(block.live_bytes for block in blocks)
     sums = layout.tensor * layout.expert
-    # Four sums of what goes into a block; or its keys, values and their gradients once.
+    # Four sums of a block's input, or its keys, values and their gradients once.
     sent += live * 4 * (2 * (sums - 1) / sums + (layout.context - 1) / layout.context)
     sent += 2 * (layout.context - 1) / layout.context * gradients
     return Forecast(
@@ -152,9 +162,9 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
 
 
 def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
-    """The bytes that each worker sends to other replicas in a step, of a model of so many bytes."""
+    """Return the bytes that each worker sends to other replicas in a step."""
     data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
-    # Put together for the forward and for the backward pass of each microbatch, and as many gradients back.
+    # Gathered for the forward and the backward pass of each microbatch, and as many gradients back.
     shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole
     return data + shard
 
@@ -196,7 +206,7 @@ def _piped(
                 gradient_bytes=gradients,
                 optimizer_bytes=gradients * measured.optimizer_factor,
                 activation_bytes=kept * sum(block.activation_bytes for block in part),
-                # Of a stage that computes for many microbatches all blocks stay together until the last one.
+                # A stage that computes many microbatches keeps all of its blocks gathered until the last one.
                 together_bytes=2 * held if layout.shard > 1 else 0.0,
                 sent_bytes=microbatches * ends + _replicas(measured, held, layout, 1),
             )
@@ -224,9 +234,9 @@ def _piped(
 def all_forecasts(
     measured: Measured, workers: int, microbatches: int, at_once: int, used: Layout | None = None
 ) -> dict[str, tuple[Any, Forecast]]:
-    """Name -> strategy and forecast, of every layout for so many workers.
+    """Return name -> strategy and forecast of every layout for this number of workers.
 
-    used: that in use, which is among them with parts of sequences or experts too; others with these are not.
+    The layout in use, `used`, is included. Others with context or expert parallelism are not.
     """
     found = {}
     strategies = candidates(workers)
@@ -239,12 +249,12 @@ def all_forecasts(
 
 
 def name_of_layout(layout: Layout) -> str:
-    """The name under which a layout stands among `all_forecasts`."""
+    """Return the name of a layout among `all_forecasts`."""
     return shown(strategy_of(layout))
 
 
 def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
-    """The forecasts as lines, those that can't be last. chosen: the name of the layout that is used."""
+    """Return the forecasts as lines, impossible ones last. `chosen` is the layout in use."""
     head: tuple[str, ...] = ("", "layout", "parameters", "gradients", "optimizer", "activations", "blocks whole")
     head += ("memory", "step", "bubble", "sent")
     rows = [head]
@@ -275,7 +285,7 @@ def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> 
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines, in columns."""
+    """Return a table's rows as lines in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -1,1 +1,1 @@
-"""Models that no worker holds whole: made without values, cut, and only then filled. Loaded on use: imports torch."""
+"""Models that no worker holds whole: built without values, cut, and filled only then."""

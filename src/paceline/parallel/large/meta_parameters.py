@@ -1,4 +1,4 @@
-"""The part of a tensor that this rank has, as ranges of the whole. Loaded on use: it imports torch."""
+"""Parameters on the meta device: memory for them, stand-ins, and this rank's part as ranges."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from paceline.parallel import tied_parameters
 from paceline.parallel.deterministic_rng import normal
 
-#: For each dimension: from, to.
+#: For each dimension: start, end.
 Region = tuple[tuple[int, int], ...]
 
 
 def region_of(tensor: Any) -> Region:
-    """This rank's part of a DTensor; all of any other tensor.
+    """Return this rank's ranges of a DTensor, or all of any other tensor.
 
-    The axis `tensor` of the mesh comes last and cuts first: FSDP2 cuts what it has left.
+    The mesh's axis `tensor` comes last and cuts first: FSDP2 cuts the rest.
     """
     region = [(0, size) for size in tensor.shape]
     placements = getattr(tensor, "placements", ())
@@ -42,7 +42,7 @@ def slices(region: Region) -> tuple[slice, ...]:
 
 
 def give_memory(device: torch.device, *modules: nn.Module) -> None:
-    """Give parameters and buffers that have none memory on the device, without values. Tied ones stay tied."""
+    """Allocate parameters and buffers that have no memory, without values. Ties stay."""
     made: dict[int, nn.Parameter] = {}
     for module in modules:
         is_changed = False
@@ -53,20 +53,19 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
                 if id(param) not in made:
                     value = torch.empty_like(param, device=device)
                     made[id(param)] = nn.Parameter(value, requires_grad=param.requires_grad)
-                # By setattr: RNNs keep a second list of their parameters.
+                # With setattr, because RNNs keep a second list of their parameters.
                 setattr(part, name, made[id(param)])
                 is_changed = True
         if is_changed:
-            # Nothing moves; FSDP2 looks for parameters that are new to it only when a module is moved.
+            # Nothing moves, but FSDP2 looks for new parameters only when a module is moved.
             module.to(device)
 
 
 def return_memory() -> None:
-    """Let glibc give back what is freed: what takes more than 1 MiB is asked of the kernel by itself.
+    """Make glibc return freed blocks of 1 MiB or more to the kernel.
 
-    Its own limit grows with what is freed, up to 32 MiB, and what is smaller stays in a heap with holes. Where blocks are
-    put together and let go of one after the other (FSDP2), a worker took three times the memory of its parts. Other
-    allocators, and other systems, don't know the call.
+    By default its limit grows with freed blocks, up to 32 MiB, and smaller blocks stay in a fragmented heap. When FSDP2 gathers
+    and frees blocks in turn, a worker took three times the memory of its parts. Other allocators and systems lack the call.
     """
     mmap_threshold = -3
     with contextlib.suppress(OSError, AttributeError):
@@ -74,12 +73,12 @@ def return_memory() -> None:
 
 
 def is_empty(module: nn.Module) -> bool:
-    """True if a parameter or buffer has no memory."""
+    """Return True if a parameter or buffer has no memory."""
     return any(tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
 
 
 def move(model: nn.Module, device: torch.device) -> None:
-    """As `model.to(device)`, for what has memory."""
+    """Move everything that has memory, as `model.to(device)` does."""
     if not is_empty(model):
         model.to(device)
         return
@@ -90,9 +89,17 @@ def move(model: nn.Module, device: torch.device) -> None:
 def stand_ins(
     model: nn.Module, device: torch.device, *, names: Collection[str] | None = None, dense: bool = False
 ) -> Iterator[None]:
-    """Parameters without memory have numbers until the block ends, the same on all ranks.
+    """Give parameters without memory numbers within the block, the same on all ranks.
 
-    names: only those. dense: in memory of their own.
+    A weight of n x m numbers is a view of n + m - 1 random ones, each row shifted by one. It has full rank like trained
+    weights, so that two ways of computing differ where they would differ. Kernels copy such a view, so timing needs `dense`
+    ones.
+
+    Args:
+        model: Its parameters are replaced within the block.
+        device: Where the numbers are.
+        names: Only these parameters.
+        dense: Give each its own memory.
     """
     first = tied_parameters.first_names(model)
     made: dict[int, nn.Parameter] = {}
@@ -108,7 +115,7 @@ def stand_ins(
         swapped.append((*tied_parameters.owner_of(model, name), param))
     try:
         for module, last, param in swapped:
-            # By setattr: RNNs keep a second list of their parameters.
+            # With setattr, because RNNs keep a second list of their parameters.
             setattr(module, last, made[id(param)])
         yield
     finally:
@@ -117,7 +124,7 @@ def stand_ins(
 
 
 def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the size that weights of this shape have."""
+    """Return numbers of the usual size of weights of this shape."""
     count = sum(param.shape) - param.dim() + 1
     if not param.is_floating_point() or not param.numel():
         return torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)

@@ -1,8 +1,8 @@
-"""What a constructor does to parameters that have no memory, written down, and done later. Loaded on use: it imports torch.
+"""A recorder of what a constructor does to parameters without memory, replayed later.
 
-The idea is that of torchdistx's `deferred_init`: each operation that touches a tensor on the meta device is kept with its
-arguments; all others run as always. A parameter's values are then made by doing again what was done to it, and nothing else.
-Random operations draw from a stream of the parameter's name, so that they give the same numbers whichever others are made.
+As in torchdistx's `deferred_init`, each operation on a tensor of the meta device is recorded with its arguments; all others run
+normally. A parameter's values are made by replaying only the operations on it. Random operations draw from a stream of the
+parameter's name, so they give the same numbers whichever other parameters are made.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.torch_private import DispatchMode
 
-#: Operations that give values to what had none.
+#: Operations that initialise a tensor.
 _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.copy_, torch.ops.aten.eye))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ref:
-    """A tensor without memory among an operation's arguments. done: so much had been done to its storage before."""
+    """A tensor without memory among an operation's arguments.
+
+    `done` counts the earlier operations on its storage.
+    """
 
     key: int
     size: tuple[int, ...]
@@ -46,7 +49,10 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Entry:
-    """A call that made a storage (output: which of its outputs, and how that lay), or that changed it (output None)."""
+    """A call that made a storage, or that changed it (output None).
+
+    `output` is the index and layout of the call's output.
+    """
 
     call: _Call
     output: int | None = None
@@ -54,18 +60,18 @@ class _Entry:
 
 
 class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, notes what is done to tensors on the meta device."""
+    """A mode that records operations on tensors of the meta device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._logs: dict[int, list[_Entry]] = {}
-        # Storages are known by their address, which another one would get if they went.
+        # Held, because storages are known by their address, which another one could reuse.
         self._alive: dict[int, Any] = {}
         self._is_off = False
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """Note nothing until the block ends."""
+        """Record nothing within the block."""
         before, self._is_off = self._is_off, True
         try:
             yield
@@ -73,17 +79,17 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
             self._is_off = before
 
     def begin(self, shell: Tensor) -> None:
-        """Take the tensor for memory that nobody has written to yet."""
+        """Register the tensor as uninitialised memory."""
         self._logs[self._key(shell)] = []
 
     def note(self, function: Any, tensor: Tensor, *args: Any, is_random: bool = False, **kwargs: Any) -> None:
-        """Note a call that writes to the tensor, its first argument, and reads no other one without memory."""
+        """Record a call that writes to its first argument and reads no other one without memory."""
         log = self._logs.setdefault(self._key(tensor), [])
         call = _Call(function=function, args=(self._ref(tensor, len(log)), *args), kwargs=kwargs, is_random=is_random)
         log.append(_Entry(call=call))
 
     def knows(self, tensor: Tensor) -> bool:
-        """True if what was done to it gives it values; what only changes values does not."""
+        """Return True if the recorded calls initialise it. Changes of old values do not."""
         log = self._logs.get(tensor.untyped_storage()._cdata)
         if not log:
             return False
@@ -93,11 +99,11 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def began(self, tensor: Tensor) -> bool:
-        """True if it is known, with values or without."""
+        """Return True if it is registered, initialised or not."""
         return tensor.untyped_storage()._cdata in self._logs
 
     def made(self, function: Any, tensors: list[Tensor]) -> None:
-        """Called after an operation on tensors that all have memory, for those that look at them too."""
+        """Handle an operation on tensors that all have memory. For subclasses."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -126,7 +132,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         before = [(tensor, len(self._logs.get(self._key(tensor), ()))) for tensor in given]
         told = {id(tensor): done for tensor, done in before}
         call_args, call_kwargs = self._refs(args, told), self._refs(kwargs, told)
-        # torch refuses operations between devices; only shapes are asked for here.
+        # torch refuses operations between devices, and only the shapes matter here.
         shapes = map_tensors((args, kwargs), lambda tensor: tensor if tensor.is_meta else _shape_of(tensor))
         result = func(*shapes[0], **shapes[1])
         self._note(func, call_args, call_kwargs, result, written=_written(func, args, kwargs), given=given)
@@ -149,13 +155,13 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         known = {self._key(tensor) for tensor in given}
         for number, tensor in enumerate(tensors_in(result)):
             key = self._key(tensor)
-            # A view of an argument has its storage, and its log.
+            # A view of an argument shares its storage, and its log.
             if key not in known and tensor.is_meta:
                 known.add(key)
                 self._logs[key] = [_Entry(call=call, output=number, like=self._ref(tensor))]
 
     def _refs(self, values: Any, done: Mapping[int, int]) -> Any:
-        # Copies of those with values: the constructor may go on changing them.
+        # Copy initialised tensors, because the constructor may change them later.
         def taken(tensor: Tensor) -> Any:
             return self._ref(tensor, done[id(tensor)]) if tensor.is_meta else tensor.detach().clone()
 
@@ -177,9 +183,9 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return int(storage._cdata)
 
     def value(self, tensor: Tensor, name: str, seed: int, names: Mapping[int, str]) -> Tensor:
-        """The tensor's values, whole and on the CPU: everything that was done to it, done again.
+        """Replay everything that was done to the tensor. Return it whole, on the CPU.
 
-        name: whose stream random operations draw from. names: storage -> name, of the parameters it may have been made from.
+        `name` selects the stream of random operations. `names` are those of storages it may depend on.
         """
         ref = self._ref(tensor, len(self._logs[self._key(tensor)]))
         return _Replay(self._logs, name, seed, names).view(ref)
@@ -195,7 +201,7 @@ class _Replay:
         return self._state(ref).as_strided(ref.size, ref.stride, ref.offset)
 
     def _state(self, ref: _Ref) -> Tensor:
-        """The storage as it was when so much had been done to it, flat."""
+        """Return the flat storage after `ref.done` operations."""
         found = self._states.get((ref.key, ref.done))
         if found is not None:
             return found
@@ -206,7 +212,7 @@ class _Replay:
             if entry.output is not None:
                 like = entry.like
                 assert like is not None
-                # What one device gives in rows another may give in columns.
+                # A row-major result of one device may be column-major on another.
                 flat = torch.empty(max(_extent(like), _extent(ref)), dtype=like.dtype)
                 made = self._made(entry.call, generator)[entry.output]
                 flat.as_strided(like.size, like.stride, like.offset).copy_(made)
@@ -249,14 +255,14 @@ class _Replay:
 
 
 def _extent(ref: _Ref) -> int:
-    """The count of numbers up to the last one that it reaches."""
+    """Return the number of elements up to the last one that it reaches."""
     if 0 in ref.size:
         return 0
     return ref.offset + 1 + sum((size - 1) * stride for size, stride in zip(ref.size, ref.stride, strict=True))
 
 
 def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that the operation changes."""
+    """Return the tensors that the operation changes."""
     found: list[Tensor] = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -267,5 +273,5 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    # A number goes with tensors of every device, and its value may decide the type of what comes.
+    # A 0-dim tensor combines with every device, and its value may decide the result's dtype.
     return tensor if tensor.dim() == 0 else torch.empty_like(tensor, device="meta")

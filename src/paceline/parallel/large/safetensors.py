@@ -1,11 +1,11 @@
-"""Safetensors in Hugging Face's layout, read by parts and written as they come. Loaded on use: it imports torch.
+"""Safetensors in Hugging Face's layout, read in parts and written tensor by tensor.
 
     model.safetensors                   or: model-00001-of-00003.safetensors ... and model.safetensors.index.json
     a file: see `system.safetensors`
     index: {"metadata": {"total_size": bytes}, "weight_map": {name: file}}
 
-https://github.com/huggingface/safetensors#format. Its own library writes a file at once, from tensors that are all in memory,
-which a worker of a large model has no room for; the tests read and write each other's files.
+https://github.com/huggingface/safetensors#format. Its own library writes a whole file from tensors in memory, for which a
+worker of a large model has no room. The tests read and write each other's files.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Folder:
     """The tensors of a folder, or of one file.
 
     Raises:
-        ParallelError: there are no safetensors, or a file is none.
+        ParallelError: There are no safetensors, or a file is malformed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries: dict[str, tuple[Path, int, Any]] = {}
-        #: So many bytes were read, headers left out.
+        #: The number of bytes read, without headers.
         self.bytes_read = 0
         for file in self._files():
             start, entries = _entries(file)
@@ -54,12 +54,14 @@ class Folder:
         return list(self._entries)
 
     def find(self, names: Iterable[str]) -> str | None:
-        """The first of these names that is there."""
+        """Return the first of these names that exists."""
         return next((name for name in names if name in self._entries), None)
 
     def check(self, name: str, shape: tuple[int, ...], wanted: str) -> None:
-        """Raises:
-        ParallelError: the tensor has another shape, or a type that torch has not.
+        """Refuse a tensor that does not fit.
+
+        Raises:
+            ParallelError: The tensor has another shape, or a dtype that torch lacks.
         """
         file, _, entry = self._entries[name]
         if tuple(entry["shape"]) != shape:
@@ -71,7 +73,7 @@ class Folder:
             raise ParallelError(f"{file}: {name!r} has the type {entry['dtype']}, which can't be read here.")
 
     def read(self, name: str, region: Region | None = None) -> Tensor:
-        """The tensor, or a part of it. Of its bytes only the part's are read, where it is cut in its first two dimensions."""
+        """Read the tensor, or a part. A part in the first two dimensions reads only its own bytes."""
         file, start, entry = self._entries[name]
         shape, dtype = tuple(entry["shape"]), _TYPES[entry["dtype"]]
         region = region or tuple((0, size) for size in shape)
@@ -84,7 +86,7 @@ class Folder:
             if all(span == (0, size) for span, size in zip(region[1:], shape[1:], strict=True)):
                 data = self._bytes(opened, (last - first) * row)
                 return data.view(dtype).reshape([end - begin for begin, end in region])
-            # Of a part of the columns, each row's own bytes.
+            # For a part of the columns, read each row's own bytes.
             (begin, end), *deeper = region[1:]
             inner = (slice(None), *(slice(*span) for span in deeper))
             item = math.prod(shape[2:]) * dtype.itemsize
@@ -112,7 +114,7 @@ class Folder:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ParallelError(f"{index} is no index of safetensors: {error!r}.") from error
             for file in files:
-                # The index may come from anywhere; it names files beside it, and no others.
+                # The index may come from anywhere, so it may name only files beside it.
                 if Path(file).name != file:
                     raise ParallelError(f"{index} names {file!r}, which is not a file beside it.")
                 if not (self.path / file).is_file():
@@ -127,7 +129,7 @@ class Folder:
 
 
 def _entries(file: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors' bytes begin, and what the header says of them."""
+    """Return the offset of the tensors' bytes, and the header."""
     with file.open("rb") as opened:
         try:
             entries, start, size = read_header(opened)
@@ -144,7 +146,10 @@ def _entries(file: Path) -> tuple[int, dict[str, Any]]:
 
 
 class Writer:
-    """One file, written tensor by tensor. tensors: name, shape and type of each, in the order in which they come."""
+    """A file that is written tensor by tensor.
+
+    `tensors` are name, shape and dtype of each, in writing order.
+    """
 
     def __init__(self, path: Path, tensors: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
         about = [
@@ -154,7 +159,7 @@ class Writer:
         self._file.write(header(about, {"format": "pt"}))
 
     def write(self, tensor: Tensor) -> None:
-        """The next tensor, on the CPU."""
+        """Write the next tensor, which is on the CPU."""
         data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         if sys.byteorder == "big":
             raise ParallelError("safetensors are written in little endian, which this machine is not.")
@@ -162,15 +167,17 @@ class Writer:
         self._file.write(values)
 
     def close(self) -> None:
-        """Return once it is on the disk."""
+        """Flush the file to the disk and close it."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
 
 def type_name(name: str, dtype: torch.dtype) -> str:
-    """Raises:
-    ParallelError: the format has no such type.
+    """Return the format's dtype name.
+
+    Raises:
+        ParallelError: The format lacks this dtype.
     """
     if dtype not in _NAMES:
         raise ParallelError(f"{name} has the type {dtype}, which safetensors have not; par.save() keeps every type.")

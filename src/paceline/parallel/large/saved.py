@@ -1,7 +1,7 @@
-"""`par.save_safetensors`: the model in Hugging Face's layout, each worker its own file. Loaded on use: it imports torch.
+"""`par.save_safetensors`: the model in Hugging Face's layout, each worker its own file.
 
-Each tensor is put together on the workers that hold its parts, one at a time, and one of them writes it; among those that hold
-the same it is the one that has the least to write. So a worker needs the memory of one tensor beside its own part.
+Each tensor is gathered on the workers that hold its parts, one at a time, and one of them writes it: the one with the least to
+write. So a worker needs the memory of one tensor beside its own part.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 
 def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
-    """Write the model's parameters and kept buffers, without the optimizer's state; the folder. Called on all ranks.
+    """Write parameters and persistent buffers. Return the folder. Every rank calls it.
 
-    path: a folder that does not exist, or is empty, on a file system that all ranks share. It gets its name once all is
-        written. It holds `model-0000k-of-0000n.safetensors`, one of each worker, `model.safetensors.index.json`, and for
-        a model of Hugging Face's its `config.json`, so that `from_pretrained(path)` loads it. Tied tensors are in it once.
+    `path` is a folder that does not exist, or is empty, on a file system that all ranks share. It gets its name once it is
+    complete. It holds `model-0000k-of-0000n.safetensors` of each worker, `model.safetensors.index.json`, and for a Hugging Face
+    model `config.json`, so that `from_pretrained(path)` loads it. Tied tensors are stored once. The optimizer's state is not
+    stored.
 
     Raises:
-        ParallelError: something lies at the path, or safetensors have no such type.
-        CheckpointError: it can't be written.
+        ParallelError: Something is at the path, or the format lacks a dtype.
+        CheckpointError: The write failed.
     """
     world = par.world
     par.settle_buffers()
@@ -79,8 +80,9 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
 
 
 def _write(path: Path, names: dict[str, Tensor], mine: list[str]) -> None:
-    # All of them go through all tensors: to put one together is a message among those that hold its parts. An error is
-    # raised afterwards, when nobody waits for this rank any more.
+    # All ranks visit all tensors, because gathering one is a collective of those that hold its parts. An error is raised
+    # afterwards, when
+    # no rank waits for this one.
     own, failed = set(mine), None
     writer = None
     try:
@@ -109,7 +111,10 @@ def _failed(action: Callable[[], None]) -> OSError | None:
 
 
 def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
-    """Of the tensors that this rank holds, which rank writes each; those that an earlier stage writes are left out."""
+    """Return which rank writes each tensor that this rank holds.
+
+    Tensors that an earlier stage writes are left out.
+    """
     world: World = par.world
     about = {name: tensor.nbytes for name, tensor in held.model_tensors().items()}
     stages = gather((world.coordinate(world.holder_axis), about))
@@ -126,6 +131,6 @@ def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
         writer[name] = least
         done[least] += size
     here = world.coordinate(world.holder_axis)
-    # To put one together that is in parts over these ranks, all of them are needed.
+    # Gathering a tensor that is split over these ranks needs all of them.
     parted = {name for name, tensor in held.model_tensors().items() if world.holder_axis in axes_of(tensor)}
     return {name: writer[name] for name in about if stage_of[name] == here or name in parted}

@@ -1,11 +1,11 @@
-"""Where the values of a model without memory come from, and how each worker gets its own part. Loaded on use: imports torch.
+"""The initial values of a model without memory, of which each worker makes its own part.
 
-    the constructor, under `empty()`       what it did to each parameter, done again, from a stream of the parameter's name
-    the modules, on the meta device        their own `reset_parameters()`, noted and done in the same way
-    a folder of safetensors                the part's bytes are read, and no others
+    the constructor, under `empty()`       its operations on each parameter, replayed from a stream of the parameter's name
+    the modules, on the meta device        their own `reset_parameters()`, recorded and replayed in the same way
+    a folder of safetensors                only the part's bytes are read
 
-A parameter is made whole, one at a time, on each worker that has a part of it, and the part is kept. So a worker needs the memory
-of its own parts and of one parameter; what is made does not depend on the layout.
+A parameter is made whole, one at a time, on each worker that has a part of it, and the part is kept. So a worker needs the
+memory of its own parts and of one parameter. The values do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from paceline.parallel.large.recorder import Recorder
 from paceline.parallel.large.safetensors import Folder
 from paceline.parallel.reduce import local
 
-#: A parameter that has its values before it is the model's (`nn.Parameter(torch.zeros(...))`) keeps them up to this size.
+#: The largest parameter that keeps values it had before registration, as in `nn.Parameter(torch.zeros(...))`.
 KEPT_BYTES = 16 * 2**20
 
-#: The attribute of a parameter without values that says who knows how they are made.
+#: The attribute of a parameter without values that holds its recorder.
 RECORDER = "_paceline_recorder"
 
-#: They return at once where a tensor is on the meta device; the first is what `trunc_normal_` calls.
+#: Functions that return early for the meta device. The first is called by `trunc_normal_`.
 _SILENT = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 
 _BLANK = frozenset(
@@ -49,12 +49,12 @@ _BLANK = frozenset(
 
 
 def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """The same model with all its values, in one process: those that `parallelize(seed=seed)` gives its workers their parts of.
+    """Give the model, in one process, the values of `parallelize(seed=seed)`. Return it.
 
-    model: built under `paceline.parallel.empty()`, or on the meta device. Left as it is if it has its values already.
+    `model` was built under `paceline.parallel.empty()`, or on the meta device. One that has its values is left unchanged.
 
     Raises:
-        ParallelError: the values of a parameter are not known.
+        ParallelError: The values of a parameter are unknown.
     """
     if not is_empty(model):
         return model
@@ -68,10 +68,10 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
 class TensorValues:
     """The values of a model's parameters and buffers, by first name, before it is cut.
 
-    folder: of safetensors; None for those that the constructor gives.
+    `folder` has safetensors. None takes the constructor's values.
 
     Raises:
-        ParallelError: the values of one are not known, or the folder has not what the model needs.
+        ParallelError: A value is unknown, or missing from the folder.
     """
 
     def __init__(self, model: nn.Module, seed: int, folder: str | Path | None = None) -> None:
@@ -97,7 +97,7 @@ class TensorValues:
                         f"weights={str(folder)!r} has no {name!r}, which the model has. It has, among others: "
                         f"{', '.join(self._folder.names[:5])}."
                     )
-        #: First names of parameters that are made, in the model's order; of all, those that have memory keep their values.
+        #: First names of parameters to make, in the model's order. Others keep their values.
         self.empty = {name: tensors[name] for name in names if tensors[name].is_meta and name in params}
         self._buffers = {
             name: tensors[name]
@@ -117,7 +117,7 @@ class TensorValues:
         }
 
     def fill_buffers(self, device: torch.device) -> None:
-        """Give the buffers their values; they are whole on every worker until the model is cut."""
+        """Give the buffers their values. They are whole on every worker until the cut."""
         for name, buffer in self._buffers.items():
             value = self.whole(name)
             if not buffer.is_meta:
@@ -131,7 +131,7 @@ class TensorValues:
                     owner._buffers[last] = value
 
     def fill(self, params: dict[str, nn.Parameter]) -> None:
-        """Give this rank's parameters, which have memory now, the values of their parts. params: by first name."""
+        """Give this rank's parameters, which have memory now, the values of their parts."""
         with torch.no_grad():
             for name, param in params.items():
                 own = local(param)
@@ -144,7 +144,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """In words; "" where the model has all its values."""
+        """The source in words, or "" if the model has all its values."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:
@@ -161,7 +161,7 @@ class TensorValues:
 
 
 def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
-    """Those that know how the tensors are made."""
+    """Return the recorders of these tensors."""
     if not unknown:
         return []
     found: dict[int, Recorder] = {}
@@ -172,7 +172,7 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
     recorders = list(found.values())
     left = [name for name, tensor in unknown.items() if not any(own.knows(tensor) for own in recorders)]
     for name in left:
-        # What its constructor did can't be found again, and its module's own first values may be others.
+        # Its constructor's operations are lost, and its module's own initial values may differ.
         if hasattr(unknown[name], RECORDER) and not any(own.began(unknown[name]) for own in recorders):
             raise ParallelError(
                 f"{name} was built under paceline.parallel.empty(), and converted or replaced since, so how its values are "
@@ -192,7 +192,7 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
 
 
 def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
-    """Notes what these modules do when they are asked for their first values, and the whole model's own `_init_weights`."""
+    """Record these modules' `reset_parameters`, and the model's own `_init_weights`."""
     recorder, wanted = Recorder(), set(owners)
     with recorder, noted(recorder), torch.no_grad():
         for name, module in model.named_modules():
@@ -201,7 +201,7 @@ def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
                 reset()
         own: Any = getattr(model, "_init_weights", None)
         if callable(own):
-            # By this name Hugging Face's models, and many others, have the function that they apply to each module.
+            # Hugging Face's models, and many others, use this name for the function that they apply to each module.
             for name, module in model.named_modules():
                 if name in wanted:
                     own(module)
@@ -210,29 +210,29 @@ def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
 
 @contextlib.contextmanager
 def empty() -> Iterator[None]:
-    """Parameters of modules made in this block take no memory; `parallelize` makes their values, each worker its own part.
+    """Build modules without memory for parameters; `parallelize` makes each worker's part.
 
         with paceline.parallel.empty():
             model = Model(config)
         optimizer = torch.optim.AdamW(model.parameters())
         par = paceline.parallelize(model, optimizer, loader, loss=..., strategy=FullyShard())
 
-    What the constructor does to parameters (`nn.init`, `reset_parameters`, `model.apply(...)`) is noted and done when the
-    values are made; all else (buffers, numbers, lists) is made at once, as always. Random numbers of a parameter follow from
-    the seed of `parallelize` and the parameter's name, so they are the same on every layout, and in one process, which takes
-    `initialise(model, seed)`. They are not those of the same constructor outside of this block. A parameter that is made
-    with its values, such as `nn.Parameter(torch.zeros(8))`, keeps them up to 16 MiB; rank 0's are taken.
+    The constructor's operations on parameters (`nn.init`, `reset_parameters`, `model.apply(...)`) are recorded, and replayed
+    when the values are made. Everything else (buffers, numbers, lists) is made now. A parameter's random numbers depend on the
+    seed of `parallelize` and its name, so they are the same in every layout, and in one process with `initialise(model, seed)`.
+    They differ from those of the same constructor outside of this block. A parameter that is made with its values, such as
+    `nn.Parameter(torch.zeros(8))`, keeps them up to 16 MiB; rank 0's are used.
 
     Raises:
-        ParallelError: the constructor reads values that are not there, or makes a parameter of more than 16 MiB with
-            unequal values: make it of `torch.empty`, and fill it afterwards.
+        ParallelError: The constructor reads missing values, or makes a parameter of more than 16 MiB with unequal values.
+            Make it with `torch.empty`, and fill it afterwards.
     """
     recorder = _Blank()
     taken: dict[int, tuple[weakref.ref[Tensor], nn.Parameter]] = {}
     own = threading.get_ident()
 
     def registered(module: nn.Module, name: str, param: Any) -> Any:
-        # torch has this hook for all modules of the process, also for those that other threads make.
+        # torch has this hook for all modules of the process, including those of other threads.
         if threading.get_ident() != own or type(param) is not nn.Parameter:
             return None
         if param.is_meta:
@@ -248,7 +248,7 @@ def empty() -> Iterator[None]:
             shell = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
             recorder.begin(shell)
             if value is not None:
-                # Noted that all of it has this value.
+                # Recorded as a fill with this value.
                 recorder.note(torch.ops.aten.fill_.Scalar, shell, value)
         setattr(shell, RECORDER, recorder)
         taken[id(param)] = weakref.ref(param), shell
@@ -264,7 +264,7 @@ def empty() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted(recorder: Recorder) -> Iterator[None]:
-    """Those functions of `nn.init` that do nothing to a tensor without memory are noted as they are called."""
+    """Record those functions of `nn.init` that skip tensors without memory."""
     found = {name: getattr(nn.init, name) for name in _SILENT if hasattr(nn.init, name)}
 
     def noting(function: Any) -> Any:
@@ -290,7 +290,7 @@ _KEPT: Any = object()
 
 
 class _Blank(Recorder):  # type: ignore[no-untyped-call]
-    """Knows also which tensors with memory nobody has written to, as those of `torch.empty`."""
+    """A recorder that also knows uninitialised tensors with memory, such as those of `torch.empty`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,10 +305,10 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
                 self._blank.pop(storage._cdata, None)
 
     def value_before(self, param: nn.Parameter, name: str) -> Any:
-        """None for a parameter that nobody has written to; the value that all of it has; or `_KEPT`."""
+        """Return None for an uninitialised parameter, its one value, or `_KEPT`."""
         storage = param.untyped_storage()
         found = self._blank.get(storage._cdata)
-        # By the object too, for an address is used again.
+        # Compare the object too, because an address may be reused.
         if found is not None and found() is storage:
             return None
         if param.nbytes <= KEPT_BYTES:
