@@ -1,4 +1,4 @@
-"""This rank's microbatches of a batch with their weights, and checks that ranks agree.
+"""The microbatches of this rank with their weights, and checks that ranks agree.
 
 Without `agree_on_batch`, ranks with different batches would go unnoticed: a pipeline computes the loss of one batch's outputs
 and another batch's targets, and if one rank's loader ends before the others', they wait for it forever.
@@ -49,7 +49,7 @@ class _ForStep:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnBatch(_ForStep):
-    """This replica's rows of one global batch, as `Parallel.epoch` yields them.
+    """The rows of this replica in one global batch, as `Parallel.epoch` yields them.
 
     Attributes:
         data: The result of the loader's collate_fn for this replica's rows, microbatch after microbatch. One padding row if

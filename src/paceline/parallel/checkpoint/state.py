@@ -28,7 +28,7 @@ _OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # what a layout decide
 
 @dataclass(frozen=True, kw_only=True)
 class HeldState:
-    """This rank's part of the model and its optimizer.
+    """The part of the model and its optimizer on this rank.
 
     Attributes:
         module: Its tensors have original names.

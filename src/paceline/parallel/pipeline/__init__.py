@@ -1,1 +1,1 @@
-"""A model in stages, one worker each. `timeline`, `cut` and `picture` need the standard library alone."""
+"""A model in stages, one worker each. `timeline` and `cut` need only the standard library."""

@@ -1,7 +1,7 @@
-"""The cost of each block of a model on this machine, measured on one microbatch. Loaded on use: it imports torch.
+"""The cost of each block of a model on this machine, measured on one microbatch.
 
-Every block runs alone on what the block before gave: once to count what it saves for the backward pass, then a few times by
-the clock, of which the shortest counts. Gradients, buffers and random streams of the model are left as they are.
+Each block runs alone on the former block's output: once to count what it saves for the backward pass, then several times for
+its time, of which the shortest counts. The model's gradients, buffers and random streams are restored.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 from paceline.parallel.tracing.segments import Segment, split
 
-#: So often at least, and more often while that takes no time: what else runs on the machine stops a short block for longer
-#: than it takes.
+#: The least number of repeats, and the most for a short block, which other processes on the machine delay by more
+#: than its own time.
 REPEATS, MOST_REPEATS, SHORT_S = 3, 10, 0.01
-#: Of blocks that are alike so many are timed.
+#: How many of similar blocks to time.
 ALIKE = 3
-#: No further repeat is begun after this.
+#: Begin no repeat after this time.
 ENOUGH_S = 4.0
 
 
@@ -42,17 +42,22 @@ def measure(
     device: torch.device,
     loss: Callable[[Any], Tensor],
 ) -> tuple[Block, ...]:
-    """One block of the task's model for each mark, and one before the first.
+    """Return one block for each mark, and one before the first.
 
-    boundaries: of its trace for this microbatch. device: where parameters that have no values yet get some while their block is
-        measured. loss: output -> loss, counted with the last block.
+    Args:
+        task: The model and its loss.
+        micro: The microbatch to measure with.
+        boundaries: Those of the model's trace for this microbatch.
+        marks: Where blocks begin.
+        device: Where parameters without values get some while their block is measured.
+        loss: output -> loss, counted with the last block.
     """
     model = task.model
     segments = split(boundaries, [place for _, place in marks])
     names = ["the start", *(str(mark) for mark, _ in marks)]
     first = first_names(model)
     blocks = []
-    # Blocks that are alike take as long: of each kind some are timed, and the shortest counts for all.
+    # Similar blocks take the same time: time some of each kind, and use the shortest for all.
     times_of: dict[Any, list[tuple[float, float]]] = {}
     received: tuple[Tensor, ...] = ()
     with untouched(model), attributes_kept(model):
@@ -67,7 +72,7 @@ def measure(
                     known.append(run.time())
                 times = min(known, key=sum)
             if any(isinstance(part, Recomputed) for part in _modules(model, segment)):
-                # What it keeps is its input, of which autograd's hooks are told nothing.
+                # It keeps its input, which autograd's hooks do not report.
                 saved_bytes += sum(value.bytes for value in segment.receives)
             held = {first[own_name]: param.nbytes for own_name, param in own.items()}
             blocks.append(
@@ -85,7 +90,7 @@ def measure(
 
 
 def saved_by(forward: Callable[[], Any], model: nn.Module) -> tuple[Any, int]:
-    """What it gives, and the bytes that it saves for the backward pass; those of the model's tensors don't count."""
+    """Return the result, and the bytes saved for the backward pass without the model's tensors."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
 
@@ -93,14 +98,14 @@ def saved_by(forward: Callable[[], Any], model: nn.Module) -> tuple[Any, int]:
         storage = tensor.untyped_storage()
         if storage._cdata not in kept:
             sizes[storage._cdata] = storage.nbytes()
-        # Not the tensor itself: of one that an operation has made, such as attention's output, its own graph would hold
-        # it, and nothing would ever let go of that graph, nor of the weights in it.
+        # Detached: an operation's result, such as attention's output, would hold its own graph in a cycle, which is never
+        # freed, nor are the
+        # weights in it.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward()
-        # Counted while the graph lives. Once a tensor is freed, another one may get its memory, and with it its key
-        # in `sizes`.
+        # Count while the graph exists. Another tensor may get a freed one's memory, and with it its key in `sizes`.
         return result, sum(sizes.values())
 
 
@@ -125,18 +130,18 @@ class _Run:
         self._params = [param for param in _named(task.model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[Any, int]:
-        """The result, cut off from its history, and the bytes that were saved."""
+        """Return the detached result, and the saved bytes."""
         result, saved_bytes = saved_by(self._forward, self._task.model)
         return map_tensors(result, Tensor.detach), saved_bytes
 
     def time(self) -> tuple[float, float]:
-        """Seconds of the forward and of the backward pass."""
+        """Return the seconds of the forward and of the backward pass."""
         try:
             return self._timed()
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
-        # torch.autograd.grad refuses reentrant checkpoints: what they compute twice is measured once.
+        # torch.autograd.grad refuses reentrant checkpoints. Their second computation is measured once.
         with checkpoints_opened():
             return self._timed()
 
@@ -168,13 +173,13 @@ class _Run:
 
 
 def _kind(model: nn.Module, segment: Segment, finish: Any) -> Any:
-    """Equal for blocks of the same classes and settings, with parameters and inputs of the same shapes."""
+    """Return a key of classes, settings, and shapes of parameters and inputs."""
     parts = tuple(
         (
             type(inner),
             inner.extra_repr(),
             tuple((param.shape, param.dtype, param.requires_grad) for param in inner.parameters(recurse=False)),
-            # A block's own number, which Hugging Face's have, is no setting.
+            # Hugging Face's blocks have a number, which is not a setting.
             tuple(
                 (name, value)
                 for name, value in vars(inner).items()
@@ -185,7 +190,7 @@ def _kind(model: nn.Module, segment: Segment, finish: Any) -> Any:
         for inner in part.modules()
     )
     inputs = tuple((value.shape, value.dtype, value.requires_grad) for value in segment.receives)
-    # Names have numbers, those of blocks and of values.
+    # Ignore numbers in names, which are those of blocks and values.
     return parts, inputs, re.sub(r"\d+", "", segment.source), finish is not None
 
 
@@ -195,7 +200,7 @@ def _modules(model: nn.Module, segment: Segment) -> list[nn.Module]:
 
 
 def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
-    """The parameters of the modules of these names, and those that have one of the names themselves."""
+    """Return the parameters with these names, or in modules of these names."""
     found: dict[str, nn.Parameter] = {}
     for name in names:
         owner, last = owner_of(model, name)
@@ -207,8 +212,8 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 
 
 def now() -> float:
-    """The time in seconds once a GPU has done all that it was given."""
-    # A GPU that this process has not used has nothing to do, and to ask it would take memory on it.
+    """Return the time in seconds after the GPU has finished its work."""
+    # An unused GPU has no work, and synchronising it would allocate memory.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,7 +1,7 @@
-"""The cuts of a row of blocks by which the slowest stage is as fast as it can be. Standard library only.
+"""The cuts of a row of blocks that make the slowest stage as fast as possible.
 
-Min-max partition of a sequence by dynamic programming, O(stages * blocks^2): the least possible maximum for the first j blocks
-in k stages is the minimum over i of max(that for the first i blocks in k - 1 stages, cost of blocks i..j as one stage).
+Min-max partition of a sequence by dynamic programming, O(stages * blocks^2): the least maximum for the first j blocks in k
+stages is the minimum over i of max(that of the first i blocks in k - 1 stages, cost of blocks i..j as one stage).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import accumulate, pairwise
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pipeline.timeline import in_flight
 
-#: What a link between two workers is taken for, in bytes a second. A guess; it decides only between cuts of like cost.
+#: The assumed bandwidth between two workers. A guess that only decides between cuts of similar cost.
 BANDWIDTH_BYTES_S = 2e9
 
 #: Parameters, their gradients and Adam's two moments.
 STATE_FACTOR = 4
 
-#: Keeping a tie in one stage may cost this much of the step's time; otherwise its copies are kept equal.
+#: A tie may cost this factor of the step's time to stay in one stage. Otherwise its copies are kept equal.
 TIE_SLACK = 1.05
 
 
@@ -27,8 +27,10 @@ TIE_SLACK = 1.05
 class Block:
     """The cost of a block for one microbatch.
 
-    live_bytes: what has to be carried into it, if a stage begins with it. parameters: (first name, bytes) of each.
-    activation_bytes: what its forward pass saves for the backward pass.
+    Attributes:
+        live_bytes: The values to receive if a stage begins with this block.
+        parameters: (first name, bytes) of each.
+        activation_bytes: What its forward pass saves for the backward pass.
     """
 
     name: str
@@ -45,7 +47,13 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """starts: the block with which each stage but the first begins. costs_s and memory_bytes: of each stage."""
+    """A cut into stages.
+
+    Attributes:
+        starts: The block with which each stage but the first begins.
+        costs_s: The cost of each stage.
+        memory_bytes: The memory of each stage.
+    """
 
     starts: tuple[int, ...]
     costs_s: tuple[float, ...]
@@ -56,12 +64,12 @@ class Plan:
         return max(self.costs_s)
 
     def parts(self, blocks: Sequence[Block]) -> list[Sequence[Block]]:
-        """The blocks of each stage."""
+        """Return the blocks of each stage."""
         return [blocks[first:last] for first, last in pairwise((0, *self.starts, len(blocks)))]
 
 
 def parameter_bytes(blocks: Sequence[Block]) -> int:
-    """Of all parameters in these blocks; a tied one of two blocks counts once."""
+    """Return the bytes of all parameters in these blocks, each tied one once."""
     return sum(dict(pair for block in blocks for pair in block.parameters).values())
 
 
@@ -76,13 +84,20 @@ def find_cuts(
     tied: Sequence[frozenset[int]] = (),
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Plan:
-    """The best cut into so many stages.
+    """Return the best cut into this many stages.
 
-    workers: fewer than stages where each has several (interleaved). memory_bytes: what one worker has.
-    tied: for each tie the blocks that hold it; they are kept in one stage where that costs less than `TIE_SLACK`.
+    Args:
+        blocks: The measured blocks.
+        stages: The number of stages.
+        schedule: The schedule's name.
+        workers: Fewer than the stages if each has several (interleaved).
+        microbatches: The number in a step.
+        memory_bytes: The memory of one worker.
+        tied: For each tie the blocks that hold it. They stay in one stage if that costs less than `TIE_SLACK`.
+        bandwidth: Bytes per second between two workers.
 
     Raises:
-        ParallelError: fewer blocks than stages, or no cut fits the memory.
+        ParallelError: There are fewer blocks than stages, or no cut fits the memory.
     """
     if len(blocks) < stages:
         raise ParallelError(
@@ -101,7 +116,7 @@ def find_cuts(
             "Use more stages, more and smaller microbatches, or FullyShard() @ PipelineParallel()."
         )
     for tie in sorted(tied, key=len):
-        # A tensor that has to stay in one stage: none may begin between the first and the last block that hold it.
+        # No stage may begin between the first and the last block of a tensor that must stay in one stage.
         inside = range(min(tie) + 1, max(tie) + 1)
         kept = table.solve(limit, lambda place, inside=inside: place not in inside)  # type: ignore[misc]
         if kept is not None and kept.slowest_s <= TIE_SLACK * best.slowest_s:
@@ -117,7 +132,7 @@ class _Table:
         self._schedule, self._stages, self._workers, self._microbatches = schedule, stages, workers, microbatches
         self._cost_sums = [0.0, *accumulate(block.cost_s for block in blocks)]
         self._activation_sums = [0, *accumulate(block.activation_bytes for block in blocks)]
-        # The line carries both: the activations on the way forward, and their gradients on the way back.
+        # The link carries activations forward, and their gradients back.
         self._link_s = [2 * block.live_bytes / bandwidth for block in blocks] + [0.0]
         self._parameter_bytes: dict[tuple[int, int], int] = {}
 
@@ -134,7 +149,7 @@ class _Table:
         return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
 
     def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
-        """The cut with the least maximum; of equal ones that with the least to carry."""
+        """Return the cut with the least maximum, and among equals with the least traffic."""
         count, stages = len(self._blocks), self._stages
         nothing = (float("inf"), float("inf"), -1)
         best = [[nothing] * (count + 1) for _ in range(stages + 1)]
@@ -165,7 +180,7 @@ class _Table:
         )
 
     def solve_memory(self) -> int:
-        """The least memory that the fullest stage can have."""
+        """Return the least memory that the fullest stage can have."""
         count, stages = len(self._blocks), self._stages
         best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
         best[0][0] = 0
@@ -185,7 +200,7 @@ def plan_by_hand(
     workers: int,
     microbatches: int,
 ) -> Plan:
-    """The costs of the stages that begin with these blocks."""
+    """Return the costs of the stages that begin with these blocks."""
     stages = len(starts) + 1
     table = _Table(blocks, schedule, stages, workers, microbatches, BANDWIDTH_BYTES_S)
     return table.plan([0, *starts, len(blocks)])

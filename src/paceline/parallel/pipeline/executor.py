@@ -1,9 +1,9 @@
-"""A model cut into stages, one worker each, as an executor. Loaded on use: it imports torch.
+"""The executor of a model that is cut into stages, one worker each.
 
     trace -> boundaries -> costs -> cut -> segments -> stages -> schedule
 
-Equal to accumulating gradients over the same microbatches in one process. So BatchNorm sees one microbatch at a time, as
-it does there. Dropout draws from a stream of each stage.
+It equals accumulating gradients over the same microbatches in one process. So BatchNorm sees one microbatch at a time, as
+there. Dropout draws from a stream of each stage.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ from paceline.parallel.task import Task
 from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
 
-#: Sums of so many different numbers, and of their squares, are exact in float64.
+#: Sums of this many different numbers, and of their squares, are exact in float64.
 TAGS = 2**20
 
 
 def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | None = None) -> Pipelined:
-    """The executor of this rank's stages. Called on all ranks.
+    """Return the executor of this rank's stages. Every rank calls it.
 
-    sample: a microbatch as those to come; the first rank's is what the cost of each block is measured on.
-    memory_bytes: what one worker may use for parameters, gradients, optimizer and saved activations.
+    Args:
+        task: The computation.
+        world: This rank's place.
+        sample: A microbatch like those to come. The first rank measures the blocks' costs on its own.
+        memory_bytes: What one worker may use for parameters, gradients, optimizer and saved activations.
 
     Raises:
-        ParallelError: the model can't be cut, or not into so many stages; microbatches do not go through the schedule.
+        ParallelError: The model cannot be cut into this many stages, or the schedule does not accept the microbatches.
     """
     layout = world.layout
     if layout.tensor > 1:
@@ -60,7 +63,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
 
 
 class Pipelined:
-    """An executor (see `executor`) of one stage, or with the interleaved schedule of several."""
+    """An executor (see `executor`) of one stage, or of several with the interleaved schedule."""
 
     def __init__(self, task: Task, world: World, programs: Programs, plan: StagePlan) -> None:
         self._task = task
@@ -85,7 +88,7 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]
         if len(self._modules) > 1:
-            # Of the stages, and not of the model, whose parameters FullyShard has left as they were.
+            # From the stages: FullyShard has left the model's parameters unchanged.
             held = [plan.uses[index] for index in self._own]
             self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
@@ -95,11 +98,11 @@ class Pipelined:
         self._stages = [
             Stage(module, index, plan.stages) for index, module in zip(self._own, self._modules, strict=True)
         ]
-        # The tracer holds the whole model until here. Each rank lets go of the other ranks' stages now.
+        # The tracer held the whole model. Each rank now releases the other ranks' stages.
         programs.forget()
         _let_go(task.model, self._modules)
         used = frozenset[str]().union(*plan.uses)
-        #: Those outside of blocks: a block finds its own where their owner has put them.
+        #: Those outside of blocks. A block finds its own where their owner has put them.
         self._buffers = [
             (name, *owner_of(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
         ]
@@ -118,23 +121,24 @@ class Pipelined:
         return found
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        # The other stages, and the messages between them, rely on what was there when the model was cut. A change on one
-        # rank alone would end in messages that the other end does not expect.
+        # The other stages and the messages between them rely on the model at the time of the cut. A change on one rank would
+        # cause messages
+        # that the other end does not expect.
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
         micros = with_rows(micros)
         traced = self._programs.trace(micros[0], self._module.training)
-        # Before the parts run: one of them may change a tensor that the model keeps for itself, which is in the number.
+        # Before the parts run: one of them may change a tensor in the model's attributes, which the digest includes.
         tag = traced.digest % TAGS
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
             some = micros[first : first + self._task.at_once]
             self._begin(some, self._task.weighted_loss)
             losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
-        # One message tells two things: the loss, which the last stage alone has, and if all stages are parts of one
-        # graph. The sum of n numbers and the sum of their squares tell that: n * (sum of squares) is the square of the
-        # sum only if all are equal.
+        # One message for the loss, which only the last stage has, and for whether all stages belong to one graph. For n
+        # numbers, n * (sum of
+        # squares) equals the square of the sum only if all are equal.
         means = self._task.means
         told = torch.tensor([0.0, tag, tag * tag, *means.numbers()], dtype=torch.float64, device=self._world.device)
         if losses:
@@ -143,12 +147,12 @@ class Pipelined:
         if self._task.loss_weight is None and len(micros) * self._world.replicas > 1:
             means.fill(told[3:].tolist())
         self.program = traced.digest
-        # On a GPU this is left out: the host would have to wait for the device here.
+        # Skipped on a GPU, for which the host would have to wait.
         if self._world.replicas > 1 and told.device.type == "cpu":
             is_one = int(told[2]) * self._workers == int(told[1]) ** 2
-            # Two replicas may have other numbers of rows, which stand in their graphs, so between replicas only what the
-            # graphs read is compared. Where the ranks of this pipeline differ among themselves already, each sends a
-            # number of its own, which equals no other replica's.
+            # Replicas may differ in their numbers of rows, which are in their graphs, so only what the graphs read is compared
+            # between replicas.
+            # If the ranks of this pipeline differ among themselves, each sends a number that equals no other replica's.
             self.program = traced.reads.digest if is_one else -1 - self._world.rank
         return told[0].to(self.plan.loss_dtype)
 
@@ -156,8 +160,7 @@ class Pipelined:
         group = self._world.replica_group
         params = self.named_parameters()
         if self._world.layout.shard > 1:
-            # FSDP2 has summed the gradients of what it cuts in the last backward pass; only what it leaves whole is
-            # summed here.
+            # FSDP2 has summed the gradients of its shards in the last backward pass. Only whole parameters remain.
             for used in self._used:
                 used.finish()
             left = [param for module in self._modules for param in shard.left_whole(module)]
@@ -202,24 +205,25 @@ class Pipelined:
 
     def _sharded(self, module: nn.Module) -> Used:
         shard.shard_stage(module, self._world)
-        # With find_unused the ranks sum their flags in each step, so that any step may leave out a parameter, as it may
-        # without FullyShard.
+        # With find_unused the ranks sum their flags in each step, so that any step may skip a parameter, as without FullyShard.
         used = Used(module, self._world, find_unused=True)
-        # This hook has to run before FSDP2's own, which puts the parameters together.
+        # Before FSDP2's own hook, which gathers the parameters.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used
 
     def _begin(self, micros: Sequence[Microbatch], finish: Callable[[Any, Microbatch], Tensor] | None = None) -> None:
-        """Give each of this rank's stages the microbatches of a step. finish: computes the loss, in the last one."""
+        """Give each of this rank's stages the microbatches of a step.
+
+        `finish` computes the loss in the last stage.
+        """
         turns = [self._turns(micro, finish) for micro in micros]
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own, trains=finish is not None)
 
     def _turns(self, micro: Microbatch, finish: Callable[[Any, Microbatch], Tensor] | None) -> list[Turn]:
-        """The microbatch's way through each of this rank's stages."""
-        # The mode is asked of the module each time, because a script may set it there (`par.module.eval()`), past
-        # `Parallel.eval`.
+        """Return the microbatch's passes through this rank's stages."""
+        # Read the mode each time, because a script may set it on `par.module`, past `Parallel.eval`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)
         for index in self._own:
@@ -248,7 +252,7 @@ class Pipelined:
         return self._task.autocast(self._world.device)
 
     def _from_last(self, value: Tensor) -> Tensor:
-        """The value that the rank with the last stage has, on all ranks."""
+        """Return the value of the last stage's rank, on all ranks."""
         dist.broadcast(value, group=self._group, group_src=(self.plan.stages - 1) % self._workers)
         return value
 
@@ -271,7 +275,10 @@ class Pipelined:
 
 
 def _let_go(model: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Leave only shapes in the user's model of what this rank's stages don't hold, or each rank would keep it whole."""
+    """Keep only shapes of what this rank's stages do not hold.
+
+    Otherwise each rank would keep the whole model in memory.
+    """
     parts = {id(part) for module in modules for part in module.modules()}
     tensors = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
     empty: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""The plan of a pipeline's stages: decided by the first rank, the same on all. Loaded on use: it imports torch."""
+"""The plan of a pipeline's stages, decided by the first rank for all."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from paceline.parallel.tracing.source import shown
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StagePlan:
-    """marks: where each stage but the first begins. blocks: what was measured, of which `plan` makes stages.
+    """The stages, the measured blocks, and their plan.
 
-    uses: for each stage the modules, parameters and buffers that it holds. loss_dtype: of the weighted loss.
+    Attributes:
+        marks: Where each stage but the first begins.
+        uses: The modules, parameters and buffers of each stage.
+        loss_dtype: The dtype of the weighted loss.
     """
 
     marks: tuple[Mark, ...]
@@ -40,16 +43,16 @@ class StagePlan:
 
 
 def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> StagePlan:
-    """The plan of the first rank. Called on all ranks: they wait while it measures.
+    """Return the first rank's plan. Every rank calls it and waits for the measurement.
 
     Raises:
-        ParallelError: on every rank, with the first rank's reason.
+        ParallelError: On every rank, with the first rank's reason.
     """
     marks, blocks, plan, loss_dtype, by_loss = decide(
         world, lambda: _decide(task, world, sample, programs, memory_bytes), kinds=(Mark, Block, Plan)
     )
     *others, last = _uses(task, sample, programs, marks)
-    # The loss is computed in the last stage. What it reads of another one's parameters is tied to that one's.
+    # The last stage computes the loss. Another stage's parameter that the loss reads is tied to that stage's.
     added = frozenset(by_loss).difference(held_tensors(task.model, last))
     # Each worker has all of a buffer.
     parts = added.intersection(name for name, _ in task.model.named_parameters(remove_duplicate=False))
@@ -112,8 +115,10 @@ def _decide(
 
 
 def _check_loss(reads: LossReads, changed: set[str]) -> None:
-    """Raises:
-    ParallelError: the loss reads what a call of the model has left, which is in the process of another stage.
+    """Refuse a loss that reads what a call of the model has left.
+
+    Raises:
+        ParallelError: These values are in the process of another stage.
     """
     left = reads.left | {name: line for name, line in reads.state.items() if name in changed}
     for name, line in left.items():
@@ -140,7 +145,7 @@ def _check_by_hand(cut: tuple[str, ...], places: list[int], workers: int, stages
 
 
 def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
-    """For each parameter that several blocks use, which ones."""
+    """Return the blocks of each parameter that several blocks use."""
     users: dict[str, set[int]] = {}
     for index, block in enumerate(blocks):
         for name, _ in block.parameters:
@@ -149,18 +154,21 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
 
 
 def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
-    """The names that each stage holds: all that its part calls, in training and in evaluation; the first one holds the rest."""
+    """Return what each stage holds: everything that its part calls, in either mode.
+
+    The first stage holds the rest.
+    """
     found: list[set[str]] = [set() for _ in range(len(marks) + 1)]
-    # In the other mode the forward may call other modules, and those have to be in a stage too.
+    # In the other mode the forward may call other modules, which need a stage too.
     for training in (None, False, True):
         try:
             for own, segment in zip(found, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
-            # The user is told once that mode is asked for. The model's own mode is asked for now.
+            # An error in the other mode is raised when that mode is used. This is the model's own mode.
             if training is None:
                 raise
     held = {name for own in found for name in held_tensors(task.model, frozenset(own))}
-    # What no part calls is still in the model's state and its optimizer, and has to be somewhere.
+    # Modules that no part calls are still in the model's state and optimizer, and need a stage.
     found[0] |= {name for name, _ in all_names(task.model)} - held
     return tuple(map(frozenset, found))

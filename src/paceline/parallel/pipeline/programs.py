@@ -1,4 +1,4 @@
-"""The parts of the model for each shape that a microbatch may have, made when one first comes. Imports torch."""
+"""The parts of a model for each shape of microbatch, traced on first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.segments import Segment, split
 from paceline.parallel.tracing.trace import Traced, Tracer, key_of
 
-#: So many shapes and modes are kept at a time.
+#: How many shapes and modes to cache.
 KEPT = 64
 
 
@@ -27,7 +27,7 @@ LEVELS = 4
 
 
 class _Latest(dict[Hashable, _Value]):
-    """The values that were last asked for. The first two stay: those of the sample, in training and in evaluation."""
+    """A cache of the last used values. The first two stay: those of the sample in both modes."""
 
     def keep(self, key: Hashable, value: _Value) -> None:
         self[key] = value
@@ -36,11 +36,10 @@ class _Latest(dict[Hashable, _Value]):
 
 
 class Programs:
-    """Traces the model and cuts the traces, always at the same marks.
+    """A tracer of the model that always cuts at the same marks.
 
-    The same on every rank of a pipeline: each has the whole batch of its replica, so each knows all shapes without asking.
-
-    stages: modules are opened, one level after the other, until there are marks for so many. cut: until these are called.
+    Every rank of a pipeline has the same one: each has the whole batch of its replica, so it knows all shapes without
+    communication. Modules are opened level by level until there are marks for `stages`, or until the names in `cut` are called.
     """
 
     def __init__(
@@ -49,11 +48,10 @@ class Programs:
         self._task = task
         self._device = device
         self._mode = task.model.training
-        # The first trace is kept: of a model that looks at values only the sample can be traced, on real tensors, before
-        # it is cut.
+        # Keep the first trace: a model that reads values can be traced only with the sample's real tensors, before the cut.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
-        #: What the outer forward reads and was last found to be changed, in words; "" if nothing was.
+        #: The last change in what the outer forward reads, in words, or "".
         self.changed = ""
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)
@@ -64,7 +62,7 @@ class Programs:
                 break
 
     def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
-        """The outer forward for a microbatch such as this one. training: None is the mode that the model was given in."""
+        """Trace the outer forward for this microbatch. `training=None` is the model's mode."""
         key = self._key(micro, training)
         found = self._traced.get(key)
         if found is None:
@@ -74,7 +72,7 @@ class Programs:
         return found
 
     def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
-        """The parts of the model between the marks, for this microbatch's shapes."""
+        """Return the parts of the model between the marks, for this microbatch's shapes."""
         key = self._key(micro, training)
         found = self._known.get(key)
         if found is None:
@@ -87,9 +85,9 @@ class Programs:
         return key_of(micro.args, micro.kwargs, self._mode if training is None else training)
 
     def refresh(self) -> None:
-        """Before a step: forget the traces of what the outer forward reads, if that is not what it was.
+        """Drop the traces before a step if what the outer forward reads has changed.
 
-        Each microbatch is then traced anew, at the same marks.
+        Each microbatch is then traced again, at the same marks.
         """
         stale: list[Hashable] = []
         texts: list[str] = []
@@ -106,19 +104,19 @@ class Programs:
 
     @property
     def shut(self) -> dict[str, str]:
-        """Modules that are not traced because they can't be -> why."""
+        """Return the modules that could not be opened, with the reasons."""
         return self._tracer.shut
 
     def forget(self) -> None:
-        """Keep nothing of the real model."""
+        """Release the real model."""
         self._tracer.forget()
 
 
 def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ()) -> frozenset[str]:
-    """Names of the modules whose forward is traced, so that the model may be cut inside of them.
+    """Return the names of modules whose forward is traced, so that a cut may be inside.
 
     Those are `nn.Sequential` and modules that hold a list of modules, unless they are blocks (a list with several entries of
-    their class), and whatever these and the modules of `cut` lie in.
+    their class), and all parents of these and of the modules in `cut`.
     """
     found = {parent for name in cut for parent in _parents(name)}
     depths: dict[str, int] = {"": 0}
@@ -135,7 +133,7 @@ def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ())
             own = not type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is not None
             opened = (holds_list or (own and level > 0)) and depths[name] <= level
         if opened:
-            # The modules around it are opened too, or the trace would never come to it.
+            # Open the parents too, or the trace would never reach it.
             found |= {name, *_parents(name)}
     return frozenset(found)
 

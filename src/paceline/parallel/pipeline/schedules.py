@@ -1,7 +1,10 @@
-"""One step of a pipeline: `timeline.program` run over messages between workers. Loaded on use: it imports torch.
+"""One step of a pipeline: the calls of `timeline.program`, with messages between workers.
 
-Why not torch's schedules: what runs microbatches that are already cut is not public there, and changes with its releases.
-What is drawn is what runs here. A loss is divided by nothing: the weights of the microbatches are in it already.
+torch's schedules are not used, because the part that runs cut microbatches is private and changes with its releases. What is
+drawn is what runs here. Losses are not divided: the weights of the microbatches are in them already.
+
+Each message is posted separately, in the order of `timeline.program`, which both ends follow: nothing else matches a receive
+with its send. So backends that run messages one after the other, such as NCCL, never deadlock.
 """
 
 from __future__ import annotations
@@ -19,15 +22,15 @@ from paceline.parallel.pipeline.stages import Stage
 from paceline.parallel.pipeline.timeline import Receive, Send, StageCall, program
 from paceline.parallel.tracing.segments import Value
 
-#: So many results of a worker may be on their way at once: the next one waits, or a fast stage would fill the memory.
+#: How many results of a worker may be in flight. The next one waits, because a fast stage would fill the memory.
 UNDER_WAY = 2
 
 
 def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
-    """Raise if a step of so many microbatches can't go through.
+    """Refuse a number of microbatches that the schedule does not accept.
 
     Raises:
-        ParallelError: naming the numbers that can.
+        ParallelError: The message has accepted numbers.
     """
     if microbatches < workers and schedule != "gpipe":
         raise ParallelError(
@@ -46,19 +49,19 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
 def run(
     schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages
 ) -> Iterator[tuple[int, Any]]:
-    """One step of this worker's stages; gives (microbatch, loss or output) as the last stage has it, where that is.
+    """Run one step of this worker's stages. Yield (microbatch, loss or output) of the last stage.
 
-    It has to be run to its end on every worker. schedule: "forward" under torch.no_grad for a prediction. A last batch may
-    have fewer microbatches than a schedule takes; then all go forward first.
+    Every worker must run it to its end. For a prediction the schedule is "forward", under torch.no_grad. A last batch may have
+    fewer microbatches than a schedule accepts; then all forward passes come first.
 
     Raises:
-        RuntimeError: a message doesn't come, for the other worker is gone or silent.
+        RuntimeError: A message does not arrive, because the other worker is gone or silent.
     """
     workers = messages.workers
     if schedule != "forward":
         try:
             check_microbatches(schedule, workers, microbatches)
-        # A batch in fewer microbatches than the schedule takes, as the last one of an epoch may be.
+        # A batch with fewer microbatches than the schedule accepts, such as the last one of an epoch.
         except ParallelError:
             schedule = "gpipe"
     of_index = {stage.index: stage for stage in stages}
@@ -68,13 +71,13 @@ def run(
     for step in program(schedule, messages.worker, workers, microbatches, len(stages)):
         match step:
             case Receive(call, sender):
-                # The call that needs the result: that of the next stage on the way forward, of the stage before on the
-                # way back. Its buffers have the shapes of that very microbatch, which the trace has told; nothing is
-                # asked of the sender.
+                # The call that needs the result: of the next stage going forward, of the former stage going back. Its buffers
+                # have the shapes of that
+                # microbatch, known from the trace without asking the sender.
                 needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
-            # Neither of these waits for the other worker, so a computation goes on while its messages are under way. Only
-            # `take` waits, for what the next call needs.
+            # Neither waits for the other worker, so computation overlaps with messages. Only `take` waits, for the next call's
+            # inputs.
             case Send(_, receiver):
                 messages.send(made, receiver)
             case StageCall("F", stage, micro):
@@ -89,7 +92,7 @@ def run(
 class StageMessages:
     """The messages of one worker in a step.
 
-    group: the workers of the pipeline, by their ranks in it. device: where tensors are received.
+    `group` has the pipeline's workers. Tensors are received on `device`.
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
@@ -101,37 +104,39 @@ class StageMessages:
         self._sent: deque[list[tuple[Tensor, Any]]] = deque()
 
     def begin(self) -> None:
-        """Forget what a step that failed has left."""
+        """Drop messages of a failed step."""
         self._expected.clear()
         self._sent.clear()
 
     def expect(self, call: StageCall, values: Sequence[Value], sender: int) -> None:
-        """Post the receives of what `call` needs."""
+        """Post the receives for `call`."""
         buffers = [torch.empty(value.shape, dtype=value.dtype, device=self._device) for value in values]
-        # The buffers are made here and not once for all: a microbatch keeps what it has received until its backward pass
-        # is over.
+        # New buffers each time, because a microbatch keeps what it has received until its backward pass is over.
         self._expected[call] = [(buffer, dist.irecv(buffer, group=self._group, group_src=sender)) for buffer in buffers]
 
     def take(self, call: StageCall) -> list[Tensor]:
-        """Wait for the tensors that `call` needs; of the first stage forward, or the last one back, there are none."""
+        """Wait for the tensors that `call` needs.
+
+        There are none for the first stage forward and the last one back.
+        """
         return _arrived(self._expected.pop(call, []))
 
     def send(self, tensors: Sequence[Tensor], receiver: int) -> None:
-        # To wait here can't end in a circle: the receiver posts its receives in the order of the same sequence
-        # (`timeline.program`), in which those of the oldest messages stand before anything that waits for this worker's
-        # next ones.
+        # Waiting here cannot deadlock: the receiver posts its receives in the order of the same `timeline.program`, where those
+        # of the oldest
+        # messages come before anything that waits for this worker's next ones.
         while len(self._sent) >= UNDER_WAY:
             _arrived(self._sent.popleft())
         self._sent.append(
             [
                 (tensor, dist.isend(tensor, group=self._group, group_dst=receiver))
-                # detach: a message that is under way must not keep the microbatch's graph in memory.
+                # Detached: a message in flight must not keep the microbatch's graph in memory.
                 for tensor in (tensor.detach() for tensor in tensors)
             ]
         )
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all messages are sent."""
         while self._sent:
             _arrived(self._sent.popleft())
 

@@ -1,13 +1,12 @@
-"""A stage of a pipeline: what it holds of the model, and the passes of one microbatch. Loaded on use: it imports torch.
+"""A stage of a pipeline: its part of the model, and the passes of one microbatch.
 
 Why not torch's `PipelineStage`:
 
-- without metadata it runs the model once on memory that nobody has filled, to see shapes, and BatchNorm's running
-  statistics keep what was in there; here shapes come from the trace, and nothing is run to find them
-- its receive buffers have the first microbatch's shape for ever, and there is one for each microbatch of a step; here each
-  has the shape of its own microbatch, and lives from the message to the end of that microbatch's backward pass
-- a traced stage of torch ignores `.eval()`; here a stage calls the model's own modules
-- a stage that is told its shapes replaces methods that are not public, and three releases of torch have changed them
+- Without metadata it runs the model once on uninitialised memory to learn shapes, which corrupts BatchNorm's running
+statistics. Here shapes come from the trace, without a run. - Its receive buffers keep the first microbatch's shape, one for
+each microbatch of a step. Here each has its own microbatch's shape, and lives from the message to the end of that microbatch's
+backward pass. - A traced torch stage ignores `.eval()`. Here a stage calls the model's own modules. - A stage with given shapes
+has to override private methods, which three releases of torch have changed.
 """
 
 from __future__ import annotations
@@ -30,10 +29,12 @@ from paceline.parallel.tracing.segments import Segment, Value
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turn:
-    """One microbatch's way through one stage.
+    """One microbatch's pass through one stage.
 
-    batch: the microbatch's tensors. context: what the forward pass runs under, such as autocast.
-    finish: (output, micro) -> the weighted loss, for the last stage when training; None leaves the output as it is.
+    Attributes:
+        batch: The microbatch's tensors.
+        context: The context of the forward pass, such as autocast.
+        finish: (output, micro) -> the weighted loss, for the last stage in training. None keeps the output.
     """
 
     segment: Segment
@@ -47,9 +48,10 @@ class StageModule(nn.Module):
     """One stage's part of the model, under the model's names."""
 
     def forward(self, turn: Turn, *received: Tensor) -> Any:
-        # FSDP2 has its hooks on this call. It looks for tensors among the arguments, and takes a `Turn` for something without
-        # any: only what is received, which has gradients, is to be seen by it.
-        # The part's code switches gradients off and on; an error in between must not leave them off.
+        # FSDP2's hooks on this call search its arguments for tensors, and do not look into a `Turn`: only received tensors,
+        # which have
+        # gradients, must be visible. The part's code switches gradients off and on, and an error in between must not leave them
+        # off.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)
             if turn.finish is not None:
@@ -58,9 +60,9 @@ class StageModule(nn.Module):
 
 
 class Stage:
-    """Computes one stage of a step, microbatch by microbatch, and keeps what the backward passes need.
+    """One stage's computation of a step, with what the backward passes need.
 
-    index, count: which stage of how many in the whole pipeline.
+    `index` of `count` stages in the whole pipeline.
     """
 
     def __init__(self, module: StageModule, index: int, count: int) -> None:
@@ -70,27 +72,26 @@ class Stage:
         self._turns: Sequence[Turn] = ()
         self._trains = False
         self._left = 0
-        # Microbatch -> the tensors that came in and those that went out: the ends of its graph in this stage.
+        # Microbatch -> the received and the sent tensors: the ends of its graph in this stage.
         self._kept: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...]]] = {}
 
     def begin(self, turns: Sequence[Turn], *, trains: bool) -> None:
-        """Make ready for a step with these microbatches. trains: backward passes follow, for which values are kept."""
+        """Prepare for a step. `trains` keeps values for backward passes."""
         self._turns = turns
         self._trains = trains
         self._left = len(turns)
-        # A step that failed has left the graphs of its microbatches here.
+        # A failed step has left the graphs of its microbatches.
         self._kept.clear()
 
     def comes(self, kind: str, micro: int) -> list[Value]:
-        """The values that have to be received before the microbatch can go forward ("F") or back ("B")."""
+        """Return the values to receive before the microbatch's pass "F" or "B"."""
         segment = self._turns[micro].segment
         return list(segment.receives) if kind == "F" else [value for value in segment.sends if value.requires_grad]
 
     def forward(self, micro: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The values for the next stage; of the last stage the loss, or the output."""
+        """Return the values for the next stage, or the last stage's loss or output."""
         turn = self._turns[micro]
-        # What is received is a leaf of this stage's graph: the backward pass ends here and leaves the gradient in
-        # `.grad`.
+        # A received tensor is a leaf of this stage's graph: the backward pass ends there and leaves the gradient in `.grad`.
         given = [
             tensor.requires_grad_(self._trains and value.requires_grad)
             for tensor, value in zip(received, turn.segment.receives, strict=True)
@@ -103,10 +104,10 @@ class Stage:
         return made
 
     def _checked(self, result: tuple[Tensor, ...], segment: Segment) -> tuple[Tensor, ...]:
-        """The values for the next stage as they go into messages.
+        """Return the values for the next stage, ready to be sent.
 
         Raises:
-            ParallelError: a value is not what was announced: the shape depends on more than the batch's shapes, or it has a
+            ParallelError: A value is not as announced: its shape depends on more than the batch's shapes, or it has a
                 gradient that the next stage would not send back.
         """
         for tensor, value in zip(result, segment.sends, strict=True):
@@ -121,16 +122,16 @@ class Stage:
                     f"were {list(value.shape)} and {value.dtype}. A value that goes from stage to stage must have a shape that "
                     "the batch's shapes alone decide; cut elsewhere (PipelineParallel(cut=[...])) so that it stays in one stage."
                 )
-        # A slice would be sent with what lies between its numbers.
+        # A slice would be sent with the gaps between its elements.
         return tuple(tensor.contiguous() for tensor in result)
 
     def backward(self, micro: int, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients for the stage before, given those of what was sent that has some; of the loss none is given."""
+        """Return the gradients for the former stage. `gradients` are those of sent tensors."""
         turn = self._turns[micro]
         given, made = self._kept.pop(micro)
         self._left -= 1
         with at_microbatch(turn.micro.index):
-            # A loss has no gradient if all parameters of this stage, and all that it received, are frozen.
+            # The loss has no gradient if this stage's parameters and inputs are all frozen.
             if self.is_last:
                 roots: list[tuple[Tensor, Tensor | None]] = [(loss, None) for loss in made if loss.requires_grad]
             else:
@@ -138,8 +139,7 @@ class Stage:
                     tensor for tensor, value in zip(made, turn.segment.sends, strict=True) if value.requires_grad
                 ]
                 roots = [(tensor, own) for tensor, own in zip(trained, gradients, strict=True) if tensor.requires_grad]
-            # FSDP2 would sum the gradients and part the parameters in every backward pass; only the last one of the step
-            # does so.
+            # FSDP2 would sum gradients and release parameters in every backward pass. Only the step's last one does so.
             shard.reduce_after_last(self.module, self._left == 0)
             if roots:
                 tensors, own = zip(*roots, strict=True)
@@ -148,8 +148,9 @@ class Stage:
         sent = []
         for tensor in given:
             if tensor.requires_grad:
-                # A value that this stage did not use has no gradient. Zeros go in its place: the stage before has posted
-                # a receive for it, because the trace said that it has one.
+                # A value that this stage did not use has no gradient. Send zeros, because the former stage has posted a
+                # receive, as the trace
+                # announced.
                 gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
                 sent.append(gradient.detach().contiguous())
         return sent
@@ -157,10 +158,10 @@ class Stage:
 
 @contextlib.contextmanager
 def _explained(stage: int) -> Iterator[None]:
-    """Autograd's error for what was changed since the forward pass, as a sentence on why that is so here.
+    """Explain autograd's error for tensors that changed after the forward pass.
 
     Raises:
-        ParallelError: in its place.
+        ParallelError: In its place.
     """
     try:
         yield

@@ -1,11 +1,15 @@
-"""The schedules of a pipeline, as pure functions: each worker's calls, messages and times. Standard library only.
+"""The schedules of a pipeline, as pure functions: each worker's calls, messages, times and picture.
 
     order      what each worker computes, one after the other
     program    the same, with the messages in between: what each worker does in a step
-    simulate   when, given how long a forward and a backward pass of each stage takes
+    simulate   when, given the duration of each stage's forward and backward pass
 
-The schedules are "gpipe", "1f1b" and "interleaved", and "forward" for a prediction, which has no backward passes.
-GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream). Interleaved: Narayanan et al. 2021, section 2.2.
+    worker 0  F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2
+    worker 1  .. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..
+
+The schedules are "gpipe", "1f1b" and "interleaved", and "forward" for a prediction, which has no backward passes. GPipe: Huang
+et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream). Interleaved: Narayanan et al. 2021, section 2.2. Only the PNG needs more
+than the standard library: matplotlib.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from paceline.parallel.errors import ParallelError
 
 
 class StageCall(NamedTuple):
-    """One pass of one microbatch through one stage. kind: "F" forward, "B" backward."""
+    """One pass of one microbatch through one stage. `kind` is "F" (forward) or "B" (backward)."""
 
     kind: str
     stage: int
@@ -27,14 +31,14 @@ class StageCall(NamedTuple):
 
 
 class Send(NamedTuple):
-    """The result of this worker's call goes to another worker: activations after "F", their gradients after "B"."""
+    """A message with the result of this worker's call: activations after "F", gradients after "B"."""
 
     call: StageCall
     receiver: int
 
 
 class Receive(NamedTuple):
-    """The result of another worker's call is on its way here from now on."""
+    """A receive, posted now, of the result of another worker's call."""
 
     call: StageCall
     sender: int
@@ -53,22 +57,27 @@ class Event(NamedTuple):
 
 
 def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> Iterator[StageCall]:
-    """The calls of one worker, in order. chunks: its number of stages: worker, worker + workers, ..."""
+    """Yield the calls of one worker in order.
+
+    Its `chunks` stages are worker, worker + workers, ...
+    """
     if schedule == "gpipe":
         stages = range(worker, workers * chunks, workers)
         yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "forward":
-        # As many as there are workers go round together: a worker with several stages never waits for the others then, nor
-        # keeps what it has received for a later one of its stages.
+        # Groups of one microbatch per worker: then a worker with several stages never waits for the others, nor keeps received
+        # values for one
+        # of its later stages.
         for first in range(0, microbatches, workers):
             group = range(first, min(first + workers, microbatches))
             yield from (
                 StageCall("F", stage, micro) for stage in range(worker, workers * chunks, workers) for micro in group
             )
     elif schedule == "1f1b":
-        # The last worker goes back right after its first forward pass. Each worker before it has one microbatch more
-        # under way by then.
+        # The last worker starts the backward pass right after its first forward pass. Each worker before it has one more
+        # microbatch in flight
+        # by then.
         ahead = min(microbatches, workers - worker)
         yield from (StageCall("F", worker, micro) for micro in range(ahead))
         for micro in range(microbatches):
@@ -81,17 +90,18 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
 
 @lru_cache(maxsize=256)
 def program(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> tuple[Step, ...]:
-    """All that one worker does in a step, in order: its calls of `order`, and the messages.
+    """Return everything one worker does in a step, in order: calls and messages.
 
-    Messages stand at the time at which a simulated step sends them, with sender and receiver alike. So all workers' programs
-    are parts of one sequence in which each thing comes after what it needs. No worker can wait for one that waits for it,
-    even where each message waits until both ends are there, and where all messages of a worker go one after the other.
+    Sender and receiver place a message at the simulated time of sending. So all workers' programs are parts of one sequence in
+    which everything follows what it needs. No deadlock is possible, even if each message waits for both ends, and all messages
+    of a worker go one after the other.
     """
     own: list[Step] = []
     last = workers * chunks - 1
     events = simulate(schedule, workers, microbatches, chunks, backward=lambda stage: 2.0)
-    # One order for all messages of all workers: that of the times at which they are sent, and of the senders at one time. Both
-    # ends of a message pass over the same sequence here, and each takes its own part of it.
+    # One order for all messages of all workers: by sending time, then by sender. Both ends of a message read the same sequence,
+    # and each
+    # takes its own part.
     for event in sorted(events, key=lambda event: (event.end, event.worker)):
         call = event.call
         if event.worker == worker:
@@ -116,9 +126,10 @@ def simulate(
     forward: Callable[[int], float] = lambda stage: 1.0,
     backward: Callable[[int], float] = lambda stage: 1.0,
 ) -> list[Event]:
-    """The time of each call, by worker and then by time; messages take none. forward, backward: a stage -> its duration.
+    """Return the time of each call, by worker and then by time. Messages take no time.
 
-    Each call waits for its worker, and for the same microbatch in the stage before (forward) or after (backward).
+    `forward` and `backward` map a stage to its duration. Each call waits for its worker, and for the same microbatch in the
+    former stage (forward) or the next one (backward).
     """
     stages = workers * chunks
     todo = [list(order(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)]
@@ -139,14 +150,14 @@ def simulate(
 
 
 def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
-    """The part of a step that a worker waits, if all stages take the same time: (p - 1) / (v M + p - 1)."""
+    """Return the idle part of a step with equal stages: (p - 1) / (v M + p - 1)."""
     chunks = chunks if schedule == "interleaved" else 1
     return (workers - 1) / (chunks * microbatches + workers - 1)
 
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches: int) -> int:
-    """The largest number of microbatches of which the stage keeps the activations at one time."""
+    """Return the most microbatches whose activations the stage holds at one time."""
     kept = most = 0
     for call in order(schedule, stage % workers, workers, microbatches, stages // workers):
         if call.stage == stage:
@@ -156,7 +167,7 @@ def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches
 
 
 def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float | None:
-    """The time at which all that the call needs is there; None if that is not known yet."""
+    """Return when all inputs of the call are ready, or None if unknown yet."""
     if call.kind == "F":
         needs = [StageCall("F", call.stage - 1, call.micro)] if call.stage else []
     else:
@@ -169,11 +180,10 @@ def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float 
 
 
 def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> Iterator[StageCall]:
-    """Microbatches go round in groups: one group through all chunks of a worker, then the next group."""
+    """Yield calls in groups of microbatches: a group passes all chunks of a worker, then the next."""
     group = microbatches // max(1, microbatches // workers)
     calls = chunks * microbatches
-    # Narayanan et al. 2021, section 2.2, as in Megatron-LM: the forward passes until the first microbatch has come back
-    # to here.
+    # Narayanan et al. 2021, section 2.2, as in Megatron-LM: the forward passes until the first microbatch has returned here.
     warm_up = min(calls, (chunks - 1) * group + 2 * (workers - 1 - worker))
     done: dict[tuple[str, int], int] = {}
 
@@ -193,9 +203,9 @@ def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> I
 
 
 def draw_text(events: Sequence[Event], workers: int) -> str:
-    """A line for each worker and a cell for each unit of time: F or B and the microbatch; a dot a unit for waiting.
+    """Return a line per worker and a cell per time unit: F or B and the microbatch, or a dot.
 
-    With several stages on a worker the stage stands first: `4:F0`. Times have to be whole numbers.
+    With several stages on a worker the stage comes first: `4:F0`. Times must be whole numbers.
     """
     several = any(event.call.stage >= workers for event in events)
     labels = {event: _label(event, several) for event in events}
@@ -211,7 +221,7 @@ def draw_text(events: Sequence[Event], workers: int) -> str:
 
 
 def save_png(events: Sequence[Event], workers: int, path: str | Path, title: str = "") -> Path:
-    """The path of the picture: a row for each worker, forward passes light, backward passes dark.
+    """Draw a row per worker, forward passes light, backward passes dark. Return the path.
 
     Raises:
         ParallelError: matplotlib is not installed.
@@ -231,7 +241,7 @@ def save_png(events: Sequence[Event], workers: int, path: str | Path, title: str
     chunks = len({event.call.stage for event in events}) // workers
     for event in events:
         dark = event.call.kind == "B"
-        # A stage further along is a little darker.
+        # Later stages are a little darker.
         shade = 0.15 * (event.call.stage // workers) / max(chunks - 1, 1)
         color = (0.13 - shade / 2, 0.44 - shade, 0.71 - shade) if dark else (0.78 - shade, 0.86 - shade, 0.94)
         axes.barh(

@@ -1,1 +1,1 @@
-"""Layouts in which every rank computes the whole model: replicated, or its parameters in equal parts."""
+"""Layouts in which every rank computes the whole model: replicated, or sharded."""

@@ -1,13 +1,12 @@
-"""The executor for the layouts in which every rank computes the whole model: replicated, sharded, or cut within layers.
+"""The executor of the layouts in which every rank computes the whole model.
 
     layout                     gradients are summed over the replicas by
     one process                -
-    data                       DistributedDataParallel, while the backward pass goes on; in the first step afterwards
+    data                       DistributedDataParallel, during the backward pass; in the first step afterwards
     shard, data x shard        FSDP2
     data x tensor, context     `reduce.sum_gradients`, afterwards
 
-The first step of DDP runs without it: it shows which parameters are not used, which DDP has to know beforehand.
-Loaded on use: it imports torch.
+The first step runs without DDP: it shows the unused parameters, which DDP has to know beforehand.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _log = logging.getLogger(__name__)
 class Plain:
     """An executor (see `executor`) of the whole model.
 
-    find_unused: whether a step may leave parameters without a gradient, and others than the first step's; None goes by
-        the first step.
-    notes: what `explain` says of how the layers were cut.
-    summed: parameters of which each worker with other experts has a part of the gradient.
+    Attributes:
+        find_unused: Whether steps may skip parameters, and others than in the first step. None decides from the first step.
+        notes: How the layers were cut, for `explain`.
+        summed: Parameters of which each worker with other experts has a part of the gradient.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Plain:
 
             self._units_written = shard.shard_stage(self._module, world)
             self._used = Used(self._module, world, find_unused)
-        # With workers that have parts of the model, or of each sequence, there is more to sum, or in other groups.
+        # If workers have parts of the model or of each sequence, more is summed, or over other groups.
         is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
         uses_ddp = not self._is_sharded and world.layout.data > 1 and is_plain
         learns = any(param.requires_grad for param in self._module.parameters())
@@ -104,9 +103,9 @@ class Plain:
                     loss = self._loss(model(*micro.args, **micro.kwargs), micro)
                 if self._used is not None:
                     self._used.watch()
-                # A loss without a gradient: all is frozen, or this replica has no rows.
+                # A loss has no gradient if all is frozen, or if this replica has no rows.
                 if loss.requires_grad:
-                    # Each worker of a sequence has the loss of all of it, and their gradients are summed.
+                    # Each worker of a sequence has the whole sequence's loss, and their gradients are summed.
                     whole = loss / self._world.layout.context if self._world.layout.context > 1 else loss
                     whole.backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
@@ -115,12 +114,12 @@ class Plain:
         return total
 
     def _plain_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Those that FSDP2 does not put together, with their names."""
+        """Return the parameters that FSDP2 does not gather, with their names."""
         own = {id(param) for param in shard.left_whole(self._module)} if self._is_sharded else None
         return [(name, param) for name, param in self._module.named_parameters() if own is None or id(param) in own]
 
     def _sizes_written(self, versions: Mapping[str, int]) -> dict[str, float]:
-        """Return the size of each parameter that is not of these versions any more."""
+        """Return the size of each parameter that has changed since these versions."""
         sizes = {name: size_of(param) for name, param in self._plain_parameters() if param._version != versions[name]}
         for written in self._units_written:
             sizes |= written.sizes
@@ -151,8 +150,7 @@ class Plain:
     def finish_gradients(self) -> None:
         group = self._world.replica_group
         if self._is_sharded:
-            # FSDP2 has summed the gradients of what it cuts while the backward pass went on; only what it leaves whole is
-            # summed here.
+            # FSDP2 has summed its shards' gradients during the backward pass. Only whole parameters remain.
             self._used.finish()
             sum_gradients(shard.left_whole(self._module), group)
             sum_gradients(self._module.parameters(), self._world.group("context"))
@@ -164,7 +162,7 @@ class Plain:
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
         total: Tensor | None = None
-        # Nothing is summed over the replicas here: each gives its own part, and the caller adds them up.
+        # Not summed over the replicas here: each returns its own part, and the caller adds them up.
         with torch.no_grad():
             for micro in with_rows(micros):
                 with self._task.autocast(self._world.device), normalization.counting(micro):
@@ -196,10 +194,9 @@ class Plain:
 
 
 class _Replicated:
-    """DDP around a model, from the second step on, with sums instead of means.
+    """DDP around a model from the second step on, with sums instead of means.
 
-    The wrapper is nobody's business: who calls the model inside it trains on one replica's gradients alone, so there is
-    nothing here to get hold of but `Parallel.step`.
+    The wrapper is private: calling the model inside it trains on one replica's gradients. Use `Parallel.step`.
     """
 
     def __init__(self, model: nn.Module, world: World, find_unused: bool | None) -> None:
@@ -208,18 +205,19 @@ class _Replicated:
         self._asked_for_unused = find_unused
         self._all = dict(model.named_parameters())
         self._reduced = 0
-        # The parameters that got no gradient in the last microbatch of the first step: only that microbatch's backward
-        # pass will run with DDP's reduction, and DDP waits in it for every parameter.
+        # The parameters without a gradient in the last microbatch of the first step. DDP reduces only in that microbatch's
+        # backward pass, and
+        # waits there for every parameter.
         self._idle: set[str] = set()
         self._begin()
 
     def follow(self) -> None:
-        """Begin anew, before a step, if parameters were frozen or unfrozen: DDP would leave those alone that it has not seen."""
+        """Restart before a step if parameters were frozen or unfrozen: DDP would ignore new ones."""
         if any(param.requires_grad != (name in self._params) for name, param in self._all.items()):
             self._begin()
 
     def begin_anew(self) -> None:
-        """The next step is the first one, unless DDP has been made since."""
+        """Treat the next step as the first one, unless DDP exists."""
         if self._ddp is None:
             self._begin()
 
@@ -232,7 +230,7 @@ class _Replicated:
 
     @contextlib.contextmanager
     def reducing(self, is_last: bool) -> Iterator[nn.Module]:
-        """The module to call for one microbatch; within the last one's block the gradients of all are summed."""
+        """Yield the module to call for a microbatch. The last one's block sums the gradients."""
         if self._is_first:
             with self._watched(is_last):
                 yield self._model
@@ -245,8 +243,9 @@ class _Replicated:
             return
         self._reduced = 0
         yield self._ddp
-        # DDP counts the gradients that have come, and sends a bucket once all of its own are there. If one never comes,
-        # its bucket stays unsent, the ranks keep different gradients, and DDP complains only in the next forward pass.
+        # DDP counts gradients, and sends a bucket once it is full. If one never comes, its bucket stays unsent, the ranks keep
+        # different
+        # gradients, and DDP complains only in the next forward pass.
         if not self._find_unused and self._reduced != sum(param.numel() for param in self._params.values()):
             raise self._unfinished()
 
@@ -284,7 +283,7 @@ class _Replicated:
         from torch.nn.parallel import DistributedDataParallel
 
         device = self._world.device
-        # torch 2.13 has renamed this argument, and warns of the former name.
+        # torch 2.13 has renamed this argument, and warns about the former name.
         parameters = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
         no_buffers: dict[str, Any] = {name: False}
@@ -300,12 +299,11 @@ class _Replicated:
         )
         group = self._world.replica_group
 
-        # No annotations: torch compares those of a hook with its own classes, and here they would be texts (`from
-        # __future__`).
+        # Without annotations: torch compares a hook's with its own classes, and here they would be strings (`from __future__`).
         def add(_, bucket):  # type: ignore[no-untyped-def]
             flat = bucket.buffer()
             self._reduced += flat.numel()
-            # The sum, and not the mean that DDP's own hook takes: the microbatches' weights are in the loss already.
+            # The sum instead of the mean of DDP's default hook: the microbatches' weights are in the loss already.
             work = dist.all_reduce(flat, group=group, async_op=True)
             assert work is not None
             return work.get_future().then(lambda future: future.value()[0])
@@ -314,7 +312,10 @@ class _Replicated:
         return ddp
 
     def _unfinished(self) -> ParallelError:
-        """DDP waits for gradients that don't come; torch would say so in the next step, after a wrong update in this."""
+        """Return the error for missing gradients.
+
+        torch would raise it in the next step, after a wrong update in this one.
+        """
         without = [name for name, param in self._params.items() if param.grad is None]
         what = ", ".join(without) if without else "parameters that were used in earlier microbatches alone"
         return ParallelError(

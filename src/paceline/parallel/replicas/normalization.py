@@ -1,7 +1,7 @@
-"""Batch normalisation over the batch of all replicas, so that a step equals that of one process. Imports torch.
+"""Batch normalisation over the batch of all replicas, so that a step equals one process's.
 
-torch's own SyncBatchNorm is for GPUs alone. Here the BatchNorm modules of the model stay the same objects, with their
-parameters, buffers and hooks: they get a class that differs in `forward` alone.
+torch's SyncBatchNorm supports only GPUs. Here the model's BatchNorm modules stay the same objects, with their parameters,
+buffers and hooks: only their class changes, to one with another `forward`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from paceline.parallel.class_swap import SharedByCopies
 from paceline.parallel.errors import ParallelError
 from paceline.torch_private import BatchNorm, InstanceNorm
 
-#: Whether the rows that are being computed count: not those that stand in where a replica has none. Per process, not
-#: per thread: the stages of a pipeline compute one microbatch at a time.
+#: Whether the current rows count, which padding rows do not. Per process instead of per thread, because the
+#: stages of a pipeline compute one microbatch at a time.
 _counts = True
 _somewhere = True
 
 
 def synchronise(module: nn.Module, group: Any) -> None:
-    """Let every BatchNorm in `module` use the batches of all ranks of `group` while training.
+    """Let every BatchNorm in `module` use the batches of all ranks of `group` in training.
 
-    group: None for one replica; then only padding is kept out of the statistics.
-    A class of the user's own that overrides `forward` is left as it is.
+    None stands for one replica; then only padding is excluded from the statistics. A user's class that overrides `forward` is
+    left unchanged.
     """
     for part in module.modules():
         kind = _SYNCHRONISED.get(type(part))
         if kind is not None:
-            # The group is set past nn.Module's own `__setattr__` and tables, so that state dicts don't see it.
+            # Set past nn.Module's own `__setattr__` and tables, so that state dicts do not contain the group.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
             # Only the class changes. The module stays the same object, with the user's references, hooks and parameters.
             part.__class__ = kind
@@ -42,7 +42,7 @@ def synchronise(module: nn.Module, group: Any) -> None:
 
 @contextlib.contextmanager
 def alone(module: nn.Module) -> Iterator[None]:
-    """While the block runs, no other rank is asked: what one rank measures, and copies that hold no group."""
+    """Ask no other rank within the block, for one rank's measurements and for copies."""
     groups = [(part, part.__dict__.get("_paceline_group")) for part in module.modules()]
     changed = [(part, group) for part, group in groups if group is not None]
     for part, _ in changed:
@@ -56,13 +56,13 @@ def alone(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting(micro: Microbatch) -> Iterator[None]:
-    """While the block runs, this microbatch is computed: padding doesn't count."""
+    """Mark the current microbatch within the block: padding does not count."""
     with _counting_as(micro.rows > 0, micro.global_rows > 0):
         yield
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """A block in which what counts does so as it does now: for a pass that is made again later."""
+    """Return a context that repeats the current marking, for a later second pass."""
     return _counting_as(_counts, _somewhere)
 
 
@@ -78,9 +78,9 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
 
 
 class _Shared(SharedByCopies):
-    """A process group that a copy of the model may hold too; torch's can't be copied, and a pickle leaves it out.
+    """A process group that copies of the model can share. torch's cannot be copied.
 
-    group: None while the other ranks are not asked.
+    A pickle leaves it out. `group` is None while other ranks are not asked.
     """
 
     def __init__(self, group: Any) -> None:
@@ -91,7 +91,7 @@ class _Shared(SharedByCopies):
 
 
 class _Synchronised(BatchNorm):
-    """torch's BatchNorm with the statistics of all ranks' batches while training."""
+    """torch's BatchNorm with the statistics of all ranks' batches in training."""
 
     _paceline_group: _Shared | None
 
@@ -100,8 +100,9 @@ class _Synchronised(BatchNorm):
         group = None if shared is None else shared.group
         uses_batch = self.training or self.running_mean is None
         if uses_batch and shared is not None and group is None and input.numel() == input.shape[1]:
-            # This replica has one row alone, and other ranks are not asked just now (a block is being measured). In
-            # training it is normalised together with the others' rows, so it is no error here.
+            # This replica has one row, and other ranks are not asked now, as in a measurement. In training it is normalised
+            # together with the
+            # others' rows, so this is no error.
             return _without_statistics(self, input)
         if not uses_batch or (group is None and _counts):
             if uses_batch and input.dim() > 1 and input.numel() == input.shape[1]:
@@ -114,7 +115,7 @@ class _Synchronised(BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not _somewhere or (group is None and not _counts):
-            # No rank has rows. The result is thrown away, but the graph has to be the same on all ranks.
+            # No rank has rows. The result is discarded, but the graph must be the same on all ranks.
             return _without_statistics(self, input)
         normalise: Any = _Normalise.apply
         output, mean, variance, count = normalise(input, self.weight, self.bias, self.eps, group, _counts)
@@ -123,7 +124,10 @@ class _Synchronised(BatchNorm):
         return output  # type: ignore[no-any-return]
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Move the running statistics towards these. variance: divided by `count`; the running one by `count - 1`."""
+        """Move the running statistics towards these.
+
+        `variance` is divided by `count`, the running one by `count - 1`.
+        """
         if self.running_mean is None or self.running_var is None:
             return
         factor: Any = self.momentum
@@ -150,9 +154,9 @@ class SynchronisedBatchNorm3d(_Synchronised, nn.BatchNorm3d):
 
 
 class _FollowsAll(InstanceNorm):
-    """torch's InstanceNorm, whose running statistics follow the rows of all replicas.
+    """torch's InstanceNorm with running statistics of all replicas' rows.
 
-    Each row is normalised by itself; the running ones move towards the mean over the rows.
+    Each row is normalised alone. The running statistics move towards the mean over the rows.
     """
 
     _paceline_group: _Shared | None
@@ -172,8 +176,7 @@ class _FollowsAll(InstanceNorm):
             return output
         is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
         rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
-        # The new running statistics are linear in those of the rows, so their mean, weighted by rows, is what all rows
-        # together give.
+        # The new running statistics are linear in the rows', so their mean, weighted by rows, is that of all rows together.
         told = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
         dist.all_reduce(told, group=group)
         with torch.no_grad():
@@ -183,15 +186,15 @@ class _FollowsAll(InstanceNorm):
 
 
 class FollowingInstanceNorm1d(_FollowsAll, nn.InstanceNorm1d):
-    """nn.InstanceNorm1d whose running statistics are those of all replicas."""
+    """nn.InstanceNorm1d with running statistics of all replicas."""
 
 
 class FollowingInstanceNorm2d(_FollowsAll, nn.InstanceNorm2d):
-    """nn.InstanceNorm2d whose running statistics are those of all replicas."""
+    """nn.InstanceNorm2d with running statistics of all replicas."""
 
 
 class FollowingInstanceNorm3d(_FollowsAll, nn.InstanceNorm3d):
-    """nn.InstanceNorm3d whose running statistics are those of all replicas."""
+    """nn.InstanceNorm3d with running statistics of all replicas."""
 
 
 _SYNCHRONISED: dict[type, type] = {
@@ -205,10 +208,10 @@ _SYNCHRONISED: dict[type, type] = {
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance over all ranks' rows that count.
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over all ranks' rows that count.
 
-    Two sums go round in the forward pass and one in the backward pass. The gradients of weight and bias are this rank's
-    own: they are summed with all others. Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
+    Two sums in the forward pass and one in the backward pass are all-reduced. The gradients of weight and bias are this rank's
+    own; they are summed with all others. Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
     """
 
     @staticmethod
@@ -221,13 +224,13 @@ class _Normalise(torch.autograd.Function):
         own_count = x.numel() // channels if counts else 0
         own_sum = wide.sum(axes) if counts else wide.new_zeros(channels)
         first = torch.cat([own_sum.double(), own_sum.new_tensor([own_count]).double()])
-        # Rows without a weight (padding) add 0 to sum and count, and still take part: each rank has to call each
-        # all-reduce.
+        # Rows without a weight (padding) add 0 to sum and count. They take part because each rank must join each all-reduce.
         dist.all_reduce(first, group=group)
         count = first[-1]
         mean = (first[:-1] / count).to(wide.dtype)
-        # A second message, with the distances from the mean of all rows. One message with sums of squares would do in
-        # exact numbers, but where the mean is large beside the deviation their difference has no digits left.
+        # A second message, with the distances from the mean of all rows. Sums of squares in one message would lose all digits
+        # of the variance
+        # where the mean is large compared with the deviation.
         centred = wide - _shaped(mean, x)
         second = (centred.square().sum(axes) if counts else wide.new_zeros(channels)).double()
         dist.all_reduce(second, group=group)
@@ -252,8 +255,8 @@ class _Normalise(torch.autograd.Function):
         own_weight = (grad * normal).sum(ctx.axes)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            # A row of any rank has moved mean and variance for all, so the sums of its gradient are over all ranks' rows.
-            # A padding row has a gradient of 0 and adds nothing.
+            # Each row has moved the mean and variance of all ranks, so these sums are over all ranks' rows. A padding row's
+            # gradient is 0.
             sums = torch.cat([own_bias, own_weight]).double()
             dist.all_reduce(sums, group=ctx.group)
             of_bias, of_weight = (sums / count).to(normal.dtype).chunk(2)
@@ -272,7 +275,7 @@ def _shaped(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _without_statistics(module: BatchNorm, x: Tensor) -> Tensor:
-    """The same shape and graph, with the running statistics, which stay as they are."""
+    """Return the same shape and graph from the running statistics, which do not change."""
     mean = module.running_mean if module.running_mean is not None else x.new_zeros(x.shape[1])
     variance = module.running_var if module.running_var is not None else x.new_ones(x.shape[1])
     return nn.functional.batch_norm(x, mean, variance, module.weight, module.bias, False, 0.0, module.eps)

@@ -1,7 +1,16 @@
-"""Parameters, gradients and optimizer states in equal parts, by torch's FSDP2. Loaded on use: it imports torch.
+"""Parameters, gradients and optimizer states in equal parts, by torch's FSDP2.
 
-A unit is what is put together at a time: the elements of the model's lists (blocks), and the rest with the model itself.
-Tensors that are tied over two units belong to the model itself, for FSDP2 can't have one tensor in two units.
+A unit is gathered at a time: each element of the model's lists (blocks), and the rest with the model itself. Tensors that are
+tied over two units belong to the model itself, because FSDP2 cannot have one tensor in two units.
+
+Parameters that a forward pass itself changes, such as a momentum encoder's, are written back:
+
+    root's forward   ChangedParts.begin
+      unit's         ChangedParts.before, gather, Written.before
+                     ...
+                     Written.after, part
+    its end          ChangedParts.after
+    backward         gather ... part
 """
 
 from __future__ import annotations
@@ -24,13 +33,13 @@ from paceline.torch_private import reduce_unused_too, sharded_parameters, whole_
 
 
 def shard_stage(module: nn.Module, world: World) -> list[Written]:
-    """Replace the module's parameters by this rank's parts (DTensors) over the axes data and shard, of which shard is in use.
+    """Replace the module's parameters by this rank's DTensors over the axes data and shard.
 
-    Names stay. Gradients come out of the backward pass as sums over the replicas, not means. Return for each unit what notes
-    the parameters that its forward pass changes.
+    Names stay. Gradients are sums over the replicas, not means. Return an observer for each unit, which notes the parameters
+    that its forward pass changes.
 
     Raises:
-        ParallelError: a pattern of `units` matches no module; torch can't shard a parameter.
+        ParallelError: A pattern of `units` matches no module, or torch cannot shard a parameter.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -49,13 +58,14 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
         for name in names:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
-            # Hooks run in the order in which they were registered. This one has to run before FSDP2's own, which lets go
-            # of the whole parameters, and so it is registered before `fully_shard`.
+            # Hooks run in the order of registration. This one must run before FSDP2's own, which frees the whole parameters, so
+            # register it before
+            # `fully_shard`.
             written = Written(part, held_names)
             noted.append(written)
             part.register_forward_hook(written.after)
             fully_shard(part, **options)
-            # And this one after FSDP2's own, which puts the parameters together.
+            # And this one after FSDP2's own, which gathers the parameters.
             part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
@@ -69,27 +79,27 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
         held._paceline_hooks = hooks[name].also(param)
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            # Sums in place of means, for the microbatches' weights are in the loss: nothing is divided, and no backend's own
-            # mean is used.
+            # Sums instead of means, because the microbatches' weights are in the loss. No backend's mean is used.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-            # A parameter that a rank's rows leave out goes as zeros. Without that the rank would send a shorter message
-            # than the others, which hangs or ends the process.
+            # Parameters that a rank's rows skip are sent as zeros. Otherwise the rank would send a shorter message than the
+            # others, which hangs or
+            # ends the process.
             reduce_unused_too(part)
     return noted
 
 
 def _keep_recurrent_weights_apart(module: nn.Module) -> None:
-    """Take from torch's recurrent layers what brings their weights into one piece for cuDNN.
+    """Disable the flattening of recurrent layers' weights for cuDNN.
 
-    It would give the whole parameters memory of its own, where FSDP2 does not put the next step's values: a layer would go on
-    with those of its first step, without a word.
+    It would give the whole parameters other memory than FSDP2 fills in the next step: a layer would silently keep the values of
+    its first step.
     """
     recurrent: list[Any] = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     for part in recurrent:
         part.flatten_parameters = _leave_apart
     if recurrent:
-        # cuDNN does it for each call then, and warns that it has to.
+        # cuDNN then flattens in each call, and warns about it.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
@@ -98,7 +108,10 @@ def _leave_apart() -> None:
 
 
 def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[], None]) -> None:
-    """Call `wait` before parameters are put together that the forward pass has changed. names: of the units, "" the module's."""
+    """Call `wait` before FSDP2 gathers parameters that the forward pass has changed.
+
+    `names` are the units', "" the module's own.
+    """
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
     for unit in units:
@@ -108,26 +121,27 @@ def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[],
 
 
 def _own_outputs(module: nn.Module, args: Any, output: Any) -> Any:
-    """The same output, its views copied: an in-place change to a view would take FSDP2's hook off it, in silence."""
+    """Copy views in the output: an in-place change to a view would silently drop FSDP2's hook."""
     return map_tensors(output, lambda tensor: tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor)
 
 
 def left_whole(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that FSDP2 can't cut: numbers without a dimension. Each rank has them whole."""
+    """Return the parameters that FSDP2 cannot cut, 0-dim ones, which each rank has whole."""
     return [param for param in module.parameters() if param.dim() == 0]
 
 
 def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
-    """Let the next backward pass sum over the axis data too, or not: once, after the last microbatch, is enough."""
+    """Sum over the axis data in the next backward pass or not: once, after the last, is enough."""
     whole: Any = module
     whole.set_requires_all_reduce(is_last)
     whole.set_is_last_backward(is_last)
 
 
 def reduce_after_last(module: nn.Module, is_last: bool) -> None:
-    """Tell a sharded stage if its next backward pass ends the step: that one sums the gradients and parts the parameters.
+    """Tell a sharded stage if its next backward pass ends the step.
 
-    Until then what was put together stays so: passes of other microbatches come in between. Does nothing to other modules.
+    That pass sums gradients and frees whole parameters, which stay until then for other microbatches. Does nothing to other
+    modules.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -138,9 +152,9 @@ def reduce_after_last(module: nn.Module, is_last: bool) -> None:
 
 
 def part_again(module: nn.Module) -> None:
-    """Let go of parameters that are whole since a forward pass without a backward one.
+    """Free parameters that are whole since a forward pass without a backward pass.
 
-    Who freezes one of those, found by `module.parameters()`, would have changed a copy.
+    A script that freezes one of `module.parameters()` would otherwise change a copy.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -150,9 +164,9 @@ def part_again(module: nn.Module) -> None:
 
 
 def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> list[str]:
-    """The names of the modules that are put together one at a time, inner ones first.
+    """Return the names of the units, inner ones first.
 
-    patterns: None takes the elements of the outermost lists (ModuleList, Sequential, ModuleDict) that have parameters.
+    None takes the elements of the outermost lists (ModuleList, Sequential, ModuleDict) that have parameters.
     """
     if patterns is None:
         chosen = [name for name in _elements(module) if next(module.get_submodule(name).parameters(), None) is not None]
@@ -175,7 +189,7 @@ def _elements(module: nn.Module, prefix: str = "") -> list[str]:
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-            # Of a list in a list, such as stages of blocks, the inner elements are the blocks.
+            # In a list of lists, such as stages of blocks, the inner elements are the blocks.
             inner = isinstance(child, (nn.ModuleList, nn.ModuleDict))
             found += _elements(child, f"{path}.") if inner else [path]
         else:
@@ -184,7 +198,7 @@ def _elements(module: nn.Module, prefix: str = "") -> list[str]:
 
 
 def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
-    """Those of the modules that share a parameter with something outside of them."""
+    """Return the modules that share a parameter with something outside of them."""
     uses: dict[int, set[str]] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         uses.setdefault(id(param), set()).add(name)
@@ -193,7 +207,7 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
         for param in module.get_submodule(name).parameters():
             if any(not use.startswith(f"{name}.") for use in uses[id(param)]):
                 shared.add(name)
-    # A module object that has two names shares all of its parameters with itself.
+    # A module with two names shares all its parameters with itself.
     seen: dict[int, str] = {}
     for name in names:
         first = seen.setdefault(id(module.get_submodule(name)), name)
@@ -203,7 +217,10 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
 
 
 def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.Parameter]) -> None:
-    """Refuse a unit whose parameters have several types: FSDP2 says so in its first forward pass alone, as an AssertionError."""
+    """Refuse a unit whose parameters have several dtypes.
+
+    FSDP2 would raise an AssertionError in its first forward pass.
+    """
     taken = {id(param) for param in ignored}
     for unit in units:
         own = {name: param for name, param in module.get_submodule(unit).named_parameters() if id(param) not in taken}
@@ -218,29 +235,29 @@ def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.
 
 
 class ChangedParts:
-    """Has a GPU finish what changes this rank's parts within a forward pass, before they are put together.
+    """Hooks that wait for changes of this rank's parts before FSDP2 gathers them.
 
-    FSDP2 does that on streams of its own, which wait for the caller's stream at the beginning of the root's forward pass alone: a
-    momentum encoder that follows in there would be read while it is written.
+    FSDP2 gathers on its own streams, which wait for the caller's stream only at the start of the root's forward pass. A
+    momentum encoder that is updated in there would be read while it is written.
     """
 
     def __init__(self, units: Sequence[nn.Module], wait: Callable[[], None]) -> None:
-        """units: the root and those within it. wait: until the caller's stream has done all."""
+        """Watch the root and its units. `wait` waits for the caller's stream."""
         self._units = units
         self._wait = wait
         self._versions: dict[int, tuple[int, int]] = {}
 
     @torch.no_grad()
     def begin(self, *_: Any) -> None:
-        """A hook that runs before the root's forward pass."""
+        """Run before the root's forward pass."""
         self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
 
     def before(self, unit: nn.Module, *_: Any) -> None:
-        """A hook that runs before FSDP2 puts a unit's parameters together."""
+        """Run before FSDP2 gathers a unit's parameters."""
         self._look((unit,))
 
     def after(self, *_: Any) -> None:
-        """A hook that runs after the root's forward pass: the backward pass puts them together again."""
+        """Run after the root's forward pass, before the backward pass gathers again."""
         self._look(self._units)
 
     @torch.no_grad()
@@ -256,29 +273,29 @@ class ChangedParts:
 
 
 def _versions(part: Any) -> tuple[int, int]:
-    """How often it was changed in place, by its own name and by that of the tensor that it has here; called without gradients."""
+    """Return the versions of a part and of its local tensor. Call it without gradients."""
     return part._version, part.to_local()._version
 
 
 class Written:
-    """Sees that a unit's forward pass changes its own parameters in place, and keeps that.
+    """An observer that keeps in-place changes of a unit's parameters in its forward pass.
 
-    FSDP2 gives it whole ones, and lets go of them: what is written there, such as a momentum encoder's values, would be lost.
+    FSDP2 frees the whole parameters, and such a change, as of a momentum encoder, would be lost.
     """
 
     def __init__(self, part: nn.Module, names: Mapping[int, str]) -> None:
-        """names: id of each parameter in parts -> its name, filled once there are parts."""
+        """`names` maps each part's id to its name, and is filled once there are parts."""
         self._part, self._names = part, names
         self._versions: dict[int, int] = {}
-        #: Name -> size of what was written, until the executor takes it; the same on all ranks if they wrote the same.
+        #: Name -> size of the written values, until the executor takes it. Equal on all ranks if they wrote the same.
         self.sizes: dict[str, float] = {}
 
     def before(self, *_: Any) -> None:
-        """A hook that runs once the parameters are whole."""
+        """Run once the parameters are whole."""
         self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
 
     def after(self, *_: Any) -> None:
-        """A hook that runs while they are."""
+        """Run while they are whole."""
         for sharded, whole in whole_parameters(self._part, inner=False):
             if whole._version != self._versions.get(id(whole), whole._version):
                 _write_back(sharded, whole)
@@ -287,13 +304,13 @@ class Written:
 
 
 def size_of(param: Any) -> float:
-    """The sum of a parameter's absolute values."""
+    """Return the sum of a parameter's absolute values."""
     part = param.detach()
     return float((part.to_local() if is_part(part) else part).abs().sum(dtype=torch.float64))
 
 
 def _write_back(sharded: Any, whole: nn.Parameter) -> None:
-    """Put this rank's part of the whole where FSDP2 takes it from."""
+    """Write this rank's part of the whole to FSDP2's shard."""
     part = whole.detach()
     if is_part(part):
         raise ParallelError(

@@ -1,7 +1,7 @@
-"""The parameters of a sharded model that get a gradient. Imports torch.
+"""The parameters of a sharded model that get a gradient.
 
-FSDP2 can send zeros for a parameter that was not used, so that all ranks' messages have one length; but then it can't be
-told from one whose gradient is 0, and an optimizer would decay what a plain loop leaves alone.
+FSDP2 can send zeros for an unused parameter, so that all ranks' messages have one length. But then an unused parameter looks
+like one with a gradient of 0, and an optimizer would decay what a plain loop leaves alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from paceline.torch_private import is_being_made_whole, whole_parameters
 
 
 class Used:
-    """Watches a module's parameters, and takes the gradient from those that no rank has used.
+    """An observer that removes the gradients of parameters that no rank has used.
 
-    find_unused: as for `parallelize`; None goes by the first step.
+    `find_unused` is as for `parallelize`; None decides from the first step.
     """
 
     def __init__(self, module: nn.Module, world: World, find_unused: bool | None) -> None:
@@ -32,25 +32,25 @@ class Used:
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
         self._watched = 0
-        # Their ids are taken now, while all of them are in parts: after a forward pass FSDP2 leaves some whole, and a
-        # whole parameter is another object under the same name.
+        # Take ids now, while all are in parts: after a forward pass FSDP2 leaves some whole, and a whole parameter is another
+        # object.
         self._all = {id(param): name for name, param in module.named_parameters()}
         self._begin(self._trained())
 
     def follow(self) -> None:
-        """Begin anew, before a step, if parameters were frozen or unfrozen."""
+        """Restart before a step if parameters were frozen or unfrozen."""
         trained = self._trained()
         if trained != set(self._names.values()):
             self._begin(trained)
 
     def begin_anew(self) -> None:
-        """The next step is the first one."""
+        """Treat the next step as the first one."""
         self._begin(self._trained())
 
     def _begin(self, trained: set[str]) -> None:
         self._names = {key: name for key, name in self._all.items() if name in trained}
         self._find_unused = self._asked_for_unused
-        #: Those that got no gradient in the first step, on some rank or on all.
+        #: The parameters without a gradient in the first step, on some rank or on all.
         self.unused: tuple[str, ...] = ()
         self._is_first = True
 
@@ -58,10 +58,10 @@ class Used:
         return {name for name, param in self._module.named_parameters() if param.requires_grad}
 
     def settle(self) -> None:
-        """Called before a forward pass: let go of whole parameters that FSDP2 has begun to put together ahead of time.
+        """Before a forward pass, free whole parameters that FSDP2 has prefetched.
 
-        It does so in a backward pass for units that then have none, as frozen ones; the next microbatch would find them as
-        they were before its own forward pass has changed them.
+        It prefetches in a backward pass for units that then have none, such as frozen ones. The next microbatch would see their
+        values before its own forward pass has changed them.
         """
         for part in self._module.modules():
             if is_being_made_whole(part):
@@ -70,7 +70,7 @@ class Used:
                 held.reshard()
 
     def watch(self) -> None:
-        """Called between forward and backward: the parameters as a whole exist from the first forward pass on."""
+        """Between forward and backward, watch the whole parameters, which now exist."""
         self._watched += 1
         for sharded, whole in whole_parameters(self._module):
             name = self._names.get(id(sharded))
@@ -83,7 +83,7 @@ class Used:
                     "microbatches so far; FullyShard() has those of one at a time. Give microbatches=1, use register_hook, "
                     "or DataParallel()."
                 )
-            # A hook stays on the whole parameter, which FSDP2 makes once and fills again in each pass.
+            # A hook stays on the whole parameter, which FSDP2 makes once and refills in each pass.
             if id(whole) not in self._hooked:
                 self._hooked.add(id(whole))
                 if hooks is not None:
@@ -92,13 +92,13 @@ class Used:
                 held.register_post_accumulate_grad_hook(lambda _, name=name: self._seen.add(name))
 
     def finish(self) -> None:
-        """Called on all ranks after the last microbatch.
+        """Finish a step, after the last microbatch. Every rank calls it.
 
         Raises:
-            ParallelError: a parameter that was used in the first step is not used now.
+            ParallelError: A parameter that the first step used is not used now.
         """
         names = list(self._names.values())
-        # FSDP2 leaves numbers without a dimension as they are: those are no parts of a whole.
+        # FSDP2 leaves 0-dim parameters whole.
         idle = [name not in self._seen and param.dim() > 0 for name, param in self._params(names)]
         self._seen.clear()
         self._watched = 0
@@ -121,7 +121,7 @@ class Used:
         found = dict(zip(names, counts.tolist(), strict=True))
         for name, param in self._params(names):
             if found[name] == ranks:
-                # No rank has used it, so its gradient of zeros is only the filling of FSDP2's message.
+                # No rank has used it: its gradient of zeros only filled FSDP2's message.
                 param.grad = None
         if self._is_first:
             self.unused = tuple(name for name in names if found[name])
