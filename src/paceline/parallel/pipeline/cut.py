@@ -94,7 +94,7 @@ def find_cuts(
         microbatches: The number in a step.
         memory_bytes: The memory of one worker.
         tied: For each tie the blocks that hold it. They stay in one stage if that costs less than `TIE_SLACK`.
-        bandwidth: Bytes per second between two workers.
+        bandwidth_bytes_s: Bytes per second between two workers.
 
     Raises:
         ParallelError: There are fewer blocks than stages, or no cut fits the memory.

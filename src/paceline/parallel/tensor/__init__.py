@@ -1,1 +1,1 @@
-"""Single layers cut over the ranks of a tensor group: found, tried, applied, compared."""
+"""Tensor parallelism: layers to cut over ranks are found, tried, cut and compared."""

@@ -1,4 +1,4 @@
-"""Compare a model that was cut with the plain one, before training starts. Loaded on use: it imports torch."""
+"""A comparison of a cut model with the plain one before training, in few passes over memory."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from paceline.parallel.reduce import anywhere, local
 from paceline.parallel.tensor.groups import undisturbed
 from paceline.parallel.tracing.source import shown
 
-# How far sums in another order may lie apart, in steps of the type on the scale of the largest number. Measured: below 50.
+# The largest difference of sums in another order, in steps of the dtype at the scale of the largest number. Measured: below 50.
 _STEPS = 2000
 _MOST = 0.1
-#: Of the largest gradient; a smaller one may be the difference of numbers as large as that, behind a normalisation of few rows.
+#: As a fraction of the largest gradient. A smaller one may be a difference of numbers of that size, after a normalisation of
+#: few rows.
 _LEAST_SCALE = 0.02
-#: A model may answer to being cut with so many times the difference that a rounding error in each module's output makes.
+#: A model may react to a cut with this many times the difference that a rounding error in each module's output makes.
 _ROUNDINGS = 10
 
 
 class Reference:
-    """What the plain model computes of some rows: outputs, gradients, and of the loss what it reads of the model itself.
+    """The plain model's outputs and gradients for some rows, and what its loss reads of the model.
 
-    Computed before the model is cut, so no copy of it is needed.
+    Computed before the cut, so no copy of the model is needed.
     """
 
     def __init__(
@@ -48,13 +49,16 @@ class Reference:
         loss: Callable[[Any, Microbatch], Any] | None = None,
         most_numbers: int | None = None,
     ) -> None:
-        """The model is left as it was, gradients too.
+        """Compute the reference. The model is left unchanged, gradients too.
 
-        loss: output and sample -> the loss; None: it is not looked at.
-        most_numbers: of parameters with more than that no gradients are compared; None: of all.
+        Args:
+            model: The plain model.
+            sample: The rows.
+            loss: output and sample -> the loss. None ignores the loss.
+            most_numbers: Compare only gradients of parameters with at most this many numbers. None: of all.
 
         Raises:
-            ParallelError: the forward draws numbers that each worker may draw otherwise.
+            ParallelError: The forward draws random numbers that may differ between workers.
         """
         self.model, self.sample, self._loss, self._most_numbers = model, sample, loss, most_numbers
         self._reads = LossReads(model, [tensor for _, tensor in attributes_of(model)])
@@ -69,13 +73,15 @@ class Reference:
                 )
 
     def verify(self, group: Any) -> None:
-        """Return if the model, which is cut by now, gives the same. Called on all ranks of the group, which hold its parts.
+        """Raise unless the model, which is now cut, computes the same.
+
+        Every rank of the group calls it.
 
         Raises:
-            ParallelError: the first module, in the order in which they run, whose output differs, the parameter whose
-                gradient does, or what the loss reads and is in parts; the same on all ranks of the group.
+            ParallelError: The first module, in the order of their calls, whose output differs, the parameter whose gradient
+                does, or what the loss reads in parts; the same on all ranks of the group.
         """
-        # Before the pass: a model that is cut may read otherwise.
+        # Before the pass, because a cut model may read differently.
         lines = self._reads.state | self._reads.left
         found = self._pass(is_cut=True)
         message = _first_difference(self._plain, found, self._room)
@@ -97,9 +103,10 @@ class Reference:
             )
 
     def _room_for_rounding(self) -> _Room:
-        """How far the plain model is from itself when each module's output is off by a rounding error.
+        """Return how far the plain model is from itself with rounding errors in each output.
 
-        Much where it computes in a narrower type (autocast), or divides by what is near 0 (a normalisation over few rows).
+        It is much if the model computes in a narrower dtype (autocast), or divides by values near 0 (a normalisation of few
+        rows).
         """
         try:
             other = self._pass(is_cut=False, is_shaken=True)
@@ -137,7 +144,7 @@ class Reference:
                     return found
                 try:
                     assert self._loss is not None
-                    # Also the gradients, of which what the loss keeps may be a part.
+                    # Around the gradients too, which may involve the loss's state.
                     with loss_kept(self._loss, model):
                         loss, of_loss = self._loss_of(output)
                 except Exception as error:
@@ -150,7 +157,7 @@ class Reference:
                 handle.remove()
 
     def _loss_of(self, output: Any) -> tuple[Tensor | None, dict[str, Tensor | None]]:
-        """The loss and its gradients; None and none of a loss that reads nothing of the model."""
+        """Return the loss and its gradients, or None and {} if it reads nothing of the model."""
         assert self._loss is not None
         self._reads.look_again()
         with self._reads:
@@ -161,7 +168,7 @@ class Reference:
         return whole(loss.detach()), gradients_of(self.model, loss)
 
     def _reads_own(self) -> bool:
-        """Whether the loss has read something of the model itself."""
+        """Return True if the loss has read tensors of the model."""
         return bool(self._reads.state or self._reads.left)
 
 
@@ -172,9 +179,9 @@ def reference(
     loss: Callable[[Any, Microbatch], Any] | None,
     most_numbers: int | None,
 ) -> Reference:
-    """What the model computes of the first of these samples that it can compute on all ranks. Called on all of them.
+    """Return the reference for the first sample that all ranks can compute.
 
-    All ranks take the same sample, or their messages would be of different sizes.
+    Every rank calls it. All take the same sample, or their messages would differ in size.
     """
     *fewer, last = samples
     for sample in fewer:
@@ -188,10 +195,13 @@ def reference(
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """What one pass gave.
+    """The results of one pass.
 
-    outputs: (module, its output), in order; "" is the model itself. gradients: of the parameters, by name.
-    loss, of_loss: the loss and its gradients, where it reads something of the model. failed: why there is none.
+    Attributes:
+        outputs: (module, its output) in order; "" is the model itself.
+        gradients: Of the parameters, by name.
+        loss, of_loss: The loss and its gradients, if it reads tensors of the model.
+        failed: Why there is no result.
     """
 
     outputs: list[tuple[str, Tensor]]
@@ -203,14 +213,17 @@ class _Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """What rounding alone makes of the outputs, in their order, and of the gradients, by name; empty where that is not known."""
+    """Differences by rounding alone: of outputs in their order and of gradients by name.
+
+    Empty if unknown.
+    """
 
     outputs: Sequence[float] = ()
     gradients: Mapping[str, float] = field(default_factory=dict)
 
 
 def _shaken(output: Tensor) -> Tensor:
-    """Each number off by a rounding error of its type, up or down, or not at all."""
+    """Perturb each number by a rounding error, up, down, or not."""
     if not (output.is_floating_point() or output.is_complex()):
         return output
     signs = torch.arange(output.numel(), device=output.device).reshape(output.shape) * 7919 % 3 - 1
@@ -218,7 +231,7 @@ def _shaken(output: Tensor) -> Tensor:
 
 
 def _noise(x: Tensor | None, y: Tensor | None) -> float:
-    """The largest finite distance; 0.0 where there is none."""
+    """Return the largest finite distance, or 0.0."""
     if x is None or y is None or x.shape != y.shape or not (x.is_floating_point() or x.is_complex()):
         return 0.0
     return scale_of(x - y)
@@ -231,11 +244,10 @@ def _loss_alone(found: _Pass) -> _Pass:
 def gradients_of(
     model: nn.Module, total: Any, most_numbers: int | None = None, *, again: bool = False
 ) -> dict[str, Tensor | None]:
-    """The gradient of this number by each parameter that learns, by name, in parts where the parameter is.
+    """Return the gradient of `total` by each trained parameter, as a part where that is one.
 
-    Hooks that step an optimizer are not called.
-
-    most_numbers: of parameters with more than that there are none. again: whether the graph is kept for another pass.
+    Hooks that step an optimizer are not called. Parameters with more than `most_numbers` numbers are skipped. `again` keeps the
+    graph for another pass.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if most_numbers is not None:
@@ -247,7 +259,7 @@ def gradients_of(
 
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
-    """A number that each element of the tensor has its own part in, and of a complex one both of its parts."""
+    """Return a number that depends on each element, and on both parts of a complex one."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     weights = normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)
     return (tensor * weights).sum()
@@ -259,8 +271,8 @@ def _first_difference(expected: _Pass, found: _Pass, room: _Room | None = None) 
         return "its modules run in another order"
     rooms = room.outputs or [0.0] * len(expected.outputs)
     for (name, x), (_, y), noise in zip(expected.outputs, found.outputs, rooms, strict=True):
-        # Between the layers cut by columns and the one cut by rows each rank has a part of an output; the sum behind them
-        # is compared.
+        # Between the layers cut by columns and the one cut by rows each rank has a part of an output. The sum after them is
+        # compared.
         if (x.shape == y.shape or not name) and (text := _difference(x, y, noise=noise)):
             return f"the output of {name or 'the model'!r} {text}"
     largest = max((scale_of(grad) for grad in expected.gradients.values() if grad is not None), default=0.0)
@@ -277,7 +289,7 @@ def _first_difference(expected: _Pass, found: _Pass, room: _Room | None = None) 
 
 
 def _as_held(plain: Tensor, other: Any) -> tuple[Tensor, Tensor]:
-    """Both as this rank has the second one: to put it together would take as many messages as there are parameters."""
+    """Return both as this rank's part of `other`, because gathering takes a message per parameter."""
     if not is_part(other):
         return plain, other
     if any(placement.is_partial() for placement in other.placements):
@@ -286,9 +298,9 @@ def _as_held(plain: Tensor, other: Any) -> tuple[Tensor, Tensor]:
 
 
 def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0.0) -> str:
-    """The distance of `y` from `x`, or "" if rounding explains it.
+    """Return the distance of `y` from `x`, or "" if rounding explains it.
 
-    least_scale: at least this is taken for the largest number. noise: what a rounding error makes of it.
+    The scale is at least `least_scale`. `noise` is the effect of a rounding error.
     """
     if x.shape != y.shape:
         return f"has the shape {list(y.shape)} in place of {list(x.shape)}"
@@ -302,7 +314,7 @@ def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0
 
 
 def scale_of(x: Tensor) -> float:
-    """The largest magnitude of the tensor's finite numbers; 0.0 if there are none. Of complex ones, of their parts."""
+    """Return the largest finite magnitude, or 0.0. Of complex numbers, of their parts."""
     if not x.numel():
         return 0.0
     x = _real(x)
@@ -314,16 +326,16 @@ def scale_of(x: Tensor) -> float:
 
 
 def within(x: Tensor, y: Tensor, allowed: float) -> bool:
-    """True if no number differs by more, a nan being equal to a nan, and an infinite one to itself alone.
+    """Return True if no number differs by more than `allowed`.
 
-    Of complex numbers both parts are compared.
+    A nan equals a nan, and an infinity only itself. Of complex numbers both parts are compared.
     """
     x, y = _real(x), _real(y)
-    # torch.allclose, and abs().max() too, take more than ten times as long as aminmax.
+    # torch.allclose and abs().max() take more than ten times as long as aminmax.
     if not x.numel():
         return True
     low, high = torch.aminmax((x - y).detach())
-    # A nan is at most nothing.
+    # Comparisons with a nan are False.
     if float(high) <= allowed and -float(low) <= allowed:
         return True
     return torch.allclose(x, y, rtol=0.0, atol=allowed, equal_nan=True)

@@ -1,7 +1,7 @@
-"""Cut single layers of a model over the ranks of a tensor group, by torch's DTensor. Loaded on use: it imports torch.
+"""The cut of a model's layers over the ranks of a tensor group, by torch's DTensor.
 
-The model is changed in place and keeps its names: parameters of the layers that are cut become DTensors on the axis
-`tensor` of the mesh, all others stay plain and equal on all ranks of the group.
+The model is changed in place and keeps its names: parameters of cut layers become DTensors on the mesh's axis `tensor`. All
+others stay plain, and equal on all ranks of the group.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from
 from paceline.parallel.tied_parameters import tie_again
 from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
-#: Of a microbatch, for the trials and for the comparison behind them; all of them where a model can't compute so few. More with
-#: batch normalisation, which makes nothing of two rows.
+#: The rows of a microbatch for trials and the comparison, or all rows if a model cannot compute so few. More with
+#: batch normalisation, which needs more than two rows.
 ROWS, ROWS_NORMALISED = 2, 4
-#: Of a model without values only the gradients of parameters with at most so many numbers are compared.
+#: In a model without values only the gradients of parameters with at most this many numbers are compared.
 SMALL = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """The changes that were made to a model. plan: with names, attributes and notes; lines: the same in words."""
+    """The changes to a model. `plan` has names, attributes and notes, `lines` the same in words."""
 
     plan: TensorPlan
     parts: int
 
     @property
     def lines(self) -> list[str]:
-        """The parts that are cut, those that were changed, and those that stayed whole, in words."""
+        """Return the parts that are cut, those that were changed, and those that stayed whole."""
         plan = self.plan
         shown = [
             f"{placement}: {name}"
@@ -64,7 +64,7 @@ class Applied:
 
 
 def few_rows(model: nn.Module) -> int:
-    """Return how many rows of a microbatch the trials begin with."""
+    """Return how many rows of a microbatch the trials start with."""
     return ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in model.modules()) else ROWS
 
 
@@ -77,27 +77,32 @@ def apply(
     loss: Callable[[Any, Microbatch], Any] | None = None,
     few: Microbatch | None = None,
 ) -> Applied:
-    """Cut the model in place, and say what was cut. Tied tensors stay tied. Called on all ranks, before any sharding.
+    """Cut the model in place and return the changes. Every rank calls it, before any sharding.
 
-    plan: pattern of a module's name -> placement; None finds one, for which `sample` is needed.
-    ties: as from `ties.find(model)`.
-    sample: some rows; with them, outputs and all gradients are compared with the plain model's.
-    loss: output and sample -> the loss, of which it is seen whether it reads tensors of the model itself.
-    few: fewer rows, which take the sample's place if the model can compute them.
+    Tied tensors stay tied.
+
+    Args:
+        model: Changed in place.
+        world: This rank's place.
+        plan: Pattern of a module's name -> placement. None finds one with `sample`.
+        ties: From `tied_parameters.find(model)`.
+        sample: Some rows, with which outputs and all gradients are compared with the plain model's.
+        loss: output and sample -> the loss, to see whether it reads tensors of the model.
+        few: Fewer rows, used in place of the sample if the model can compute them.
 
     Raises:
-        ParallelError: a pattern that matches nothing, a layer that can't be cut, tied tensors that are cut differently,
-            or a module that is not what it was.
+        ParallelError: A pattern matches nothing, a layer cannot be cut, tied tensors are cut differently, or a module
+            computes something else.
     """
     parts = world.extent("tensor")
     empty = {name: param for name, param in model.named_parameters() if param.is_meta}
-    # What the cut model is compared with. Before the trials, for they leave on rank 0's model what a call leaves.
+    # The reference is computed before the trials, which leave a call's side effects on rank 0's model.
     plain = None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
-            # Of a model without values the numbers that stand in are gone afterwards, and a loss can't be looked at. Gradients
-            # of its large parameters would be whole on each rank; those of the small ones, before and between them, have
-            # come through all that was cut.
+            # A model without values loses its stand-ins afterwards, so its loss cannot be examined. Gradients of its large
+            # parameters would be whole
+            # on each rank. Those of the small ones, before and between them, have passed all cuts.
             samples = [sample] if few is None else [few, sample]
             plain = reference(model, samples, world, None if empty else loss, SMALL if empty else None)
     rows = sample if plain is None else plain.sample
@@ -112,8 +117,7 @@ def apply(
             )
         return find_plan(model, run, parts, ties)
 
-    # Trials compare numbers, which may be equal within rounding on one machine and not quite on another. So rank 0 tries
-    # for all.
+    # Trials compare numbers, which may be equal within rounding on one machine and not on another. So rank 0 tries for all.
     with stand_ins(model, world.device):
         found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
@@ -127,7 +131,7 @@ def apply(
         _check_ties(model, found, ties)
         hooked = {name for name, param in model.named_parameters(remove_duplicate=False) if Hooks(param)}
         cut(model, world.mesh["tensor"], found, copies=world.layout.shard > 1)
-        # `parallelize_module` gives each module a parameter of its own, and with it breaks ties in silence.
+        # `parallelize_module` gives each module its own parameter, and silently breaks ties.
         tie_again(model, ties)
         give_memory(world.device, model)
         for name, param in model.named_parameters(remove_duplicate=False):
@@ -151,9 +155,9 @@ def apply(
 
 
 def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) -> None:
-    """Cut the layers and divide the attributes of the plan. Ties are broken by it: see `tie_again`.
+    """Cut the layers and divide the attributes of the plan. It breaks ties: see `tie_again`.
 
-    copies: whether whole outputs are copied. They are views, which FSDP can't take as the output of a module of its own.
+    `copies` copies whole outputs. They are views, which FSDP does not accept as a module's output.
     """
     keep_lookups_apart()
     modules = dict(model.named_modules())
@@ -166,13 +170,13 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
             cut_turned(modules[name], mesh, placement, name in keeps, name in takes)
         else:
             style = _style(modules[name], placement, name in keeps, name in takes)
-            # All ranks have the same values already: each takes its own part, and none is sent.
+            # All ranks have the same values: each takes its own part without a message.
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
         keep_own_parts(modules[name])
         if name in pieces:
             deal(modules[name], pieces[name], mesh.get_group())
         if name in plan.changed or (copies and name not in keeps):
-            # torch's hooks give a view from a custom function, and autograd forbids to change such a one in place.
+            # torch's hooks return a view from a custom function, and autograd forbids changing such a view in place.
             modules[name].register_forward_hook(lambda module, args, output: output.clone())
     for name, param in model.named_parameters(remove_duplicate=False):
         # torch 2.9 sets requires_grad on every parameter that it cuts, frozen ones too.
@@ -182,7 +186,10 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
 
 
 def _cut_gradient(param: Any) -> None:
-    """Cut the gradient as its parameter is. That of a tied tensor comes whole: its two parts are cut in different ways."""
+    """Cut the gradient like its parameter.
+
+    A tied tensor's gradient is whole, because its two parts are cut in different ways.
+    """
     if param.grad.placements != param.placements:
         param.grad = param.grad.redistribute(placements=param.placements)
 
@@ -207,7 +214,7 @@ def _check_ties(model: nn.Module, plan: TensorPlan, ties: Sequence[tuple[str, ..
 
 
 def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
-    """The plan's cut of a tensor, in words."""
+    """Return the plan's cut of a tensor in words."""
     owner, _, own = name.rpartition(".")
     placement = plan.placements.get(owner)
     if placement is None:

@@ -1,10 +1,10 @@
-"""Groups of linear layers that belong together, found in the graph of a forward pass. Loaded on use: it imports torch.
+"""Groups of linear layers that belong together, found in the graph of a forward pass.
 
     x -> q, k, v -> attention -> o -> y          columns (q, k, v), row o
     x -> gate, up -> silu(gate) * up -> down     columns (gate, up), row down
 
-The input of `row` is made of the outputs of `columns` and of nothing else that learns: autograd's own graph of one pass says so,
-whatever the Python code between them looks like.
+The input of `row` depends on the outputs of `columns` and on nothing else that learns. Autograd's graph of one pass shows this,
+whatever the Python code between them is.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Linear layers that are cut together: `columns` by their outputs, `row` by its inputs.
+    """Linear layers that are cut together: `columns` by outputs, `row` by inputs.
 
-    pieces: how many pieces the columns' outputs consist of, such as q, k and v; each worker has its part of each.
+    `pieces` is the number of pieces in the columns' outputs, such as q, k and v, of which each worker has its part.
     """
 
     columns: tuple[str, ...]
@@ -40,12 +40,13 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The results of looking at one forward pass.
+    """The observations of one forward pass.
 
-    calls: name of a module -> how often it was called, in the order of the first call.
-    groups: in the order in which they run; a layer is in one of them at most.
-    direct: names of parameters that are used without their module being called, as in F.linear(x, self.embedding.weight).
-    changed: layers whose output is changed in place by what follows.
+    Attributes:
+        calls: Module's name -> the number of its calls, in the order of first calls.
+        groups: In the order in which they run. A layer is in at most one.
+        direct: Parameters that are used without a call of their module, as in F.linear(x, self.embedding.weight).
+        changed: Layers whose output later code changes in place.
     """
 
     calls: Mapping[str, int]
@@ -55,7 +56,7 @@ class Seen:
 
 
 def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
-    """Look at a forward pass of the model. run: calls the model on a sample; the model is left as it was."""
+    """Observe a forward pass. `run` calls the model, which is left unchanged."""
     record = _Record()
     names = {id(module): name for name, module in model.named_modules()}
     handles = []
@@ -65,7 +66,7 @@ def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
     try:
         with undisturbed(model), torch.enable_grad(), checkpoints_opened():
             for param in model.parameters():
-                # Frozen ones as well, or the graph would not show where they are used.
+                # Frozen parameters too, or the graph would not show where they are used.
                 param.requires_grad_(param.is_floating_point())
             output = run()
             roots = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
@@ -75,13 +76,13 @@ def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
     finally:
         for handle in handles:
             handle.remove()
-    # Each change in place raises a tensor's version, and that of a fresh copy is 0.
+    # Each in-place change increments a tensor's version, and a fresh copy's is 0.
     changed = frozenset(name for name, output in record.outputs if output._version > 0)
     return Seen(calls=dict(record.calls), groups=groups, direct=direct, changed=changed)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """True for a linear layer or an embedding that does what torch's own does, with whole weights."""
+    """Return True for a linear layer or embedding that computes as torch's, with whole weights."""
     kind = nn.Embedding if isinstance(module, nn.Embedding) else linear_kind(module)
     if kind is None or type(module).forward is not kind.forward or "forward" in module.__dict__:
         return False
@@ -91,9 +92,9 @@ def is_plain(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Let the model be called in the modes that it has, with fixed random numbers and without asking other ranks.
+    """Allow calls of the model in its own modes, with fixed random numbers and no messages.
 
-    Modes, buffers, attributes, random generators and `requires_grad` are put back. In evaluation mode a model may return
+    Modes, buffers, attributes, random generators and `requires_grad` are restored. In evaluation mode a model may return
     something else, such as GoogLeNet without its auxiliary heads.
     """
     wanted = [(param, param.requires_grad) for param in model.parameters()]
@@ -109,8 +110,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 class _Record:
     """The calls that the hooks have seen.
 
-    calls: as in Seen. made: node of the graph -> the layer whose output it made. rows: (layer, node of its input).
-    outputs: (layer, what it gave).
+    Attributes:
+        calls: As in Seen.
+        made: Graph node -> the layer whose output it made.
+        rows: (layer, node of its input).
+        outputs: (layer, its output).
     """
 
     calls: dict[str, int] = field(default_factory=dict)
@@ -120,12 +124,11 @@ class _Record:
     outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def add(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        """The output with which the model goes on."""
+        """Record a call. Return the output with which the model continues."""
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
-        # A copy: a change in place behind it, as by nn.ReLU(inplace=True), would give this output another node of the
-        # graph.
+        # A copy, because a later in-place change, as by nn.ReLU(inplace=True), would give this output another graph node.
         output = output.clone()
         self.outputs.append((name, output))
         self.made[output.grad_fn] = name
@@ -155,7 +158,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Any, made: Mapping[Any, str]) -> set[str]:
-    """The layers whose outputs lead to `node`; empty if a parameter of anything else does too."""
+    """Return the layers that lead to `node`, or none if other parameters do too."""
     if node in made:
         return {made[node]}
     found: set[str] = set()
@@ -163,13 +166,13 @@ def _sources(node: Any, made: Mapping[Any, str]) -> set[str]:
         if other in made:
             found.add(made[other])
         elif hasattr(other, "variable"):
-            # Of all nodes only those where a parameter's gradient gathers have a `variable`.
+            # Only nodes that accumulate a parameter's gradient have a `variable`.
             return set()
     return found
 
 
 def _reached(roots: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:
-    """The nodes of the graph below these, each once for every edge that leads to it; nothing that lies below `ends`."""
+    """Yield the graph's nodes below `roots`, once for each edge, but nothing below `ends`."""
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
@@ -183,7 +186,7 @@ def _reached(roots: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:
 
 
 def _direct(model: nn.Module, record: _Record, edges: Mapping[int, int]) -> frozenset[str]:
-    """The parameters that are used more often than the layers that hold them are called."""
+    """Return the parameters that are used more often than their layers are called."""
     expected: dict[int, int] = {}
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():

@@ -1,9 +1,17 @@
-"""The linear layers that can be cut: torch's own, and GPT-2's Conv1D of transformers, whose weight is the other way round.
+"""The linear layers that can be cut: torch's own, and transformers' Conv1D of GPT-2.
 
     nn.Linear     weight [outputs, inputs]
     Conv1D        weight [inputs, outputs]
 
-Loaded on use: it imports torch, and no transformers: a model that has a Conv1D has brought it along.
+transformers is not imported here: a model with a Conv1D has imported it.
+
+Outputs of one layer that consist of several pieces, such as q, k and v, need each worker's part of each piece:
+
+    the layer's columns, 2 workers     q0 q1 k0 k1 v0 v1        u = a worker's part of a piece
+    as the weight is cut                0  0  0  1  1  1        contiguous, as checkpoints and optimizers expect it
+    as attention needs them             0  1  0  1  0  1        by heads
+
+So the outputs are redistributed by one message of (n - 1) / n of a worker's outputs. Gradients go the other way.
 """
 
 from __future__ import annotations
@@ -21,30 +29,35 @@ _CONV1D = ("transformers.pytorch_utils", "Conv1D")
 
 
 def linear_kind(module: nn.Module) -> Any:
-    """The class of linear layer that it is; None for any other module."""
+    """Return the module's class of linear layer, or None."""
     kind = getattr(sys.modules.get(_CONV1D[0]), _CONV1D[1], None)
     return next((one for one in (nn.Linear, kind) if one is not None and isinstance(module, one)), None)
 
 
 def is_turned(module: nn.Module) -> bool:
-    """Say if the rows of its weight are its inputs."""
+    """Return True if the weight's rows are its inputs."""
     return linear_kind(module) not in (None, nn.Linear)
 
 
 def outputs(module: Any) -> int:
-    """How many numbers a linear layer gives for a row."""
+    """Return the number of a linear layer's outputs per row."""
     return int(module.weight.shape[1 if is_turned(module) else 0])
 
 
 def inputs(module: Any) -> int:
-    """How many numbers it takes for a row."""
+    """Return the number of its inputs per row."""
     return int(module.weight.shape[0 if is_turned(module) else 1])
 
 
 def cut_turned(module: nn.Module, mesh: Any, placement: str, keeps: bool, takes: bool) -> None:
-    """Cut a Conv1D in place, as torch's ColwiseParallel and RowwiseParallel cut an nn.Linear, which they alone take.
+    """Cut a Conv1D in place, as torch's ColwiseParallel and RowwiseParallel cut an nn.Linear.
 
-    placement: "colwise" or "rowwise". keeps: its outputs stay in parts. takes: its inputs are in parts already.
+    Args:
+        module: The layer.
+        mesh: The mesh's axis.
+        placement: "colwise" or "rowwise".
+        keeps: Its outputs stay in parts.
+        takes: Its inputs are in parts already.
     """
     is_column = placement == "colwise"
     cuts: dict[str, Any] = {"weight": Shard(1 if is_column else 0), "bias": Shard(0) if is_column else Replicate()}
@@ -64,20 +77,20 @@ def cut_turned(module: nn.Module, mesh: Any, placement: str, keeps: bool, takes:
         kept = is_column and keeps
         return output.redistribute(placements=[Shard(-1) if kept else Replicate()]).to_local()
 
-    # torch's type stubs know older forms of these functions, which torch itself deprecates.
+    # torch's type stubs have older forms of these functions, which torch itself deprecates.
     inward: Any = take
     outward: Any = give
     distribute_module(module, mesh, partition, inward, outward)
 
 
 def deal(module: nn.Module, pieces: int, group: Any) -> None:
-    """From now on the layer, cut by columns in one go, gives this rank's part of each piece."""
+    """Let a layer that is cut by columns return this rank's part of each piece."""
     apply: Any = _Deal.apply
     module.register_forward_hook(lambda layer, args, output: apply(output, pieces, group))
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
-    """What part number `part` of a layer's outputs [..., outputs] is: its part of each piece."""
+    """Return part `part` of a layer's outputs [..., outputs]: its part of each piece."""
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)
@@ -96,9 +109,12 @@ class _Deal(torch.autograd.Function):
 
 
 def _exchanged(own: Tensor, pieces: int, group: Any, *, back: bool) -> Tensor:
-    """own: [..., pieces * u]. back: from each piece's part to what the weight's columns give."""
+    """Redistribute outputs [..., pieces * u], or gradients with `back`.
+
+    `back` goes from each piece's part to the weight's columns.
+    """
     parts, rank = dist.get_world_size(group), dist.get_rank(group)
-    # Unit j of all outputs, of u numbers each, lies with rank j // pieces, and belongs to rank j % parts.
+    # Unit j of all outputs, of u numbers each, is on rank j // pieces, and belongs to rank j % parts.
     by_columns = list(range(rank * pieces, (rank + 1) * pieces))
     by_pieces = list(range(rank, pieces * parts, parts))
     columns_of: Callable[[int], int] = lambda unit: unit // pieces  # noqa: E731

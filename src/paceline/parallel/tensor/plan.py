@@ -1,12 +1,12 @@
-"""The layers that are cut over the ranks of a tensor group: found, or from a table of names. Loaded on use.
+"""The plan of layers to cut over a tensor group: found, or from a table of names.
 
     colwise     each rank has some of the outputs      weight in parts of its rows, bias too
     rowwise     each rank has some of the inputs       weight in parts of its columns, bias whole
     vocab       each rank has some of the words        the embedding's and the head's rows
 
-Columns that lead to a row keep their outputs in parts, so that each pair costs one sum. Alone, a colwise layer puts its
-outputs together and a rowwise one cuts its input: dearer, but right whatever the code around does. So a table can't
-make a model wrong, only slow.
+Columns that lead to a row keep their outputs in parts, so that each pair costs one sum. A colwise layer alone gathers its
+outputs, and a rowwise one splits its input: slower, but right for any code around it. So a table can make a model slow, but
+never wrong.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from paceline.parallel.tensor.trial import Attribute, Verdict, try_groups
 class TensorPlan:
     """The cuts of a model.
 
-    placements: name of a module -> "colwise", "rowwise" or "vocab"; what is not in it stays whole on each rank.
-    groups: those whose layers hand over parts.
-    divided: attributes of modules that each rank divides by the number of parts, such as a number of heads.
-    changed: layers whose output the model changes in place.
-    notes: what was left whole, and why.
+    Attributes:
+        placements: Module's name -> "colwise", "rowwise" or "vocab". Other modules stay whole on each rank.
+        groups: Those whose layers exchange parts.
+        divided: Module attributes that each rank divides by the number of parts, such as a number of heads.
+        changed: Layers whose output the model changes in place.
+        notes: What was left whole, and why.
     """
 
     placements: Mapping[str, str]
@@ -45,15 +46,15 @@ class TensorPlan:
 
 
 def find_plan(model: nn.Module, run: Callable[[], Any], parts: int, ties: Sequence[tuple[str, ...]]) -> TensorPlan:
-    """The plan of all that can be cut: pairs of linear layers, attention by its heads, and vocabulary embedding and head.
+    """Return the plan of everything that can be cut.
 
-    Of a model that has none of these, every linear layer with enough outputs is cut alone.
-
-    run: calls the model on a sample. ties: as from `ties.find`.
+    These are pairs of linear layers, attention by its heads, and vocabulary embedding and head. In a model without any of
+    these, every linear layer with enough outputs is cut alone. `run` calls the model on a sample, `ties` come from
+    `tied_parameters.find`.
     """
     seen = observe(model, run)
     tied = {name for names in ties for name in names}
-    # A tied weight is used at another place as well, which is not cut with this group.
+    # A tied weight is used elsewhere too, where it is not cut with this group.
     free = [group for group in seen.groups if not tied & {f"{name}.weight" for name in (*group.columns, group.row)}]
     verdicts = try_groups(model, run, free, parts)
     plan = _plan({}, seen, verdicts, "stay whole")
@@ -67,12 +68,12 @@ def find_plan(model: nn.Module, run: Callable[[], Any], parts: int, ties: Sequen
 def plan_from_table(
     model: nn.Module, table: Mapping[str, str], run: Callable[[], Any] | None, parts: int
 ) -> TensorPlan:
-    """The plan of a table: pattern of a module's name (`fnmatch`) -> placement; of several that match, the first counts.
+    """Return the plan of a table: pattern of a module's name (`fnmatch`) -> placement.
 
-    run: calls the model on a sample; without it no layers hand over parts.
+    Of several matching patterns the first wins. `run` calls the model on a sample; without it no layers exchange parts.
 
     Raises:
-        ParallelError: a pattern that matches nothing, or a layer that can't be cut.
+        ParallelError: A pattern matches nothing, or a layer cannot be cut.
     """
     placements = _matched(model, table)
     if run is None:
@@ -87,7 +88,10 @@ def plan_from_table(
 
 
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
-    """The plan of these placements, with the groups that can be cut. others: what those do that can't, in words."""
+    """Return the plan of these placements, with the groups that can be cut.
+
+    `others` says in words what the rest does.
+    """
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(
         placements=placements,
@@ -99,7 +103,7 @@ def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict]
 
 
 def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
-    """The layers that can't be cut, and why; equal blocks in one line."""
+    """Return the layers that cannot be cut, and why. Equal blocks share a line."""
     groups: dict[str, list[Group]] = {}
     for bad in verdicts:
         if bad.reason:
@@ -114,7 +118,7 @@ def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
 def _vocabulary(
     model: nn.Module, seen: Seen, ties: Sequence[tuple[str, ...]], *, taken: set[str], parts: int
 ) -> dict[str, str]:
-    """The embeddings of words and the linear layers that give one number for each word."""
+    """Return the word embeddings, and the linear layers with one output per word."""
     usable = {
         name: module
         for name, module in model.named_modules()
@@ -127,12 +131,12 @@ def _vocabulary(
     sizes = {size for size in sizes if size >= parts}
     found = {name for name, module in embeddings.items() if module.num_embeddings in sizes}
     found |= {name for name, module in heads.items() if module.out_features in sizes}
-    # A linear layer may have as many outputs as a table has rows and be no head. The head is the last layer of that size.
+    # A linear layer may have as many outputs as a table has rows without being a head. The head is the last layer of that size.
     last = {module.out_features: name for name, module in heads.items()}
     found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
     for names in ties:
         owners = {name.rpartition(".")[0] for name in names}
-        # Tied weights are one tensor: all its owners are cut by words, or none of them.
+        # Tied weights are one tensor: either all of its owners are cut by words, or none.
         if not owners <= found:
             found -= owners
     return {name: "vocab" for name in seen.calls if name in found and _has_pair(name, found, usable)}
@@ -148,7 +152,7 @@ def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str,
 
 
 def _has_pair(name: str, found: set[str], usable: Mapping[str, Any]) -> bool:
-    """True if there are both an embedding and a head of this size still."""
+    """Return True if both an embedding and a head of this size remain."""
     size = usable[name].weight.shape[0]
     alike = [usable[other] for other in found if usable[other].weight.shape[0] == size]
     return len({isinstance(module, nn.Embedding) for module in alike}) == 2
@@ -200,17 +204,20 @@ def _check_cut(name: str, pattern: str, placement: str, module: Any) -> None:
 
 
 def unusual(module: Any) -> str:
-    """The option of an embedding that its parts would not keep; "" for none."""
+    """Return the embedding's option that its parts would lose, or ""."""
     for option in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
         value = getattr(module, option, None)
-        # Not `in (None, False)`: a padding_idx of 0 is equal to False.
+        # Not `in (None, False)`: a padding_idx of 0 equals False.
         if value is not None and value is not False:
             return f"{option}={value}"
     return ""
 
 
 def fold(names: Iterable[str]) -> list[str]:
-    """The names, those that differ in their first number alone as one: blocks.{0..3}.up; in the order of the first."""
+    """Merge names that differ only in their first number: blocks.{0..3}.up.
+
+    The order is that of first names.
+    """
     numbers: dict[str | tuple[str, str], list[int]] = {}
     for name in names:
         found = re.search(r"(?<![^.])\d+(?![^.])", name)

@@ -1,11 +1,11 @@
-"""Trials of cutting groups of linear layers, in one process, without any message. Loaded on use: it imports torch.
+"""Trials of cutting groups of linear layers, in one process and without messages.
 
-What lies between the columns and the row has to treat the parts of its input alike, as heads of attention are treated
-alike. That is a claim about the user's code, so it is tried rather than read: the model runs with random numbers for the
-outputs of the columns, once whole and once with each part alone, and the row has to be given the same part each time.
+The code between the columns and the row must treat the parts of its input alike, as attention treats heads. That is a claim
+about the user's code, so it is tested: the model runs with random numbers as the columns' outputs, once whole and once with
+each part alone, and the row must receive the same part each time.
 
-Code that names its number of heads (`view(batch, time, self.heads, -1)`) has to be told that each rank has fewer:
-integer attributes of the modules around are tried out, divided by the number of parts.
+Code that names its number of heads (`view(batch, time, self.heads, -1)`) must know that each rank has fewer: integer attributes
+of the modules around are tried, divided by the number of parts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from paceline.parallel.tensor.layers import inputs, outputs, part_of
 
 #: (name of a module, name of its integer attribute)
 Attribute = tuple[str, str]
-#: A guess: a module of attention has three or four numbers that may have to be divided.
+#: A guess: an attention module has three or four numbers that may have to be divided.
 _MOST_VARIANTS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The results of the trials of one group, which has the number of pieces with which it can be cut.
+    """The result of one group's trials.
 
-    divided: the attributes that each rank has to divide by the number of parts.
-    reason: why it can't be cut; "" if it can.
+    `group` has the number of pieces with which it can be cut.
+
+    Attributes:
+        divided: The attributes that each rank has to divide by the number of parts.
+        reason: Why it cannot be cut, or "".
     """
 
     group: Group
@@ -46,7 +49,7 @@ class Verdict:
 
 
 def try_groups(model: nn.Module, run: Callable[[], Any], groups: Sequence[Group], parts: int) -> list[Verdict]:
-    """A verdict on each group. run: calls the model on a sample; the model is left as it was."""
+    """Return a verdict on each group. `run` calls the model, which is left unchanged."""
     modules = dict(model.named_modules())
     kinds: dict[Any, list[Group]] = {}
     verdicts = []
@@ -56,7 +59,7 @@ def try_groups(model: nn.Module, run: Callable[[], Any], groups: Sequence[Group]
             verdicts.append(Verdict(group=group, reason=reason))
         else:
             kinds.setdefault(_kind(modules, group), []).append(group)
-    # Most models can be cut as they stand: then one trial shows it for all kinds.
+    # Most models can be cut without changes: then one trial shows it for all kinds.
     first = [replace(group, pieces=_pieces(modules, group, parts)) for alike in kinds.values() for group in alike]
     if len(kinds) > 1 and not _try(model, modules, run, first, parts, ()):
         return [*verdicts, *(Verdict(group=group) for group in first)]
@@ -68,12 +71,15 @@ def try_groups(model: nn.Module, run: Callable[[], Any], groups: Sequence[Group]
 def _try_alike(
     model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], Any], groups: list[Group], parts: int
 ) -> list[Verdict]:
-    """The verdicts on groups of one kind, such as the attentions of equal blocks: all can be cut the same way, or none."""
+    """Return verdicts on groups of one kind, such as the attentions of equal blocks.
+
+    Either all can be cut in the same way, or none.
+    """
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
-    # One layer with three times as many outputs as the next has inputs gives q, k and v, one behind the other.
+    # A layer with three times as many outputs as the next has inputs yields q, k and v, one after the other.
     pieces = list(dict.fromkeys((_pieces(modules, groups[0], parts), 1)))
-    # The groups take their first variants together, then their second ones: blocks of one class have the same attributes.
+    # The groups take their first variants together, then their second: blocks of one class have the same attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
         divided = [attribute for attributes in chosen for attribute in attributes]
         for count in pieces:
@@ -93,7 +99,7 @@ def _try(
     parts: int,
     divided: Sequence[Attribute],
 ) -> str:
-    """Why these groups can't be cut with these attributes divided; "" if they can."""
+    """Return why these groups cannot be cut with these attributes divided, or ""."""
     with undisturbed(model), _Stage(modules, groups, parts) as stage:
         try:
             whole = _tensors(run())
@@ -115,9 +121,9 @@ def _try(
 
 
 class _Stage:
-    """Stands in for the layers of the groups: random numbers come out of columns and rows, the rows' inputs are compared.
+    """A stand-in for the groups' layers, with random outputs, that compares the rows' inputs.
 
-    part: which part the columns give; None for the whole, which is kept to compare with.
+    `part` is the part that the columns return. None returns the whole, for later comparison.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
@@ -132,7 +138,7 @@ class _Stage:
     def __enter__(self) -> _Stage:
         for group in self._groups:
             for name in group.columns:
-                # An attribute of the instance hides the class's forward; when it is deleted that one is back.
+                # An instance attribute hides the class's forward until it is deleted.
                 self._modules[name].forward = self._column(name, group.pieces)
             self._modules[group.row].forward = self._row(group.row)
         return self
@@ -150,7 +156,7 @@ class _Stage:
             if self.part is None:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, self._inputs[name]):
-                # Nothing fails, for this layer is stood in for; LoRA's layers beside one that is cut are such a case.
+                # Nothing fails by itself, because this layer is replaced. LoRA's layers beside a cut layer are such a case.
                 self.reason = f"{name!r} needs all of its input, and would be given a part"
             whole = _random(name, (*x.shape[:-1], outputs(module)), x)
             return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
@@ -165,7 +171,7 @@ class _Stage:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, part_of(self._inputs[name], 1, self.part, self._parts)):
                 self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
-            # The same numbers for the whole and for each part, so that the model's output has to be the same, too.
+            # The same numbers for the whole and for each part, so that the model's output must be equal too.
             return _random(name, (*x.shape[:-1], outputs(module)), x)
 
         return forward
@@ -173,7 +179,7 @@ class _Stage:
 
 @contextlib.contextmanager
 def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], parts: int) -> Iterator[None]:
-    """The attributes, divided by `parts` until the block ends."""
+    """Divide the attributes by `parts` within the block."""
     before = [(name, attribute, getattr(modules[name], attribute)) for name, attribute in attributes]
     try:
         for name, attribute, value in before:
@@ -185,11 +191,11 @@ def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], 
 
 
 def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Iterator[tuple[Attribute, ...]]:
-    """Sets of attributes to divide, the likely ones first: none, those with `head` in their name, one, two, three."""
+    """Yield sets of attributes to divide: none, those named like `head`, one, two, three."""
     found = []
     for name in _around(group):
         for attribute, value in vars(modules[name]).items():
-            # `type(...) is int`, for a bool is an int to isinstance.
+            # `type(...) is int`, because isinstance accepts a bool as int.
             if type(value) is int and value > 1 and value % parts == 0 and not attribute.startswith("_"):
                 found.append((name, attribute))
     found.sort(key=lambda item: "head" not in item[1])
@@ -198,7 +204,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
 
 
 def _around(group: Group) -> list[str]:
-    """The modules that hold the group's layers, up to the innermost that holds them all."""
+    """Return the modules around the group's layers, up to the innermost common one."""
     members = [name.split(".")[:-1] for name in (*group.columns, group.row)]
     common = 0
     while all(len(path) > common for path in members) and len({path[common] for path in members}) == 1:
@@ -227,13 +233,13 @@ def _indivisible(modules: Mapping[str, Any], group: Group, parts: int) -> str:
 
 
 def _pieces(modules: Mapping[str, Any], group: Group, parts: int) -> int:
-    """Of how many pieces, each of which the parts divide, the columns' outputs may consist."""
+    """Return the possible number of pieces, each divisible by the parts, in the columns' outputs."""
     (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
     return 1 if others or size % of_row or of_row % parts else size // of_row
 
 
 def _random(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Random numbers that depend on the layer's name alone."""
+    """Return random numbers that depend only on the layer's name."""
     return normal(shape, "tensor " + name).to(like.device, like.dtype)
 
 
@@ -242,7 +248,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
         return False
     if not (x.is_floating_point() or x.is_complex()):
         return torch.equal(x, y)
-    # Rounding alone: 50 of the type's own steps, on the scale of the largest number.
+    # Only rounding: 50 steps of the dtype at the scale of the largest number.
     return within(x, y, 50 * torch.finfo(x.dtype).eps * scale_of(y))
 
 

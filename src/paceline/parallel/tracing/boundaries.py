@@ -1,8 +1,8 @@
-"""The places at which a traced model can be cut, and the values that are carried over each cut. Loaded on use: it imports torch.
+"""The places where a traced model can be cut, and the values that cross each cut.
 
-A cut stands before the call of a module. What a later part needs of an earlier one is carried from stage to stage, save what
-it can make by itself: parameters and buffers, the batch (every rank of a replica has it), and what is computed from the
-batch alone, without random numbers, such as positions and masks.
+A cut is before the call of a module. Values that a later part needs of an earlier one go from stage to stage, except those that
+it can compute itself: parameters and buffers, the batch (every rank of a replica has it), and what follows from the batch alone
+without random numbers, such as positions and masks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.parallel.tracing.trace import Traced
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """The place before the `nth` call of the module `name`, the same in every trace of the model."""
+    """The place before the `nth` call of the module `name`, the same in every trace."""
 
     name: str
     nth: int = 0
@@ -37,7 +37,7 @@ class Boundaries:
         self._last_use = {node: self._find_last_use(node) for node in traced.order}
 
     def marks(self) -> list[tuple[Mark, int]]:
-        """The places before the calls of blocks at which the model may be cut, in order."""
+        """Return the places before calls of blocks where the model may be cut, in order."""
         seen: dict[str, int] = {}
         found: list[tuple[Mark, int]] = []
         for name, index in self.traced.entries:
@@ -49,10 +49,10 @@ class Boundaries:
         return found
 
     def find(self, mark: Mark) -> int:
-        """The place of the mark in this trace.
+        """Return the place of the mark in this trace.
 
         Raises:
-            ParallelError: there is none, or the model can't be cut there.
+            ParallelError: It is missing, or the model cannot be cut there.
         """
         places = [index for name, index in self.traced.entries if name == mark.name]
         if not places:
@@ -74,7 +74,7 @@ class Boundaries:
         return index
 
     def live(self, index: int) -> tuple[fx.Node, ...]:
-        """The values that are carried over the place, in the order in which they were made."""
+        """Return the values that cross the place, in the order in which they were made."""
         return tuple(
             node
             for node in self.traced.order[:index]
@@ -82,7 +82,7 @@ class Boundaries:
         )
 
     def obstacle(self, index: int) -> str | None:
-        """Why the model can't be cut there; None: it can."""
+        """Return why the model cannot be cut there, or None."""
         live = self.live(index)
         for node in live:
             if "shape" not in node.meta:
@@ -91,8 +91,7 @@ class Boundaries:
                 return f"{node.name} is not a dense tensor"
             if "learns_from" in node.meta and self._index[node.meta["learns_from"]] >= index:
                 return f"{node.name} is filled in after it with something that has a gradient"
-        # A buffer that the forward pass changes would be two buffers, one in each stage, that are changed apart from each
-        # other.
+        # A buffer that the forward pass changes would become two buffers, which change separately.
         before = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[:index]))
         after = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[index:]))
         shared = before & after & self._written & self._fixed_storages()
@@ -100,8 +99,7 @@ class Boundaries:
             user = next(node for node in self.traced.order[index:] if node.meta["touches"] & shared)
             where = user.meta["module"] or user.name
             return f"a buffer or an input that the forward pass changes is used before it and in {where}"
-        # Two views of one memory would be two memories in the next stage, and a change of one would not be seen in the
-        # other.
+        # Two views of one memory would become two memories, and a change of one would not reach the other.
         later = frozenset[int]().union(*(node.meta["writes"] for node in self.traced.order[index:]))
         storages = [node.meta["storage"] for node in live if node.meta["storage"] in later]
         if len(storages) != len(set(storages)):
@@ -109,17 +107,20 @@ class Boundaries:
         return None
 
     def written_after(self, node: fx.Node, index: int) -> bool:
-        """True if the value is changed in place after the place."""
+        """Return True if the value is changed in place after the place."""
         return any(node.meta["storage"] in later.meta["writes"] for later in self.traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:
-        """The values that each stage can compute from the batch alone: without random numbers, parameters or changes in place."""
+        """Return the values that each stage can compute from the batch alone.
+
+        They need no random numbers, parameters or in-place changes.
+        """
         own: set[fx.Node] = set(self.traced.inputs)
         for node in self.traced.order:
             constant = node.op == "get_attr" and str(node.target) in self.traced.constants
             if not constant and (node.op not in ("call_function", "call_method") or node.meta["random"]):
                 continue
-            # What has a gradient is never computed twice: the gradients of both would reach its parameters.
+            # A value with a gradient is never computed twice: both gradients would reach its parameters.
             if node.meta.get("requires_grad") or node.meta["touches"] & self._written:
                 continue
             if all(given in own for given in node.all_input_nodes):
@@ -134,7 +135,7 @@ class Boundaries:
         return any(node.op != "get_attr" and node not in self.recomputed for node in self.traced.order[:index])
 
     def _fixed_storages(self) -> frozenset[int]:
-        """Storages of buffers and of the batch: each stage has its own copy of these."""
+        """Return the storages of buffers and of the batch, of which each stage has its own copy."""
         state = frozenset[int]().union(*(node.meta["state"] for node in self.traced.order))
         return state | {node.meta["storage"] for node in self.traced.inputs}
 

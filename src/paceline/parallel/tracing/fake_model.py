@@ -1,4 +1,4 @@
-"""A copy of a model without memory, and how to run the model itself without a trace. Loaded on use: it imports torch."""
+"""A copy of a model without memory, and contexts that run the model without side effects."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from paceline.parallel.tied_parameters import all_names
 from paceline.parallel.tracing.fingerprint import Fingerprint, Same
 from paceline.parallel.tracing.reads import plain_attributes
 
-#: Where nn.Module keeps what is registered.
+#: nn.Module's dictionaries of registered things.
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def make_shadow(model: nn.Module, mode: Any, device: torch.device | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
-    """A copy of the model with fake tensors; and for those that are neither parameters nor buffers id -> the real one.
+    """Return a copy of the model with fake tensors, and id -> real tensor for plain ones.
 
-    Only for those: whoever keeps them would else keep the whole model.
-
-    device: where parameters that have no memory yet will be.
+    Plain tensors are neither parameters nor buffers. Holding the others would keep the whole model. `device` is the future
+    place of parameters without memory.
 
     Raises:
-        ParallelError: the model can't be copied.
+        ParallelError: The model cannot be copied.
     """
     memo: dict[int, Any] = {}
     plain: dict[int, Tensor] = {}
@@ -53,23 +52,23 @@ def make_shadow(model: nn.Module, mode: Any, device: torch.device | None = None)
 def _with_device(tensor: Tensor, device: torch.device | None) -> Tensor:
     if not tensor.is_meta or device is None:
         return tensor
-    # Nobody writes to it, so no page of it is ever taken.
+    # It is never written, so its pages are never allocated.
     shape = torch.empty_like(tensor, device=device)
     return nn.Parameter(shape, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
 def names_by_tensor(model: nn.Module) -> dict[int, str]:
-    """A parameter's or buffer's id -> its first name."""
+    """Return the id of each parameter and buffer -> its first name."""
     return {id(tensor): name for name, tensor in reversed(all_names(model))}
 
 
 def names_by_module(model: nn.Module) -> dict[int, str]:
-    """A module's id -> its first name; "" for the model itself."""
+    """Return the id of each module -> its first name; "" for the model itself."""
     return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
 
 def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
-    """(module's id, attribute) -> its name in the model, and what it is: of a parameter or buffer, which tensor."""
+    """Return (module's id, attribute) -> its name, and its fingerprint or tensor."""
     found: dict[tuple[int, str], tuple[str, Hashable]] = {}
     names = names_by_module(model)
     taken = Fingerprint()
@@ -83,10 +82,10 @@ def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
 
 
 class AttributeMirror:
-    """Keeps the plain attributes of a copy of a model what they are in the model itself.
+    """A synchroniser of a copy's plain attributes with the model's.
 
-    The model may have been cut since the copy was made: its modules are still the user's to set attributes of.
-    by_version: also what plain tensors hold.
+    The model may have been cut since the copy was made: a user may still set attributes of its modules. `by_version` includes
+    the contents of plain tensors.
     """
 
     def __init__(self, model: nn.Module, copied: nn.Module, *, by_version: bool = False) -> None:
@@ -97,15 +96,18 @@ class AttributeMirror:
         self.begin()
 
     def begin(self) -> None:
-        """Only what changes from now on is copied."""
+        """Copy only changes from now on."""
         self._stamps = {id(module): self._stamp(module) for module, _ in self._pairs}
 
     def original(self, module: nn.Module) -> nn.Module:
-        """The user's module that this one is a copy of."""
+        """Return the user's module of which this one is a copy."""
         return self._originals.get(id(module), module)
 
     def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
-        """Copy what has changed since the last time; the copy's modules that it was in. change: a tensor -> its copy."""
+        """Copy changes since the last time. Return the copy's changed modules.
+
+        `change` copies a tensor.
+        """
         changed = []
         for module, other in self._pairs:
             stamp = self._stamp(module)
@@ -132,8 +134,7 @@ class AttributeMirror:
         return copy.deepcopy(value, memo)
 
     def _stamp(self, module: nn.Module) -> dict[str, Hashable]:
-        # Each attribute has a fingerprint of its own: one covers only so many values, and a large attribute would hide
-        # the others.
+        # One fingerprint per attribute: a common one covers only so many values, and a large attribute would hide the others.
         return {
             name: Fingerprint(by_version=self._by_version).of(value) for name, value in plain_attributes(module).items()
         }
@@ -141,12 +142,12 @@ class AttributeMirror:
 
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """The plain attributes of all modules are put back when the block ends, what lists and dicts hold too, and forward hooks.
+    """Restore plain attributes, contents of lists and dicts, and forward hooks after the block.
 
-    Gives a function that does so at once.
+    Yields a function that restores them immediately.
     """
     saved = [(module, plain_attributes(module)) for module in model.modules()]
-    # A model may put them on in its first call and keep in an attribute that it has: the one without the other would be wrong.
+    # A model may add hooks in its first call and record it in an attribute: both must be restored together.
     hooks = [(module._forward_hooks, dict(module._forward_hooks)) for module in model.modules()]
     inside = [
         (value, copy.copy(value)) for _, own in saved for value in own.values() if type(value) in (list, dict, set)
@@ -175,8 +176,8 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Buffers, modes and random streams are put back when the block ends. training: the mode until then."""
-    # Those that it is on: without a list fork_rng saves the state of every GPU, and warns of it.
+    """Restore buffers, modes and random streams after the block. `training` sets the mode."""
+    # The model's devices: by default fork_rng saves the state of every GPU, and warns.
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})
     with modes_kept(model), buffers_kept(model), torch.random.fork_rng(devices=devices):
         if training is not None:
@@ -186,7 +187,7 @@ def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Each module is in the mode that it is in now when the block ends."""
+    """Restore each module's mode after the block."""
     before = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -197,9 +198,9 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """The model's buffers are put back when the block ends, those in whose place others were put too."""
+    """Restore the model's buffers after the block, replaced ones too."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    # A scripted module has a view of C++ in the place of this dict, and nobody can put another buffer into it.
+    # A scripted module has a C++ view in place of this dict, whose buffers cannot be replaced.
     tables = [
         (module._buffers, dict(module._buffers)) for module in model.modules() if isinstance(module._buffers, dict)
     ]
@@ -211,6 +212,6 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             table.update(kept)
         with torch.no_grad():
             for buffer, value in before:
-                # Each write raises a tensor's version, and autograd refuses a saved tensor of another one.
+                # Each write increments a tensor's version, and autograd refuses a saved tensor of another one.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)

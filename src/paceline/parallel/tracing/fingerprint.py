@@ -1,7 +1,7 @@
-"""A fingerprint of a Python value, which can be compared later. Loaded on use: it imports torch.
+"""Fingerprints of Python values, to detect changes.
 
-A number or a text is itself, a container what it holds, a config object or a dataclass its attributes. A tensor, a module or
-anything else that can't be looked into is that very object; a tensor that is changed in place is still the same one.
+A number or string stands for itself, a container for its contents, a config object or dataclass for its attributes. A tensor, a
+module or any opaque object stands for its identity: a tensor that is changed in place is still the same one.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: So many values are looked at; of what comes after these, it is only known which object it is.
+#: The most values to visit. Values after these count by identity.
 MOST = 20_000
-#: A numpy array of more bytes is sampled.
+#: A larger numpy array is sampled.
 WHOLE_ARRAY = 1 << 20
 _PLAIN = (bool, int, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-#: Classes of the standard library whose objects are nothing but their attributes.
+#: Standard library modules whose objects consist only of their attributes.
 _NAMESPACES = ("types", "argparse", "dataclasses")
 _LEFT_OUT = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__")
 
 
 class Same:
-    """Equal to another one of the very same object.
+    """A key that equals only a key of the very same object.
 
-    It holds the object: of one that is gone, the next one may have the number that `id` gives.
+    It holds the object, because `id` may repeat after an object is gone.
     """
 
     __slots__ = ("value",)
@@ -50,10 +50,11 @@ class Same:
 
 
 class Fingerprint:
-    """Takes the fingerprints of values, which hold what they know by identity.
+    """A maker of fingerprints that holds opaque values by identity.
 
-    by_content: what can't be looked into counts by its kind alone, so that two runs, or two ranks, can be compared.
-    by_version: a tensor that is changed in place counts as another one.
+    Attributes:
+        by_content: Opaque values count by their class only, so that two runs, or two ranks, can be compared.
+        by_version: A tensor that is changed in place counts as another one.
     """
 
     def __init__(self, *, by_content: bool = False, by_version: bool = False) -> None:
@@ -63,7 +64,7 @@ class Fingerprint:
         self._inside: set[int] = set()
 
     def of(self, value: Any) -> Hashable:
-        """The value's; equal to that of an equal value."""
+        """Return the value's fingerprint, equal to that of an equal value."""
         if isinstance(value, float):
             return ("float", repr(value))
         if isinstance(value, _PLAIN):
@@ -99,8 +100,7 @@ class Fingerprint:
         if isinstance(value, types.MethodType):
             return ("method", self.of(value.__func__), self.of(value.__self__))
         if isinstance(value, type):
-            # A class by itself may hold settings as attributes. In a container, such as a table of classes, it counts by
-            # its name alone.
+            # A class alone may hold settings as attributes. In a container, such as a table of classes, it counts by its name.
             own = (
                 ()
                 if len(self._inside) > 1 or is_library(value) or issubclass(value, nn.Module)
@@ -115,7 +115,7 @@ class Fingerprint:
         return (kind.__qualname__, attributes) if attributes else self._identity(value)
 
     def _special(self, value: Any) -> Hashable | None:
-        """Of arrays and random generators of other libraries, which are only known if those are loaded."""
+        """Return the fingerprint of other libraries' arrays and generators, if these are loaded."""
         if (numpy := sys.modules.get("numpy")) is not None:
             if isinstance(value, numpy.ndarray):
                 flat = value.reshape(-1)
@@ -161,7 +161,7 @@ class Fingerprint:
             except ValueError:  # not filled yet
                 cells.append(None)
         code = value.__code__
-        # Two machines may keep the same file in other folders.
+        # Two machines may keep the same file in different folders.
         file = Path(code.co_filename).name if self._by_content else code.co_filename
         where = (file, code.co_firstlineno, code.co_name)
         return ("function", where, tuple(cells), self.of(value.__defaults__), self.of(value.__kwdefaults__))
@@ -173,6 +173,6 @@ class Fingerprint:
 
 
 def is_library(kind: type) -> bool:
-    """True if a class belongs to Python or to torch, whose objects are not a user's settings."""
+    """Return True if a class belongs to Python or torch: its objects are not a user's settings."""
     top = kind.__module__.partition(".")[0]
     return top in sys.stdlib_module_names or top in ("torch", "numpy")

@@ -1,15 +1,15 @@
-"""The values that a model's outer forward reads beside its arguments, so that a change of them is noticed. Imports torch.
+"""The values that a model's outer forward reads beside its arguments, to notice changes.
 
-A graph holds numbers, lists and objects as they were when it was noted. In the plain model, Python would look again at each
-call. So it is written down what was looked at, and before each step it is looked at again:
+A graph contains numbers, lists and objects as of its recording. The plain model would read them in each call. So all reads are
+noted, and checked before each step:
 
     self.alpha, self.config.alpha     an attribute of a module, or of its class
-    ALPHA, settings.ALPHA             a global name of a function that ran, or an attribute of a module of Python's
+    ALPHA, settings.ALPHA             a global name of a function that ran, or an attribute of a Python module
     alpha of an enclosing function    a closure's cell
 
-Which functions ran is told by `sys.setprofile`; which attributes were asked for, by `nn.Module.__getattribute__`. Of an
-object that is no module, all of its attributes count. Functions of torch, of this package and of the standard library are
-left out, and so is whatever happens inside of a block, which each stage does by itself.
+`sys.setprofile` reports the functions that ran, and `nn.Module.__getattribute__` the attributes. Of an object that is not a
+module all attributes count. Functions of torch, this package and the standard library are excluded, and so is everything inside
+a block, which each stage runs itself.
 """
 
 from __future__ import annotations
@@ -32,14 +32,20 @@ from paceline.parallel.tracing.source import is_users, put_back
 from paceline.torch_private import is_torchs_attribute
 
 _ABSENT = object()
-#: What every module has, and nobody sets from outside.
+#: Attributes that every module has and that are not set from outside.
 OWN_NAMES = frozenset({*vars(nn.Module()), *vars(nn.Module), "__dict__", "__class__"})
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """One thing that was read. text: for people. look: what it is now. module: whose attribute `name` it is, if it is one."""
+    """One read.
+
+    Attributes:
+        text: Its description.
+        look: Returns the current value.
+        module: The owner of the attribute `name`, if it is one.
+    """
 
     text: str
     look: Callable[[], Any]
@@ -48,7 +54,7 @@ class Read:
 
 
 class Reads:
-    """All that was read, with what it was then."""
+    """All reads with their values at that time."""
 
     def __init__(self) -> None:
         self.found: dict[Hashable, Read] = {}
@@ -56,26 +62,26 @@ class Reads:
         self._fingerprint = Fingerprint()
 
     def note(self, key: Hashable, read: Read) -> None:
-        """Take down what it is now, unless it is known."""
+        """Note the current value, unless it is known."""
         if key not in self.found:
             self.found[key] = read
             self._before[key] = self._fingerprint.of(read.look())
 
     def changed(self) -> list[Read]:
-        """Those that are not what they were."""
+        """Return the reads whose values have changed."""
         now = Fingerprint()
         return [read for key, read in self.found.items() if now.of(read.look()) != self._before[key]]
 
     @property
     def digest(self) -> int:
-        """A number of 32 bits for what they are now, that ranks can compare."""
+        """Return 32 bits for the current values, which ranks can compare."""
         taken = Fingerprint(by_content=True)
         return zlib.crc32(
             repr(sorted(repr((read.text, taken.of(read.look()))) for read in self.found.values())).encode()
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """The same with what they are now, and with other modules in place of those."""
+        """Return the same reads with current values, for other modules in place of these."""
         found = Reads()
         for key, read in self.found.items():
             if read.module is None:
@@ -87,10 +93,12 @@ class Reads:
 
 @contextlib.contextmanager
 def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Module], str | None]) -> Iterator[None]:
-    """Everything that functions of the user's read until the block ends is noted.
+    """Note everything that the user's functions read within the block.
 
-    is_outer: whether what runs now is the outer forward, not a block.
-    name_of: a module -> its name in the model; None for those that are not in it.
+    Args:
+        reads: Gets the reads.
+        is_outer: Whether the outer forward runs now, and not a block.
+        name_of: A module -> its name in the model, or None.
     """
     plain = nn.Module.__dict__.get("__getattribute__")
     get = nn.Module.__getattribute__
@@ -109,12 +117,11 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
                 seen.add(key)
                 _note_names(reads, frame.f_globals, _globals_of(frame.f_code), frame.f_code.co_names)
                 if frame.f_code.co_freevars:
-                    # All functions with this code are found at once, because to find them takes long.
+                    # All functions with this code are searched together, because the search is slow.
                     _note_cells(reads, frame)
 
     before, collects = sys.getprofile(), gc.isenabled()
-    # The collector calls `gc.callbacks` and finalizers in the middle of any line; what those read is no part of the
-    # forward.
+    # The collector runs `gc.callbacks` and finalizers within any line. Their reads do not belong to the forward.
     gc.disable()
     nn.Module.__getattribute__ = look_up  # type: ignore[method-assign, assignment]
     sys.setprofile(see)
@@ -131,15 +138,15 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
 
 
 def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, Read]:
-    """The key and the note of a module's attribute."""
+    """Return the key and the note of a module's attribute."""
     return ("attribute", id(module), name), Read(
         text=text, look=lambda: _attribute(module, name), module=module, name=name
     )
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """An object's own attributes, without those that every module has."""
-    # Some are ours, such as the process group of a normalisation; some are FSDP's, whose state is no setting.
+    """Return an object's own attributes, without those of every module."""
+    # Some are ours, such as a normalisation's process group, and some are FSDP's, whose state is no setting.
     return {
         name: value
         for name, value in vars(module).items()
@@ -148,14 +155,17 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _attribute(module: nn.Module, name: str) -> Any:
-    """The value of a module's attribute, without running any code of its class; `_ABSENT` if it has none, or a computed one."""
+    """Return a module's attribute without running its class's code.
+
+    `_ABSENT` if it has none, or a computed one.
+    """
     own = vars(module)
     if name in own:
         return own[name]
     for kind in type(module).__mro__:
         if name in vars(kind):
             found = vars(kind)[name]
-            # A property's code is not run here. Where the forward runs it, its reads are noted as any function's.
+            # A property's code does not run here. Where the forward runs it, its reads are noted like any function's.
             return _ABSENT if hasattr(type(found), "__get__") else found
     return _ABSENT
 
@@ -175,7 +185,10 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, Any], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """These names of a Python module, and of modules that they lead to, so deep, those that the function names as attributes."""
+    """Note these names of a Python module, and of modules they lead to, down to `depth`.
+
+    Of the latter only names that the function uses as attributes.
+    """
     for name in names:
         if isinstance(own.get(name), types.ModuleType):
             if depth and _may_have_settings(own[name]):
@@ -204,10 +217,10 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         and not isinstance(local[name], (nn.Module, Tensor))
     ]
     if wanted and gc.get_freeze_count():
-        # `gc.get_referrers` passes over what is frozen, and the closure would not be followed. It isn't frozen again: what has
-        # been made since would be too, for good.
+        # `gc.get_referrers` skips frozen objects, and would miss the closure. Freezing again would permanently include objects
+        # made since.
         gc.unfreeze()
-    # A frame has the code and not the function, whose closure and defaults are needed.
+    # A frame has the code but not the function, whose closure and defaults are needed.
     for function in gc.get_referrers(code) if wanted else ():
         if not isinstance(function, types.FunctionType) or not function.__closure__:
             continue
@@ -225,7 +238,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _is_fixed(value: Any) -> bool:
-    """True if a name's value is code, which is not changed while a model is trained."""
+    """Return True for code, which does not change during training."""
     if isinstance(value, type):
         module = sys.modules.get(value.__module__)
         file = getattr(module, "__file__", None)

@@ -1,17 +1,17 @@
-"""The calls that a model's outer forward makes, as a torch.fx graph, written down while it runs. Loaded on use.
+"""The calls of a model's outer forward as a torch.fx graph, recorded while it runs.
 
-torch.fx's own tracer gives the forward pass stand-ins for tensors, which stop at `assert time <= limit`, at `x.dim() == 3`,
-at torch.arange(time) or at anything that asks for a tensor's class. Here it is given tensors (fake ones: shapes without
-values), so that plain Python just runs, and each call of a torch function or of a block is noted:
+torch.fx's own tracer passes proxies instead of tensors, which fail at `assert time <= limit`, `x.dim() == 3`,
+torch.arange(time) or anything that checks for a tensor. Here the forward gets tensors (fake ones: shapes without values), so
+plain Python runs, and each call of a torch function or a block is recorded:
 
     forward runs -> torch function?   a node `call_function`
-                 -> a block?          a node `call_module`; what happens inside it is its own affair
-                 -> an opened module? its forward runs like the outer one
+                 -> a block?          a node `call_module`; its inside is not recorded
+                 -> an opened module? its forward is recorded like the outer one
 
-A call of a custom autograd.Function is one node. `torch.utils.checkpoint` around a block is noted as the call of the block
-alone: it computes the same and keeps the activations. Inside of a block both work as ever.
+A call of a custom autograd.Function is one node. `torch.utils.checkpoint` around a block is recorded as a call of the block
+alone: it computes the same and keeps the activations. Inside a block both work as usual.
 
-What depends on a tensor's values, an `if` or `.item()`, can't be noted; `trace` says in which line it stands.
+Code that depends on a tensor's values, an `if` or `.item()`, cannot be recorded; `trace` names its line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.source import Line, unwatched, users_line
 from paceline.torch_private import checkpoints_inputs, lost_arguments
 
-#: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.
+#: Tensor functions that return values. A fake tensor refuses them, a real one would not.
 READS_VALUES = frozenset(
     {
         *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "__format__"),
@@ -45,9 +45,9 @@ _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device,
 
 
 class CannotRecordError(Exception):
-    """The outer forward does something that a graph can't hold; the message says what.
+    """An operation of the outer forward that a graph cannot contain.
 
-    line: where, if it is not the line that raised it.
+    `line` is its place, if it is not the line that raised the error.
     """
 
     def __init__(self, message: str, line: Line | None = None) -> None:
@@ -57,28 +57,32 @@ class CannotRecordError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Ran:
-    """The result of a block on fake tensors, so that it needn't run again for the same arguments.
+    """A block's result on fake tensors, reused for the same arguments.
 
-    state_writes: which of its buffers, by their numbers, it changes in place.
+    `state_writes` are the indices of the buffers that it changes in place.
     """
 
     result: Any
     state_writes: tuple[int, ...]
 
 
-#: What blocks gave, by name, arguments, whether gradients are wanted, and modes.
+#: Results of blocks by name, arguments, whether gradients are wanted, and modes.
 Ran = dict[tuple[str, Hashable, bool, tuple[bool, ...]], _Ran]
 
 
 class GraphRecorder(TorchFunctionMode):
-    """Active while the outer forward runs; then `graph`, `order` and `entries` are what it did.
+    """A mode that records the outer forward in `graph`, `order` and `entries`.
 
-    order: the nodes in the order of the calls. entries: (module's name, number of nodes before its call), for each call.
-    names: module's id -> name. state: id of a parameter or buffer -> name. plain: id of a tensor that stands for one that is
-    neither -> that one.
-    Of each node, meta holds `shape`, `dtype`, `requires_grad` and `storage` of its tensor (none: no tensor), `touches` and
-    `writes` (storages; `state` are those of buffers), `no_grad`, `random`, `module`, in which the call stands, and `line`.
-    ran: of a model with fake tensors, what its blocks gave before; more is added.
+    Attributes:
+        order: The nodes in the order of the calls.
+        entries: (module's name, number of nodes before its call) for each call.
+        names: Module's id -> name.
+        state: Id of a parameter or buffer -> name.
+        plain: Id of a stand-in tensor -> the tensor, which is neither parameter nor buffer.
+        ran: Earlier results of blocks of a model with fake tensors; more are added.
+
+    Each node's meta has `shape`, `dtype`, `requires_grad` and `storage` of its tensor (none without a tensor), `touches` and
+    `writes` (storages; `state` has those of buffers), `no_grad`, `random`, `module` (around the call), and `line`.
     """
 
     def __init__(
@@ -116,17 +120,17 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def is_outer(self) -> bool:
-        """True while the outer forward itself runs, and not a block of it or the recorder."""
+        """True while the outer forward itself runs, and not a block or the recorder."""
         return self.inside is None and not self._paused
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
-        """The placeholder for this tensor of the batch."""
+        """Return the placeholder for this tensor of the batch."""
         node = self.graph.placeholder(name)
         self._know(node, tensor)
         return node
 
     def finish(self, output: Any) -> fx.Node:
-        """The graph's output node."""
+        """Return the graph's output node."""
         for value, content, line in self._handed:
             if Fingerprint().of(value) != content:
                 raise CannotRecordError(
@@ -142,8 +146,8 @@ class GraphRecorder(TorchFunctionMode):
         if self.inside is not None or self._paused:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        # On fake tensors these raise by themselves. A trace of real tensors, for blocks that look at values, would go on
-        # with the values of this one batch.
+        # Fake tensors refuse these themselves. A trace of real tensors, for blocks that read values, would continue with this
+        # one batch's values.
         if name in READS_VALUES:
             raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
         if name == "__set__":
@@ -156,7 +160,7 @@ class GraphRecorder(TorchFunctionMode):
         return self._record(func, name, args, kwargs)
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The result of `module(*args, **kwargs)`, noted as one call unless the module is opened."""
+        """Run `module(*args, **kwargs)`, recorded as one call unless the module is opened."""
         name = self._names.get(id(module))
         if self.inside is not None or name is None:
             return original(module, *args, **kwargs)
@@ -164,14 +168,14 @@ class GraphRecorder(TorchFunctionMode):
         if self._opened(name):
             self._stack.append(name)
             result = original(module, *args, **kwargs)
-            # Only where the call has returned: after an error it says in which opened module that was.
+            # Only after success: after an error the stack shows the opened module.
             self._stack.pop()
             return result
-        # What the recorder itself does with tensors until the call's end is not part of the forward.
+        # The recorder's own operations until the call's end do not belong to the forward.
         self._paused = True
         own = list(module.buffers())
         node = self._node("call_module", name, args, kwargs)
-        # Set back only where the call has returned: after an error it says in which block that was.
+        # Reset only after success: after an error it names the block.
         self.inside = name
         result, writes = self._run(original, module, name, own, args, kwargs)
         self.inside = None
@@ -187,7 +191,7 @@ class GraphRecorder(TorchFunctionMode):
     def _run(
         self, original: Callable[..., Any], module: nn.Module, name: str, own: list[Tensor], args: Any, kwargs: Any
     ) -> tuple[Any, set[int]]:
-        """The block's result, and the storages that it changes."""
+        """Return the block's result, and the storages that it changes."""
         given = tensors_in((args, kwargs))
         key = None
         if self._ran is not None and _is_data((args, kwargs)):
@@ -196,12 +200,11 @@ class GraphRecorder(TorchFunctionMode):
             known = self._ran.get(key)
             if known is not None:
                 return map_tensors(known.result, _alike), {_storage(own[index]) for index in known.state_writes}
-        # autograd counts the changes in place of each tensor, and views share the count: so a write is seen without
-        # comparing values.
+        # autograd counts each tensor's in-place changes, and views share the count: so a write shows without comparing values.
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
         contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
-        # Random numbers that a block draws are no concern of the trace: in its stage it will draw them itself.
+        # The trace ignores random numbers that a block draws: in its stage it draws them itself.
         with generators_kept(), unwatched():
             result = original(module, *args, **kwargs)
         for value, content in zip((*args, *kwargs.values()), contents, strict=True):
@@ -219,7 +222,7 @@ class GraphRecorder(TorchFunctionMode):
         return result, writes | into_given
 
     def call_function(self, original: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
-        """The result of `kind.apply(*args)`, `kind` being a class of custom autograd functions, noted as one call."""
+        """Run `kind.apply(*args)` of a custom autograd function, recorded as one call."""
         if not self.is_outer or kind in self._unseen:
             return original(*args, **kwargs)
         self._paused = True
@@ -235,7 +238,7 @@ class GraphRecorder(TorchFunctionMode):
         written = frozenset(_changed(given, versions))
         if not written and not tensors_in(result):
             return result  # a size, a type: known now
-        # A tensor without a gradient has one once something that has one is written to it.
+        # A tensor without a gradient gets one when something with a gradient is written to it.
         learn = [
             known
             for tensor, known in (self._nodes.values() if written else ())
@@ -275,7 +278,7 @@ class GraphRecorder(TorchFunctionMode):
         self.order.append(node)
 
     def _give_out(self, node: fx.Node, result: Any) -> None:
-        """Know each tensor of the result again: the call's own value, or one taken out of it."""
+        """Register each tensor of the result: the call's value, or an element of it."""
         if isinstance(result, Tensor):
             self._know(node, result)
             return
@@ -287,7 +290,7 @@ class GraphRecorder(TorchFunctionMode):
             self._know(part, tensor)
 
     def _know(self, node: fx.Node, tensor: Tensor) -> None:
-        """Describe the tensor on its node, and know it again."""
+        """Describe the tensor on its node, and register it."""
         self._nodes[id(tensor)] = tensor, node
         node.meta.setdefault("touches", set()).add(_storage(tensor))
         node.meta |= {
@@ -298,7 +301,7 @@ class GraphRecorder(TorchFunctionMode):
         }
 
     def _argument(self, value: Any) -> Any:
-        """`value` as an argument of a node."""
+        """Return `value` as a node's argument."""
         if isinstance(value, Tensor):
             return self._find(value)
         if type(value) in (tuple, torch.Size):
@@ -314,7 +317,7 @@ class GraphRecorder(TorchFunctionMode):
         opened = open_container(value)
         if opened is None or not tensors_in(value):
             return self._constant(value)
-        # A named tuple, a dataclass or a special dict that holds tensors: made again.
+        # A named tuple, a dataclass or a special dict with tensors is rebuilt in the graph.
         container, items = opened
         node = self.graph.call_function(_make, (self._constant(container), list(map(self._argument, items))))
         self._append(node)
@@ -323,8 +326,7 @@ class GraphRecorder(TorchFunctionMode):
     def _find(self, tensor: Tensor) -> fx.Node:
         known = self._nodes.get(id(tensor))
         if known is not None:
-            # The tensor's history is not that of the recorded calls. A graph that is run again would give it another
-            # gradient.
+            # The tensor's history is not that of the recorded calls: the graph would give it another gradient.
             if known[1].meta["requires_grad"] != tensor.requires_grad:
                 raise CannotRecordError(
                     "it has a gradient that the calls which made it don't explain, or has lost one (a call below torch's own "
@@ -348,7 +350,7 @@ class GraphRecorder(TorchFunctionMode):
         return node
 
     def _constant(self, value: Any, tensor: Tensor | None = None) -> fx.Node:
-        """A value that the code has from elsewhere. tensor: what stands for it here."""
+        """Return a node for a value from outside. `tensor` is its stand-in."""
         name = f"_paceline_constant_{len(self.constants)}"
         self.constants[name] = value
         if tensor is None:
@@ -362,7 +364,7 @@ class GraphRecorder(TorchFunctionMode):
 
 @contextlib.contextmanager
 def recording(recorder: GraphRecorder) -> Iterator[None]:
-    """All calls of modules go by way of the recorder until the block ends."""
+    """Route all module calls through the recorder within the block."""
     original: Any = nn.Module.__call__
     plain_apply: Any = vars(torch.autograd.Function)["apply"]
 
@@ -372,11 +374,11 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
     def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_function(plain_apply.__get__(None, kind), kind, args, kwargs)
 
-    # Hooks and `forward` of every module run inside `__call__`, so this is the one place through which all calls go. It
-    # is a class attribute, and other threads that call modules meanwhile pass through too: their modules have no name
-    # here.
+    # Hooks and `forward` of every module run inside `__call__`, so all calls pass here. It is a class attribute, which other
+    # threads' modules
+    # pass too: they have no name here.
     nn.Module.__call__ = call  # type: ignore[method-assign]
-    # A custom function's forward runs below the torch functions that the recorder sees; only its call is seen, here.
+    # A custom function's forward runs below the torch functions that the recorder sees. Only its call is visible, here.
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
         with recorder, checkpoints_opened():
@@ -387,7 +389,7 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
 
 
 def _as_function(kind: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
-    """The call of a custom function under a name by which a graph can be written as code and compared."""
+    """Return the call of a custom function under a name that a graph can contain."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return apply(*args, **kwargs)
@@ -398,24 +400,24 @@ def _as_function(kind: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _methods() -> dict[Any, str]:
-    """Method of a tensor -> its name there; `__pow__` calls itself `pow`, which is another function."""
+    """Return tensor method -> its name there; `__pow__` calls itself `pow`, another function."""
     methods: dict[Any, str] = {}
     for name in dir(Tensor):
         method: Any = getattr(Tensor, name, None)
-        # The name by which it is called there comes first, where it is its own.
+        # Prefer the name that equals the method's own.
         if callable(method) and (method not in methods or method.__name__ == name):
             methods[method] = name
     return methods
 
 
 def _is_data(value: Any) -> bool:
-    """Say if it is tensors and numbers in plain containers, and nothing else."""
+    """Return True if it consists of tensors and numbers in plain containers."""
     leaves, _ = flatten(value, lambda item: not isinstance(item, (tuple, list)) and type(item) is not dict)
     return all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
 
 
 def _alike(tensor: Tensor) -> Tensor:
-    """Another fake tensor like this one, with a history if this has one."""
+    """Return another fake tensor like this one, with a history if this has one."""
     other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return other.requires_grad_().clone() if tensor.requires_grad else other
 

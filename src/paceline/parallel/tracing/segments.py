@@ -1,9 +1,9 @@
-"""The parts of a model that was cut, each a function of its own over the model's modules. Loaded on use: it imports torch.
+"""The parts of a cut model, each a function over the model's modules.
 
-    forward(self, received values..., tensors of the batch..., constants...) -> what the next part receives, or the output
+    forward(self, received values..., tensors of the batch..., constants...) -> the next part's input, or the output
 
-`self` is anything that has the modules and parameters of that part under the model's own names: the model itself, or the
-stage that `stage_module` makes. So a stage's parameters keep their names, and `.train()` and `.eval()` reach its blocks.
+`self` is any object with that part's modules and parameters under the model's names: the model itself, or the stage from
+`stage_module`. So a stage's parameters keep their names, and `.train()` and `.eval()` reach its blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A tensor that is carried over a cut, as it is known before it comes."""
+    """The description of a tensor that crosses a cut, known before it arrives."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +43,9 @@ class Value:
 class Segment:
     """One part for one signature.
 
-    inputs: which tensors of the batch it takes. uses: names of the modules, parameters and buffers that it takes of `self`.
+    Attributes:
+        inputs: The batch's tensors that it takes.
+        uses: Names of the modules, parameters and buffers that it takes from `self`.
     """
 
     function: Callable[..., Any]
@@ -55,31 +57,32 @@ class Segment:
     source: str
 
     def __call__(self, owner: nn.Module, received: Sequence[Tensor], batch: Sequence[Tensor]) -> Any:
-        """The values for the next part, a tuple; of the last part the model's output."""
+        """Return a tuple for the next part, or the last part's model output."""
         return self.function(owner, *received, *(batch[index] for index in self.inputs), *self.constants)
 
 
 def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
-    """The parts between these places (numbers of nodes, increasing): one more than there are places."""
+    """Return the parts between these places (increasing numbers of nodes)."""
     ends = [0, *places, len(boundaries.traced.order)]
     return tuple(_segment(boundaries, first, last) for first, last in pairwise(ends))
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
-    """A module with these modules, parameters and buffers of `model`, the same objects, under their own names."""
+    """Return a module with these parts of `model`, the same objects under the same names."""
     return _filled(kind(), model, [(model, frozenset(names))])
 
 
 def joined(model: nn.Module, stages: Iterable[tuple[nn.Module, frozenset[str]]]) -> nn.Module:
-    """A module with what several stages of the model hold, the same objects. stages: each with the names that it holds."""
+    """Return a module with the contents of several stages, each given with its names."""
     return _filled(nn.Module(), model, list(stages))
 
 
 def _filled(top: _Module, model: nn.Module, held: Sequence[tuple[nn.Module, frozenset[str]]]) -> _Module:
-    """Put into the module what has these names in those that they come with."""
+    """Put the objects of these names into the module."""
     top.training = model.training
-    # The model's order, on every rank: gradients are summed over the replicas in the order of these parameters, and
-    # messages are matched by it. Modules come first: a parameter that lies in one of them is there then.
+    # The model's order on every rank: gradients are summed over the replicas in this order, which matches messages. Modules
+    # come first, so
+    # that a parameter within one exists already.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for name in [*ordered, *(name for name, _ in all_names(model))]:
         for source, names in held:
@@ -105,7 +108,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     for node in constants:
         made[node] = graph.placeholder(str(node.target))
     for node in receives:
-        # A received tensor is a leaf that needs a gradient, and autograd forbids to change such a one in place.
+        # A received tensor is a leaf that needs a gradient, and autograd forbids changing such a leaf in place.
         if node.meta["requires_grad"] and boundaries.written_after(node, first):
             made[node] = graph.call_method("clone", (made[node],))
     uses: list[str] = []
@@ -114,7 +117,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     if is_last:
         graph.output(map_arg(traced.output.args[0], lambda node: made[node]))
     else:
-        # The order is that of `live`, which the next part's `receives` has as well: values are matched by it.
+        # The order of `live`, which the next part's `receives` has too.
         graph.output(tuple(made[node] for node in sends))
     code = graph.python_code("self")
     names = dict(code.globals)
@@ -131,7 +134,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
 
 
 def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
-    """Copy the wanted calls, in order; those that ran without gradients run without gradients again."""
+    """Copy the wanted calls in order, and keep gradients off where they were off."""
     before: fx.Node | None = None
     for node in traced.order:
         if node not in wanted or node in made:
@@ -147,13 +150,16 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
         args = map_arg(node.args, lambda given: made[given])
         kwargs = map_arg(node.kwargs, lambda given: made[given])
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
-    # The part ends within a stretch without gradients, and what the script does next must have them.
+    # The part ends within a stretch without gradients, and the script's next code must have them.
     if before is not None:
         graph.call_function(_restore_gradients, (before,))
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """All that is needed for these calls and is made again in each part: recomputed values, parameters, inputs."""
+    """Return everything these calls need that each part recomputes.
+
+    These are recomputed values, parameters and inputs.
+    """
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
@@ -194,8 +200,9 @@ def _put(top: nn.Module, model: nn.Module, name: str) -> None:
     for part in parents:
         source = source.get_submodule(part)
         if part not in owner._modules:
-            # A ModuleList stands for each list, for FullyShard finds the blocks in lists. It also stands for an
-            # nn.Sequential, which FullyShard would take for a block that is called; here only its entries are.
+            # A ModuleList replaces each list, because FullyShard finds blocks in lists. It also replaces an nn.Sequential,
+            # which FullyShard would treat
+            # as a block: here only its entries are called.
             is_list = isinstance(source, _LISTS) or isinstance(owner, nn.ModuleList)
             container: nn.Module = nn.ModuleList() if is_list else nn.Module()
             container.training = source.training

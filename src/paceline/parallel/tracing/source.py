@@ -1,4 +1,4 @@
-"""The line of the user's that is being run, for messages and for the notes of a graph. Loaded on use: it imports torch."""
+"""The user's line that runs now, for messages and graph nodes, and pauses of the profiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-#: A file and a line's number in it.
+#: A file and a line number.
 Line = tuple[str, int]
 
 _SITE = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
@@ -25,14 +25,14 @@ _PASSED_OVER = (str(Path(torch.__file__).parent), _OWN, "<frozen", "<string>", "
 
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """True if a source file is neither torch's, nor ours, nor of the standard library."""
+    """Return True if a file belongs neither to torch, nor to us, nor to the standard library."""
     if file.startswith(_PASSED_OVER):
         return False
     return file.startswith(_SITE) or not file.startswith(_STANDARD)
 
 
 def users_line() -> Line | None:
-    """The innermost line of the user's that the caller was called from."""
+    """Return the innermost user's line in the call stack."""
     frame = _users_frame(sys._getframe(1))
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
@@ -44,7 +44,7 @@ def _users_frame(frame: types.FrameType | None) -> types.FrameType | None:
 
 
 def shown(line: Line | None) -> str:
-    """`file:line: source` of that line."""
+    """Return `file:line: source`."""
     if line is None:
         return "in its forward"
     source = linecache.getline(*line).strip()
@@ -52,10 +52,9 @@ def shown(line: Line | None) -> str:
 
 
 def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: Callable[[], bool]) -> Line | None:
-    """The line after which `probe` first gives another value while `run` runs; None if it never does.
+    """Return the line after which `probe` first changes while `run` runs, or None.
 
-    Slow: it is for an error that is told once. What `run` raises is left out.
-    is_outer: whether lines count that are run now.
+    It is slow, for errors only. Exceptions of `run` are ignored. `is_outer` says whether current lines count.
     """
     start = probe()
     last: list[Line] = []
@@ -65,7 +64,7 @@ def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: C
         if not found and is_outer():
             if last and probe() != start:
                 found.append(last[-1])
-            # Once a function has returned, what runs next is the rest of the line that called it.
+            # After a return, the rest of the calling line runs.
             now = _users_frame(frame.f_back) if event == "return" else frame
             last[:] = [] if now is None else [(now.f_code.co_filename, now.f_lineno)]
         return in_frame
@@ -87,7 +86,7 @@ def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: C
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Nothing is called until the block ends: fake tensors make thousands of calls, each of which would cost one more."""
+    """Pause the profile function: fake tensors make thousands of calls, which it would slow."""
     before = sys.getprofile()
     sys.setprofile(None)
     try:
@@ -97,10 +96,10 @@ def unwatched() -> Iterator[None]:
 
 
 def put_back(profiler: Any) -> None:
-    """Let it be called again, whatever `sys.getprofile` has given."""
+    """Restore a profiler from `sys.getprofile`."""
     if profiler is None or callable(profiler):
         sys.setprofile(profiler)
     else:
-        # Before Python 3.12 cProfile's profiler is no function, and only it can set itself again.
+        # Before Python 3.12 cProfile's profiler is not callable, and must install itself.
         sys.setprofile(None)
         profiler.enable()

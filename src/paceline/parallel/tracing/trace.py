@@ -1,9 +1,8 @@
-"""A model's outer forward as a graph of calls, its blocks as single nodes. Loaded on use: it imports torch.
+"""Traces of a model's outer forward as graphs, with blocks as single nodes.
 
-A graph holds for one signature (the shapes of a microbatch) and one mode (training or not): sizes are numbers in it, and
-the branches that Python took are taken for good. So a new signature is traced anew, on a copy of the model whose tensors
-are fake: shapes without memory. A block that can't run on these (it looks at values inside) is run once for real instead;
-then there is no second signature.
+A graph is valid for one signature (a microbatch's shapes) and one mode (training or not): sizes are constants in it, and
+Python's branches are fixed. A new signature is traced on a copy of the model with fake tensors: shapes without memory. A block
+that cannot run on these, because it reads values, runs for real instead; then a second signature is impossible.
 """
 
 from __future__ import annotations
@@ -45,17 +44,21 @@ from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parents[1])
-#: A tracer remembers the calls of so many graphs.
+#: How many graphs' calls a tracer remembers.
 _REMEMBERED = 64
 
 
 @dataclass(kw_only=True, eq=False)
 class Traced:
-    """The calls that the outer forward makes for one signature; the metadata of the nodes is the recorder's.
+    """The outer forward's calls for one signature. The recorder describes the nodes' metadata.
 
-    order: the calls, without placeholders and output. inputs: one placeholder for each tensor of (args, kwargs).
-    entries: (module's name, number of nodes before its call). leaves: the modules that are single nodes.
-    constants: what `get_attr` nodes name that is not the model's. reads: what it holds for, beside the shapes.
+    Attributes:
+        order: The calls, without placeholders and output.
+        inputs: One placeholder for each tensor of (args, kwargs).
+        entries: (module's name, number of nodes before its call).
+        leaves: The modules that are single nodes.
+        constants: Values of `get_attr` nodes that are not the model's.
+        reads: The values, beside shapes, for which the graph is valid.
     """
 
     order: tuple[fx.Node, ...]
@@ -67,7 +70,7 @@ class Traced:
     reads: Reads
 
     def calls(self) -> list[Hashable]:
-        """The calls with their arguments, the output last; the same for the same calls, in another process too."""
+        """Return the calls with their arguments, the output last, comparable between processes."""
         index = {node: number for number, node in enumerate((*self.inputs, *self.order))}
         taken = Fingerprint(by_content=True)
 
@@ -87,7 +90,7 @@ class Traced:
         ]
 
     def difference(self, other: Traced) -> Line | None:
-        """The line of the first call that is another one there; None if both are the same."""
+        """Return the line of the first differing call, or None if the graphs are equal."""
         for number, (one, two) in enumerate(zip_longest(self.calls(), other.calls())):
             if one != two:
                 return self._line(number) or other._line(number)
@@ -95,35 +98,35 @@ class Traced:
 
     @cached_property
     def digest(self) -> int:
-        """A number of 32 bits, the same on all ranks that compute the same."""
-        # Not hash(), which is another number in each process.
+        """Return 32 bits, equal on all ranks that compute the same."""
+        # Not hash(), which differs between processes.
         return zlib.crc32(repr(self.calls()).encode())
 
     def _line(self, number: int) -> Line | None:
-        # The output has no line of its own and takes that of the last call.
+        # The output has no line of its own and takes the last call's.
         order = [*self.order, *self.order[-1:]]
         line: Line | None = order[number].meta["line"] if number < len(order) else None
         return line
 
 
 class Record(Protocol):
-    """Runs the outer forward and notes it; tells `begin` the recorder that it does so with.
+    """A callable that records a run of the outer forward.
 
-    with_reads: also what it reads, which takes long.
+    `begin` receives the recorder. `with_reads` also notes reads, which is slow.
     """
 
     def __call__(self, begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced: ...
 
 
 class Tracer:
-    """Traces a model; keeps a copy of it without memory, so that it can do so after the model has been cut.
+    """A tracer of a model, with a copy without memory to trace after the model is cut.
 
-    opened: says of a module's name whether its forward is traced too.
+    `opened` says of a module's name whether its forward is traced too.
     """
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:
         self._opened = opened
-        #: Opened modules that can't be traced, which are blocks therefore -> why.
+        #: Opened modules that cannot be traced, and so are blocks -> the reason.
         self.shut: dict[str, str] = {}
         self._model: nn.Module | None = model
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -133,20 +136,19 @@ class Tracer:
         self._mirror = AttributeMirror(model, self._fake)
         self._names = names_by_module(self._fake)
         self._ran: Ran = {}
-        #: The calls of graphs that came out the same in two runs.
+        #: The calls of graphs that two runs have confirmed.
         self._repeated: set[tuple[Hashable, ...]] = set()
         self._changed = ""
 
     def forget(self) -> None:
-        """Let go of the real model's values: from here on only fake tensors are used."""
+        """Release the real model's values: from now on only fake tensors are used."""
         self._model = None
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool | None = None) -> Traced:
-        """The graph for a microbatch such as this one, in the given mode; None: in the modes that its modules are in.
+        """Return the graph for a microbatch like this one, in the given mode or the modules' own.
 
         Raises:
-            ParallelError: the outer forward can't be noted, or does something else each time it is called; the message
-                names the line that prevents it.
+            ParallelError: The outer forward cannot be recorded, or differs between calls. The message names the line.
         """
         if training is not None:
             self._fake.train(training)
@@ -158,8 +160,7 @@ class Tracer:
                 except _InBlockError as failed:
                     if self._model is None:
                         raise self._without_values(failed) from failed.__cause__
-                # The second attempt is made outside of the handler, or Python would show its error "during handling of"
-                # the first one.
+                # Outside of the handler, or Python would show the second error "during handling of" the first.
                 with stand_ins(self._real, self._device):
                     return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
@@ -181,7 +182,7 @@ class Tracer:
                 ) from error
 
     def _run_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> None:
-        """Raises what the model itself raises in one process: then that is what its owner has to see."""
+        """Run the plain model, to raise the error that it raises in one process."""
         if self._model is None:
             return
         kept = untouched(self._model, training), attributes_kept(self._model), generators_kept(), torch.enable_grad()
@@ -192,9 +193,9 @@ class Tracer:
             self._model.forward(*own_args, **own_kwargs)
 
     def _forget_blocks(self, changed: list[nn.Module]) -> None:
-        """Run the blocks again that one of these modules is in.
+        """Run the blocks with one of these modules again.
 
-        Of a block only the shapes of what it gives are known: what changed outside of it gives it other arguments at most.
+        Only a block's output shapes are cached, and changes elsewhere at most change its arguments.
         """
         names = {f"{self._names.get(id(module), '')}." for module in changed}
         stale = [key for key in self._ran if any(name.startswith(f"{key[0]}.") for name in names)]
@@ -202,7 +203,7 @@ class Tracer:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Told by who sees that what a graph has read is not what it was, for the message where no new graph can be made."""
+        """Note a change of what a graph has read, for the error if no new graph can be made."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:
@@ -243,7 +244,7 @@ class Tracer:
 
         def record(begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced:
             with untouched(model, training):
-                # The forward may change its arguments in place, and the second run has to begin with the same.
+                # The forward may change its arguments in place, and the second run must start with the same.
                 own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
                 return self._record(model, own_args, own_kwargs, names_by_tensor(model), begin, with_reads)
 
@@ -251,9 +252,9 @@ class Tracer:
             return self._twice(model, record, put_back)
 
     def _twice(self, model: nn.Module, record: Record, put_back: Callable[[], None]) -> Traced:
-        """The trace that `record` gives, after checks that a second run gives the same: a stage runs it again and again.
+        """Return the trace of `record`, after a second run has confirmed it.
 
-        put_back: sets the model's attributes to what they were.
+        A stage runs it repeatedly. `put_back` restores the model's attributes.
         """
         cannot = f"{type(model).__name__} can't be cut into stages"
 
@@ -267,7 +268,7 @@ class Tracer:
         states = [state() for _, state in GENERATORS]
         traced = record(_nothing)
         for (name, state), earlier in zip(GENERATORS, states, strict=True):
-            # Where no line is found, another thread has drawn.
+            # If no line is found, another thread has drawn.
             if state() != earlier and (line := line_where(state)) is not None:
                 raise ParallelError(
                     f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat what was drawn once. Draw "
@@ -291,8 +292,7 @@ class Tracer:
                 "stage would not do so again. Do it inside a block, or in the loop, before step()."
             )
         calls = tuple(traced.calls())
-        # Often a graph for another mode, or another number of rows, has the same calls as an earlier one: then both are two
-        # runs of the same.
+        # A graph for another mode or number of rows often has an earlier one's calls. Then both count as two runs.
         is_new = calls not in self._repeated
         if is_new and (line := traced.difference(record(_nothing, with_reads=False))) is not None:
             raise ParallelError(
@@ -309,9 +309,9 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Whether the first call alone sets this attribute, to what is no tensor, and a call after it does the same.
+        """Return True if only the first call sets this attribute, to a non-tensor.
 
-        Such as a model that takes down what kind of problem its labels are.
+        A second call must not change it, as in a model that notes what kind of problem its labels are.
         """
         owner = next(module for module in model.modules() if id(module) == key[0])
         value = vars(owner).get(key[1])
@@ -327,7 +327,7 @@ class Tracer:
     ) -> tuple[tuple[int, str], str] | None:
         for key in {**before, **after}:
             name = (before.get(key) or after[key])[0]
-            # A block that changes attributes of its own modules does the same in its stage.
+            # A block that changes attributes of its own modules does so in its stage too.
             if any(name.startswith(f"{leaf}.") for leaf in traced.leaves):
                 continue
             if before.get(key) != after.get(key):
@@ -395,7 +395,7 @@ class Tracer:
         reason = (
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
-        # An opened module that can't be traced can be one block instead. The outermost forward can't.
+        # An opened module that cannot be traced can be a block instead. The outermost forward cannot.
         cannot = needs_values or isinstance(error, CannotRecordError)
         if cannot and own_line is None and (name := recorder.opened_now):
             raise _ShutError(name, f"{where}: {reason}") from error
@@ -409,7 +409,7 @@ class Tracer:
 
 
 class _ShutError(Exception):
-    """An opened module can't be traced."""
+    """A failure to trace an opened module."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} can't be cut: {reason}")
@@ -419,7 +419,7 @@ class _ShutError(Exception):
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Torch logs an operation that fake tensors lack as an error with its traceback, and here the block is run for real then."""
+    """Silence torch's error log about operations that fake tensors lack: the block then runs for real."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before, log.disabled = log.disabled, True
     try:
@@ -429,16 +429,16 @@ def _unlogged() -> Iterator[None]:
 
 
 class _InBlockError(Exception):
-    """A block can't run on fake tensors."""
+    """A failure of a block on fake tensors."""
 
 
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Hashable:
-    """A key that two calls share if one graph is good for both."""
+    """Return a key that two calls share if one graph is valid for both."""
     return signature((args, kwargs)), training
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Hooks of blocks run with them; there is no call of the whole model that its own could belong to."""
+    """Refuse hooks of the whole model, which is never called. Hooks of blocks run with them."""
     tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for table in tables:
         for hook in getattr(model, table).values():
@@ -449,10 +449,9 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def eager() -> AbstractContextManager[Any]:
-    """Within the block, what was compiled runs as it was written.
+    """Run compiled code uncompiled within the block.
 
-    A compiled block would run its machine code on fake tensors, which have no memory: the process would end there. And its
-    compiler would look into the recorder.
+    Compiled machine code would crash on fake tensors, which have no memory, and the compiler would inspect the recorder.
     """
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()  # nothing can be compiled
@@ -465,20 +464,23 @@ def _nothing(recorder: GraphRecorder) -> None:
 
 
 def _not_collected(error: BaseException) -> str:
-    """The name of what an output of transformers has none of, in a frame of the error; "" where nothing is missing."""
+    """Return the output of transformers that is missing in a frame of the error, or ""."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in frame.f_locals.values():
             for name in ("hidden_states", "attentions"):
-                # Asked of dataclasses alone: any other object may compute an attribute.
+                # Only of dataclasses, because other objects may compute an attribute.
                 if is_dataclass(value) and getattr(value, name, None) == ():
                     return name
     return ""
 
 
 def user_line(error: BaseException) -> str:
-    """file:line: `source` of the innermost line that is the user's; "in its backward pass" where there is none."""
+    """Return `file:line: source` of the innermost user's line.
+
+    Without one, return "in its backward pass".
+    """
     found = "in its backward pass"
-    # From the outermost frame inwards: the last one that is the user's stays.
+    # From the outermost frame inwards: the last user's line wins.
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, _HERE)):
