@@ -1,11 +1,11 @@
-"""Datastores, what a run takes from them and leaves there, and who gets which part of it.
+"""Datastores, datasets, and their distribution over ranks.
 
 The public names, loaded on first use.
 """
 
 from __future__ import annotations
 
-# At once, for it bears its module's name: Python would put the module in its place when that is first loaded.
+# Imported now: it has its module's name, and loading the module later would replace it.
 from paceline.data.sampling.partition import partition
 from paceline.system.lazy_import import face
 

@@ -1,4 +1,4 @@
-"""The common part of file and table datasets: sources, steps, a registered name, and the references that a run takes."""
+"""The common base of file and table datasets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="AnyDataset")
 
 
-# With eq, a hash would be made of all fields, and `tags`, a mapping, has none.
+# No `eq`: it would hash all fields, and `tags` is not hashable.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnyDataset:
-    """A reference to files, and what is taken of them. Made by `Dataset`; nothing is read before it is asked for.
+    """A lazy reference to files and a selection among them, made by `Dataset`.
 
-    sources: where the files lie. steps: what is taken of them. workspace_dir: where the datastores among the sources are
-    registered; None until that is known. name, version, id, description, tags, fingerprint: of a registered one.
+    Attributes:
+        sources: The places of the files.
+        steps: The selection steps, in order.
+        workspace_dir: The workspace whose datastores the sources name, or None while unknown.
+        name, version, id, description, tags, fingerprint: Set for a registered dataset only.
     """
 
     kind: ClassVar[str]
@@ -44,27 +47,34 @@ class AnyDataset:
     description: str | None = field(default=None, repr=False)
     tags: Mapping[str, str] = field(default_factory=dict, repr=False)
     fingerprint: str | None = field(default=None, repr=False)
-    #: The options with which the files are read, beside the steps: of a table its "format", of files what their paths say.
+    #: Read options beside the steps: a table's format and its options, or the partition_format of files.
     reading: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    #: "name:version" and fingerprint of the registered one that steps were taken of.
+    #: "name:version" and fingerprint of the registered dataset that this one selects from.
     origin: tuple[str, str | None] | None = field(default=None, repr=False)
 
     def take(self: D, count: int) -> D:
-        """The first `count`; all, if there are fewer."""
+        """Select the first `count`, or all if there are fewer."""
         return self._with(steps.count_step("take", count))
 
     def skip(self: D, count: int) -> D:
-        """All but the first `count`."""
+        """Skip the first `count`."""
         return self._with(steps.count_step("skip", count))
 
     def take_sample(self: D, probability: float, seed: int | None = None) -> D:
-        """Each one by chance, with this probability. The same seed takes the same of the same data; without one, one is drawn."""
+        """Select each row or file with this probability.
+
+        The same seed selects the same part of the same data. Without a seed, a random one is drawn.
+        """
         return self._with(steps.sample_step(probability, seed))
 
     def random_split(self: D, percentage: float, seed: int | None = None) -> tuple[D, D]:
-        """Two parts, each one in its order as before. percentage: the first one's share, between 0 and 1.
+        """Split at random into two datasets that keep the original order.
 
-        The same seed splits the same data in the same way; without one, one is drawn and kept with the two parts.
+        The same seed splits the same data in the same way. Without a seed, a random one is drawn and stored in both parts.
+
+        Args:
+            percentage: Share of the first part, between 0 and 1.
+            seed: Seed of the split, or None.
         """
         first, second = steps.split_steps(percentage, seed)
         return self._with(first), self._with(second)
@@ -77,18 +87,19 @@ class AnyDataset:
         tags: Mapping[str, str] | None = None,
         create_new_version: bool = False,
     ) -> D:
-        """The same, as a version under this name in the workspace, with the fingerprint of its files as they are now.
+        """Register a version of this dataset, with the current fingerprint of its files.
 
-        Registered again with the same files and steps as the latest version, it is that version.
+        If the latest version has the same files and steps, return that version.
 
         Raises:
-            DataError: a wrong name, no files, or another dataset of this name and no create_new_version.
-            TransferError: a store can't be read.
+            DataError: The name is invalid, there are no files, or another dataset has this name and create_new_version is
+                False.
+            TransferError: A store can't be read.
         """
         from paceline.data.datasets.content import content_fingerprint, with_content
 
         folder = workspace_dir_of(workspace)
-        # A datastore's name means something in its own workspace alone.
+        # The name of a datastore is unique only within its workspace.
         if self.workspace_dir not in (None, folder) and any(source.datastore for source in self.sources):
             raise DataError(
                 f"the datastores of this dataset are of the workspace {str(self.workspace_dir)!r}, not of {str(folder)!r}. "
@@ -96,8 +107,7 @@ class AnyDataset:
             )
         registered.check_dataset_name(name)
         placed = replace(self, workspace_dir=folder)
-        # Before `registered.add` takes the registry's lock: to hash large files may take minutes, in which others could
-        # register nothing.
+        # Hash before `registered.add` takes the registry lock: large files take minutes.
         files = with_content(placed.list_files(), folder)
         if not files:
             raise DataError(f"dataset {name!r} would have no files: there are none at {placed._where()}.")
@@ -114,15 +124,19 @@ class AnyDataset:
         return placed._of(registered.add(folder, record, files, create_new_version=create_new_version))
 
     def unregister_all_versions(self) -> None:
-        """Forget all versions of the name; the files stay where they are."""
+        """Remove all versions of the name. The files stay in place."""
         folder, name, _ = self._registered("unregister_all_versions()")
         registered.remove(folder, name)
 
     def check(self) -> ContentCheck:
-        """The paths that were added, removed and changed since this version was registered; true if there are none.
+        """Compare the files with those that this version was registered with.
+
+        Returns:
+            The added, removed and changed paths. True if there are none.
 
         Raises:
-            DataError: not registered. TransferError: a store can't be read.
+            DataError: The dataset is not registered.
+            TransferError: A store can't be read.
         """
         from paceline.data.datasets.content import with_content
 
@@ -134,53 +148,53 @@ class AnyDataset:
         )
 
     def list_files(self) -> list[FileInfo]:
-        """The files, sorted by path, as they lie in their stores now.
+        """Return the current files in their stores, sorted by path.
 
         Raises:
-            DataError: no such store or place. TransferError: a store can't be read.
+            DataError: A store or place does not exist.
+            TransferError: A store can't be read.
         """
         from paceline.data.transfer.listing import list_files
 
         return list_files(self.sources, self._workspace_dir())
 
     def as_named_input(self, name: str) -> DataReference:
-        """An input of this dataset under a name, for a job's `inputs=` or arguments.
+        """Return a named input of this dataset, for a job's `inputs=` or arguments.
 
-        The run finds it under `name` in `run.input_datasets`.
-
-        `.as_mount()` and `.as_download()` of it give the script a folder's path instead of the dataset.
+        The run finds the dataset under `name` in `run.input_datasets`. With `.as_mount()` or `.as_download()` the script gets
+        the path of a folder instead of the dataset.
         """
         taken: dict[str, Any] = {"name": name, "sources": self._reference_sources(), "mode": "direct"}
         reading = self._reference_reading()
         if reading is not None:
-            # As text, for a reference has plain fields alone and goes into the job's JSON.
+            # JSON text: a reference has plain fields only, and becomes part of the job's JSON.
             taken["table"] = json.dumps(reading, sort_keys=True)
         if self.name is not None:
             taken["dataset"], taken["fingerprint"] = f"{self.name}:{self.version}", self.fingerprint
         elif self.origin is not None:
-            # A part of it: whose fingerprint is that of the whole only where all files are read.
+            # A part has the fingerprint of the whole dataset only if it reads all files.
             taken["dataset"] = self.origin[0]
             taken["fingerprint"] = self.origin[1] if self._reference_sources() == self.sources else None
         return DataReference(**taken)
 
     def as_reference(self) -> DataReference:
-        """The reference that the dataset itself means as an argument or an input: its files in a folder, `as_mount`."""
+        """Return the reference that a job uses for a bare dataset: `as_mount`."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """The files in a folder: the place itself where that is one of this machine, else a download."""
+        """Return a reference to the files as a folder: a local folder itself, else a download."""
         return self.as_named_input(self._input_name()).as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """A copy of the files on each node."""
+        """Return a reference to a copy of the files on each node."""
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """A part of the files for each node, or each rank."""
+        """Return a reference that gives each node or rank its part of the files."""
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 
     def _with(self: D, step: Step) -> D:
-        # What is taken of a registered dataset is another one.
+        # A selection of a registered dataset is a new, unregistered dataset.
         origin = self.origin if self.name is None else (f"{self.name}:{self.version}", self.fingerprint)
         nameless = replace(
             self, name=None, version=None, id=None, description=None, tags={}, fingerprint=None, origin=origin
@@ -200,7 +214,7 @@ class AnyDataset:
         )
 
     def _reading(self) -> Mapping[str, Any] | None:
-        """The options as they are kept; None where there are none."""
+        """Return the read options to store, or None without any."""
         return dict(self.reading) or None
 
     def _reference_sources(self) -> tuple[Source, ...]:
@@ -212,19 +226,19 @@ class AnyDataset:
     def _input_name(self) -> str:
         if self.name is not None:
             cleaned = re.sub(r"[^A-Za-z0-9_]", "_", self.name)
-            # Datasets may begin with a digit, inputs may not.
+            # Dataset names may begin with a digit, input names may not.
             return cleaned if cleaned[0].isalpha() else f"input_{cleaned}"
         text = repr([(source.datastore, source.path) for source in self.sources] + list(self.steps))
-        # A hash, so that the same files taken in the same way have the same name in every run.
+        # A hash: the same files and steps get the same name in every run.
         return f"input_{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
     def _list_or_none(self) -> Sequence[FileInfo]:
-        """The files now; none where a place itself is gone."""
+        """Return the current files, skipping places that no longer exist."""
         from paceline.data.transfer.listing import list_files
 
         found: dict[tuple[str, str], FileInfo] = {}
         folder = self._workspace_dir()
-        # One place after another: one that is gone must not hide what the others still have.
+        # List place by place: a missing place must not hide the files of the others.
         for source in self.sources:
             try:
                 for info in list_files([source], folder):
@@ -257,8 +271,13 @@ class AnyDataset:
 
 
 def fields_of(reference: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of the dataset of a direct input whose files lie at `path`. reference: `DataReference.to_json()`."""
-    # "digits:3": no dataset's name has a colon.
+    """Return the fields of the dataset of a direct input downloaded to `path`.
+
+    Args:
+        reference: `DataReference.to_json()`.
+        path: The folder or file on this machine.
+    """
+    # Dataset names contain no colon, so this splits "digits:3".
     name, _, version = str(reference.get("dataset") or "").rpartition(":")
     return {
         "sources": (Source(path=os.path.abspath(path)),),

@@ -1,4 +1,4 @@
-"""Named, versioned references to files, with a fingerprint of what they held: what a run says it learned from."""
+"""The public entry to datasets: create, find and register them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["ContentCheck", "Dataset", "FileDataset", "TabularDataset", "opened"]
 
 
 class _Files:
-    """`Dataset.File`"""
+    """`Dataset.File`."""
 
     @staticmethod
     def from_files(
@@ -39,17 +39,20 @@ class _Files:
         *,
         workspace: Workspace | None = None,
     ) -> FileDataset:
-        """A dataset of these files.
+        """Create a dataset of files.
 
-        path: a URL, a path of this machine, (datastore, path), a `DataReference`, a `Datastore`, or a list of such; a path is
-            a folder with all below it, a file, or a pattern with `*`, `?` and `**`.
-        validate: look whether there are any files. is_file: accepted. workspace: whose datastores are meant, where they
-            are given by name.
-        partition_format: what the paths of files say: "/{city}/{day:yyyy/MM/dd}/*.jpg" describes a path's end. Kept with the
-            dataset; `ParallelRunStep` (`azureml.pipeline.steps`) makes mini-batches by it.
+        Args:
+            path: A URL, a local path, (datastore, path), a `DataReference`, a `Datastore`, or a list of these. A path is a
+                folder with everything below it, a file, or a pattern with `*`, `?` and `**`.
+            validate: Check that there is at least one file.
+            partition_format: The meaning of the end of each path, such as "/{city}/{day:yyyy/MM/dd}/*.jpg".
+                `ParallelRunStep` (`azureml.pipeline.steps`) groups files into mini-batches by it.
+            is_file: Accepted for compatibility, without effect.
+            workspace: The workspace of datastores that are given by name.
 
         Raises:
-            DataError: a wrong path, nothing there, or a partition_format without a name. TransferError: a store can't be read.
+            DataError: The path is invalid, there are no files, or partition_format has no name.
+            TransferError: A store can't be read.
         """
         reading = _columns(None, False, partition_format)
         return _validated(FileDataset(**_place(path, workspace), reading=reading), validate)
@@ -62,7 +65,15 @@ class _Files:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> FileDataset:
-        """A dataset of the files of a folder, uploaded first. target: a `Datastore`, or (datastore, path)."""
+        """Upload a folder and create a dataset of its files.
+
+        Args:
+            src_dir: Folder to upload.
+            target: A `Datastore`, or (datastore, path).
+            pattern: Not supported.
+            overwrite: Replace existing files.
+            show_progress: Show a progress bar on a terminal.
+        """
         if pattern is not None:
             raise DataError("pattern= is not supported; upload a folder that holds only what is meant.")
         store, folder = _target(target)
@@ -71,7 +82,7 @@ class _Files:
 
 
 class _Tables:
-    """`Dataset.Tabular`"""
+    """`Dataset.Tabular`."""
 
     @staticmethod
     def from_delimited_files(
@@ -88,16 +99,24 @@ class _Tables:
         partition_format: str | None = None,
         workspace: Workspace | None = None,
     ) -> TabularDataset:
-        """A dataset of the rows of CSV files or the like. path, validate, workspace: as for `Dataset.File.from_files`.
+        """Create a dataset of the rows of CSV or similar files.
 
-        header: whether each file begins with the columns' names; without, they are Column1, Column2, ...
-        infer_column_types: numbers and dates as such; else all is text. empty_as_string: empty fields are "", not NaN.
-        set_column_types: column -> "str", "int", "float", "bool", "datetime" or "datetime:<strptime's format>"; what can't be of
-            its type is missing. include_path: a column Path, each row's file.
-        partition_format: columns of what the paths of files say: "/{city}/{day:yyyy/MM/dd}/data.csv" describes a path's end.
+        Args:
+            path: As for `Dataset.File.from_files`.
+            validate: As for `Dataset.File.from_files`.
+            infer_column_types: Parse numbers and dates; otherwise all values are text.
+            separator: Text between two fields.
+            header: True if each file begins with column names. Otherwise they are Column1, Column2, ...
+            empty_as_string: Read empty fields as "" instead of NaN.
+            encoding: Encoding of the files.
+            set_column_types: Maps a column to "str", "int", "float", "bool", "datetime" or "datetime:<strptime format>".
+                Values that can't be converted are missing.
+            include_path: Add a column Path with the file of each row.
+            partition_format: Add columns from the end of each path, such as "/{city}/{day:yyyy/MM/dd}/data.csv".
+            workspace: As for `Dataset.File.from_files`.
 
         Raises:
-            DataError: as `Dataset.File.from_files`; no such type, or a partition_format without a name.
+            DataError: As for `Dataset.File.from_files`, or a column type is unknown.
         """
         reading = {
             "format": "delimited",
@@ -120,7 +139,7 @@ class _Tables:
         partition_format: str | None = None,
         workspace: Workspace | None = None,
     ) -> TabularDataset:
-        """A dataset of the rows of Parquet files. Parameters: as for `from_delimited_files`."""
+        """Create a dataset of the rows of Parquet files, as `from_delimited_files` does."""
         reading = {"format": "parquet", **_columns(set_column_types, include_path, partition_format)}
         return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
 
@@ -135,7 +154,7 @@ class _Tables:
         partition_format: str | None = None,
         workspace: Workspace | None = None,
     ) -> TabularDataset:
-        """A dataset of the rows of files with a JSON object on each line. Parameters: as for `from_delimited_files`."""
+        """Create a dataset of files with one JSON object per line, as `from_delimited_files` does."""
         reading = {
             "format": "json_lines",
             "encoding": encoding,
@@ -152,16 +171,25 @@ class _Tables:
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
     ) -> TabularDataset:
-        """A new version of the dataset `name`, of this frame, stored as Parquet in a folder of its own below `target`.
+        """Store a pandas frame as Parquet and register it as a new version of `name`.
 
-        target: a `Datastore`, or (datastore, path).
+        Each call stores into a new folder below `target`.
+
+        Args:
+            dataframe: Frame to store.
+            target: A `Datastore`, or (datastore, path).
+            name: Name of the dataset.
+            description: Description of the version.
+            tags: Tags of the version.
+            show_progress: Show a progress bar on a terminal.
 
         Raises:
-            DataError: a wrong name or target, or a frame that Parquet can't hold. TransferError: it can't be stored.
+            DataError: The name or target is invalid, or Parquet can't hold the frame.
+            TransferError: The frame can't be stored.
         """
         registered.check_dataset_name(name)
         store, folder = _target(target)
-        # A folder that nobody else has: to store a frame again must not change the files of an older version.
+        # A unique folder: storing a frame again must not change the files of an older version.
         own = "/".join(part for part in (folder.strip("/"), str(uuid.uuid4())) if part)
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
             try:
@@ -178,41 +206,43 @@ class _Tables:
 
 
 class Dataset:
-    """The entry to datasets: makes and finds them. Made: `Dataset.File.from_files(...)`, `Dataset.Tabular.from_...(...)`."""
+    """The entry to datasets, such as `Dataset.File.from_files(...)`."""
 
     File = _Files
     Tabular = _Tables
 
     @staticmethod
     def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> FileDataset | TabularDataset:
-        """The registered dataset. version: its number, or "latest".
+        """Return a registered dataset.
 
         Args:
             workspace: Workspace that the dataset is registered in.
-            name: Name that the dataset was registered under.
+            name: Name of the dataset.
+            version: Version number, or "latest".
 
         Raises:
-            DataError: there is none; those that there are are named.
+            DataError: It does not exist; the message lists the names or versions that do.
         """
         folder = workspace_dir_of(workspace)
         return _made(folder, registered.load(folder, name, version))
 
     @staticmethod
     def get_by_id(workspace: Workspace, id: str) -> FileDataset | TabularDataset:
-        """The registered dataset with this `dataset.id`.
+        """Return the registered dataset with this `dataset.id`.
 
         Args:
             workspace: Workspace that the dataset is registered in.
+            id: The id of a registered version.
 
         Raises:
-            DataError: there is none.
+            DataError: No version has this id.
         """
         folder = workspace_dir_of(workspace)
         return _made(folder, registered.load_id(folder, id))
 
     @staticmethod
     def get_all(workspace: Workspace) -> dict[str, FileDataset | TabularDataset]:
-        """Name -> the latest version, of all that are registered.
+        """Return the latest version of every registered dataset, by name.
 
         Args:
             workspace: Workspace that the datasets are registered in.
@@ -222,13 +252,16 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """The dataset, with its steps, that a script gets in a worker for a direct input whose files lie at `path`."""
+    """Return the dataset of a direct input downloaded to `path`, for a worker's script."""
     data = reference.to_json()
     return (TabularDataset if data.get("table") else FileDataset).from_folder(data, path)
 
 
 def _columns(types: Mapping[str, str] | None, include_path: bool, partition_format: str | None) -> dict[str, Any]:
-    """What a reading says of columns; nothing where nothing was asked for, so that such data is the same as before."""
+    """Return the column options that are set.
+
+    Unset ones are left out, to keep equal records equal.
+    """
     for name, kind in (types or {}).items():
         if str(kind).partition(":")[0] not in TYPES:
             raise DataError(
@@ -255,8 +288,8 @@ def _place(path: Any, workspace: Workspace | None) -> dict[str, Any]:
 
 
 def _validated(dataset: D, validate: bool) -> D:
-    """The same; with `validate`, once it is seen that there are files, where it is known whose datastores are meant."""
-    # Where only the run will say whose datastores are meant, there is nothing to look into yet.
+    """Return the dataset. With `validate`, raise DataError if it has no files."""
+    # Without a workspace the datastores are unknown until the run, so nothing can be listed.
     known = dataset.workspace_dir is not None or all(source.datastore is None for source in dataset.sources)
     if validate and known and not dataset.list_files():
         raise DataError(f"there are no files at {dataset._where()}. Give validate=False if there will be.")
@@ -271,22 +304,24 @@ def _target(target: Any) -> tuple[Any, str]:
 
 
 def check_wish(reference: DataReference) -> None:
-    """Raises:
-    DataError: the name under which an output is to be registered can't be one.
-    """
+    """Raise DataError if the output's dataset name is invalid."""
     if reference.registered is not None:
         check_dataset_name(json.loads(reference.registered)["name"])
 
 
 def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -> tuple[dict[str, str], list[str]]:
-    """Register the outputs that are to be; output -> "name:version", and a sentence for each that could not be."""
+    """Register the outputs that ask for it.
+
+    Returns:
+        "name:version" by output, and one error sentence for each output that could not be registered.
+    """
     made: dict[str, str] = {}
     said: list[str] = []
     for reference in references:
         if reference.registered is None:
             continue
         wish, source = json.loads(reference.registered), reference.sources[0]
-        # All that a dataset asks of a workspace is its folder; the class stands above this layer.
+        # A dataset uses only the folder of a workspace, and this layer can't import `Workspace`.
         workspace: Any = SimpleNamespace(path=workspace_dir)
         try:
             found = Dataset.File.from_files((source.datastore, source.path), validate=False, workspace=workspace)

@@ -1,4 +1,4 @@
-"""A dataset of files."""
+"""File and table datasets."""
 
 from __future__ import annotations
 
@@ -26,40 +26,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileDataset(AnyDataset):
-    """Files as they are. take, skip and random_split choose among them in the order of their paths.
+    """Files as they are; take, skip and random_split select files in order of path.
 
-    reading: what the files' paths say: {"partition_format": "/{city}/{day}.csv"}, or nothing.
+    `reading` is empty, or {"partition_format": "/{city}/{day}.csv"}.
     """
 
     kind: ClassVar[str] = "file"
 
     @classmethod
     def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> FileDataset:
-        """The dataset of a direct input whose files lie at `path`. reference: `DataReference.to_json()`."""
+        """Create the dataset of a direct input downloaded to `path`."""
         return cls(**fields_of(reference, path))
 
     def list_files(self) -> list[FileInfo]:
         return self._selected(super().list_files())
 
     def to_path(self) -> list[str]:
-        """The files' paths below the dataset's folder, each beginning with `/`."""
+        """Return the files' paths below the dataset's folder, each with a leading `/`."""
         return [f"/{info.relative}" for info in self.list_files()]
 
     def download(self, target_path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> list[str]:
-        """The paths of the copies.
+        """Copy the files into a folder and return the paths of the copies.
 
-        target_path: a folder, made if need be; a new one below the system's temporary folder if not given.
-        overwrite: replace files that are there.
+        Args:
+            target_path: Destination, created if missing; a new temporary folder by default.
+            overwrite: Replace existing files.
 
         Raises:
-            DataError: no files, or one is there already. TransferError: a store can't be read, or the folder not written.
+            DataError: There are no files, or one exists already.
+            TransferError: A store can't be read, or the folder can't be written.
         """
         target = (
             Path(tempfile.mkdtemp(prefix="paceline-")) if target_path is None else Path(os.path.abspath(target_path))
         )
         with local_files(self._reference_sources(), self._workspace_dir()) as files:
-            # All of them before the first copy, so that a refusal leaves the folder as it was. A link that leads nowhere counts
-            # as being there.
+            # Check all before the first copy, so that a refusal changes nothing. `lexists`: a broken link counts as a file.
             if not overwrite and (there := [file for file in files if os.path.lexists(target / file.relative)]):
                 raise DataError(
                     f"{str(target / there[0].relative)!r} is there already ({len(there)} of {len(files)} files are). "
@@ -80,7 +81,7 @@ class FileDataset(AnyDataset):
         files = self.list_files()
         if not files:
             raise DataError(f"take, skip and random_split left no file of those at {self._where()}.")
-        # Each one on its own: a reference knows folders, files and patterns, and no choice among them.
+        # One source per file: a reference can't express a selection within a folder.
         seen: dict[str, str] = {}
         for info in files:
             name = info.path.rpartition("/")[2]
@@ -106,27 +107,27 @@ def _copy(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TabularDataset(AnyDataset):
-    """Rows of files, one file after the other in the order of their paths.
+    """Rows of files, file by file in order of path.
 
-    reading: {"format": "delimited", "parquet" or "json_lines", ...}, and the options with which that is read.
+    `reading` has "format" ("delimited", "parquet" or "json_lines") and the options of that format.
     """
 
     kind: ClassVar[str] = "tabular"
 
     @classmethod
     def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> TabularDataset:
-        """The dataset of a direct input whose files lie at `path`. reference: `DataReference.to_json()`.
+        """Create the dataset of a direct input downloaded to `path`.
 
-        How they are read comes from the reference; where it does not say, from the files' endings.
+        If the reference has no format, the file extensions decide.
 
         Raises:
-            DataError: the reference's `table` can't be read.
+            DataError: The reference's `table` can't be read.
         """
         try:
             table = json.loads(reference.get("table") or "{}")
             taken = steps_from_json(table.get("steps"))
         except (TypeError, ValueError, AttributeError) as error:
-            # A DataError is a ValueError too, and it has its message already.
+            # DataError is a ValueError, and has its own message.
             if isinstance(error, DataError):
                 raise
             raise DataError(
@@ -135,11 +136,11 @@ class TabularDataset(AnyDataset):
         return cls(**fields_of(reference, path), reading=table.get("reading") or {}, steps=taken)
 
     def to_pandas_dataframe(self) -> Any:
-        """All rows, as a pandas frame with its rows numbered from 0.
+        """Read all rows into one pandas frame with a new index from 0.
 
         Raises:
-            DataError: pandas is not installed, a file can't be read as what it should be, or has not the columns to keep.
-            TransferError: a store can't be read.
+            DataError: pandas is missing, a file can't be read, or lacks a column to keep.
+            TransferError: A store can't be read.
         """
         with local_files(self.sources, self._workspace_dir()) as files:
             if not files:
@@ -148,11 +149,11 @@ class TabularDataset(AnyDataset):
             return read_frames(files, reading, self.steps)
 
     def keep_columns(self, columns: str | Sequence[str]) -> TabularDataset:
-        """These columns alone, in this order."""
+        """Keep only these columns, in this order."""
         return self._with(steps.columns_step("keep", columns))
 
     def drop_columns(self, columns: str | Sequence[str]) -> TabularDataset:
-        """All columns but these."""
+        """Drop these columns."""
         return self._with(steps.columns_step("drop", columns))
 
     def _reading(self) -> Mapping[str, Any]:

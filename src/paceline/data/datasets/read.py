@@ -1,4 +1,4 @@
-"""Files of a table -> one pandas frame."""
+"""Reading of table files into one pandas frame."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _COMPARED = {
     **{"==": operator.eq, "!=": operator.ne},
 }
 
-#: What `set_column_types` takes; a moment also with its format: "datetime:%Y-%m-%d".
+#: Types for `set_column_types`; a datetime may have a format: "datetime:%Y-%m-%d".
 TYPES = ("str", "int", "float", "bool", "datetime")
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
-#: Of a partition_format: word, digits, and what `strptime` calls it.
+#: Fields of a datetime in a partition_format: text, number of digits, strptime code.
 _MOMENT = (
     *(("yyyy", 4, "%Y"), ("MM", 2, "%m"), ("dd", 2, "%d")),
     *(("HH", 2, "%H"), ("mm", 2, "%M"), ("ss", 2, "%S")),
@@ -33,10 +33,10 @@ _MOMENT = (
 
 
 def format_of(files: Sequence[LocalFile]) -> str:
-    """ "delimited", "parquet" or "json_lines", by the endings of the files' names.
+    """Return "delimited", "parquet" or "json_lines", from the file extensions.
 
     Raises:
-        DataError: they say nothing, or several things.
+        DataError: The extensions are unknown or mixed.
     """
     # "a.csv.gz" counts as .csv.
     endings = {"." + file.relative.removesuffix(".gz").rpartition(".")[2].lower() for file in files}
@@ -47,15 +47,15 @@ def format_of(files: Sequence[LocalFile]) -> str:
 
 
 def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: Steps) -> Any:
-    """The rows of all files, after the steps.
+    """Read the rows of all files and apply the steps.
 
-    Files of no bytes have no rows. Rows beyond a leading `take` are not read, file by file.
+    Empty text files have no rows. After a leading `take`, further files are not read.
 
     Raises:
-        DataError: pandas is missing, a file that can't be read, columns that are not there.
+        DataError: pandas is missing, a file can't be read, or a column does not exist.
     """
     pandas = _pandas()
-    # Only a `take` in the first place says how many rows are needed: what stands before it needs more.
+    # Only a leading `take` limits the rows to read.
     enough = steps[0][1] if steps and steps[0][0] == "take" else None
     frames, rows = [], 0
     for frame in _frames(pandas, files, reading):
@@ -63,7 +63,7 @@ def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: S
         rows += len(frame)
         if enough is not None and rows >= enough:
             break
-    # An empty frame among others would change their types.
+    # An empty frame would change the column types of the others.
     filled = [frame for frame in frames if len(frame)] or frames[:1]
     table = pandas.concat(filled, ignore_index=True) if filled else pandas.DataFrame()
     for step in steps:
@@ -74,8 +74,7 @@ def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: S
 def _frames(pandas: Any, files: Sequence[LocalFile], reading: Mapping[str, Any]) -> Iterator[Any]:
     for file in files:
         try:
-            # An empty text file means no rows, though pandas fails on such a CSV file. A Parquet file has a footer, so an empty
-            # one is broken.
+            # pandas fails on an empty CSV file. An empty Parquet file is broken: it lacks the footer.
             if file.path.stat().st_size == 0 and reading["format"] != "parquet":
                 continue
             frame = typed(pandas, _read(pandas, file, reading), reading)
@@ -84,7 +83,7 @@ def _frames(pandas: Any, files: Sequence[LocalFile], reading: Mapping[str, Any])
             raise DataError(
                 f"{file.relative!r} needs {error.name or 'pyarrow'}: pip install 'paceline[tabular]'."
             ) from error
-        # pandas and pyarrow raise their own kinds, all of them ValueErrors but the last three.
+        # pandas and pyarrow errors are ValueErrors, apart from the last three.
         except (ValueError, OSError, TypeError, KeyError) as error:
             raise DataError(
                 f"{file.relative!r} can't be read as {reading['format']}: {str(error).strip() or type(error).__name__}. "
@@ -94,7 +93,7 @@ def _frames(pandas: Any, files: Sequence[LocalFile], reading: Mapping[str, Any])
 
 def _read(pandas: Any, file: LocalFile, reading: Mapping[str, Any]) -> Any:
     if reading["format"] == "parquet":
-        # pyarrow would take a folder's name such as a=1 for a column if it was given the path.
+        # Given a path, pyarrow would turn a folder name such as a=1 into a column.
         with open(file.path, "rb") as opened:
             return pandas.read_parquet(opened)
     compression = "gzip" if file.relative.endswith(".gz") else None
@@ -108,7 +107,7 @@ def _read(pandas: Any, file: LocalFile, reading: Mapping[str, Any]) -> Any:
     if not reading.get("infer_column_types", True):
         options["dtype"] = str
     elif texts := [name for name, kind in (reading.get("types") or {}).items() if kind in ("str", "bool")]:
-        # As they stand in the file: 007 is no 7.
+        # As written in the file: "007" must not become 7.
         options["dtype"] = dict.fromkeys(texts, str)
     if reading.get("empty_as_string"):
         options["keep_default_na"] = False
@@ -141,10 +140,10 @@ def _pandas() -> Any:
 
 
 def mask(pandas: Any, table: Any, condition: tuple[Any, ...]) -> Any:
-    """Which rows a condition holds for; where a value is missing, no comparison does.
+    """Return the rows that match a condition. A missing value matches no comparison.
 
     Raises:
-        DataError: a column that is not there, or that can't be compared with the value.
+        DataError: A column does not exist, or can't be compared with the value.
     """
     verb, *values = condition
     if verb in ("and", "or"):
@@ -160,7 +159,7 @@ def mask(pandas: Any, table: Any, condition: tuple[Any, ...]) -> Any:
         return column.isna()
     value = values[1]
     if isinstance(value, tuple):
-        # Moments are compared as such, also where the file has them as text.
+        # Compare as datetimes, even if the file has text.
         column, value = pandas.to_datetime(column, utc=True), pandas.Timestamp(value[1])
         value = value.tz_localize("UTC") if value.tzinfo is None else value.tz_convert("UTC")
     try:
@@ -170,10 +169,10 @@ def mask(pandas: Any, table: Any, condition: tuple[Any, ...]) -> Any:
 
 
 def typed(pandas: Any, frame: Any, reading: Mapping[str, Any]) -> Any:
-    """The frame with the types that were asked for; what can't be of its type is missing.
+    """Convert columns to the requested types. Values that can't be converted are missing.
 
     Raises:
-        DataError: a column that is not there.
+        DataError: A column does not exist.
     """
     for name, wanted in (reading.get("types") or {}).items():
         if name not in frame.columns:
@@ -183,7 +182,7 @@ def typed(pandas: Any, frame: Any, reading: Mapping[str, Any]) -> Any:
             frame[name] = pandas.to_datetime(column, format=form or None, errors="coerce")
         elif kind in ("float", "int"):
             numbers = pandas.to_numeric(column, errors="coerce")
-            # Only Int64, with a capital letter, knows integers of which some are missing.
+            # Only the nullable Int64 can hold missing integers.
             frame[name] = numbers.astype("float64") if kind == "float" else numbers.round().astype("Int64")
         elif kind == "bool":
             frame[name] = column.map(lambda value: _TRUTH.get(str(value).lower())).astype("boolean")
@@ -193,10 +192,10 @@ def typed(pandas: Any, frame: Any, reading: Mapping[str, Any]) -> Any:
 
 
 def with_path(pandas: Any, frame: Any, file: LocalFile, reading: Mapping[str, Any]) -> Any:
-    """The frame with columns of what the file's path says.
+    """Add the columns that come from the file's path.
 
     Raises:
-        DataError: the path is not of the partition_format.
+        DataError: The path does not match the partition_format.
     """
     if reading.get("include_path"):
         frame.insert(0, "Path", f"/{file.relative}")
@@ -209,12 +208,17 @@ def with_path(pandas: Any, frame: Any, file: LocalFile, reading: Mapping[str, An
 
 
 def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
-    """The named parts of a file's path by a partition_format. relative: below the dataset's folder; path: where it lies.
+    """Return the named parts of a file's path.
+
+    Args:
+        form: A partition_format.
+        relative: The path below the dataset's folder.
+        path: The full path.
 
     Raises:
-        DataError: the path is not of the partition_format.
+        DataError: The path does not match the partition_format.
     """
-    # What stands before the first name may be the dataset's own folder, of which a worker sees nothing.
+    # The prefix before the first name may be the dataset's own folder, which is not part of a worker's path.
     short = form[form.rfind("/", 0, form.find("{")) :] if "/" in form.partition("{")[0] else form
     inside = f"/{relative}"
     for pattern, text in ((form, inside), (form, path.as_posix()), (form, path.resolve().as_posix()), (short, inside)):
@@ -224,12 +228,13 @@ def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
 
 
 def path_pattern(form: str) -> tuple[str, dict[str, str]]:
-    """A partition_format as a regular expression of a path's end, and of those of its names that are moments how these are read.
+    """Convert a partition_format to a regular expression and datetime formats.
 
-    `{name}` is a part of the path, as text; `{name:yyyy/MM/dd/HH/mm/ss}` a moment; `*` any part.
+    The expression matches the end of a path. `{name}` matches a part of the path as text, `{name:yyyy/MM/dd/HH/mm/ss}` a
+    datetime, and `*` any part.
 
     Raises:
-        DataError: nothing is named in it.
+        DataError: The partition_format has no name.
     """
     pattern, moments = "", {}
     for literal, name, moment in re.findall(r"([^{]*)(?:\{(\w+)(?::([^}]*))?\})?", form):

@@ -1,11 +1,11 @@
-"""Registered datasets on disk: one file for each version, never changed in what it says of the data.
+"""The registry of dataset versions on disk.
 
-    <workspace>/datasets/<name>/<version>.json          what the dataset is
-    <workspace>/datasets/<name>/<version>.files.json    its files when it was registered
-    <workspace>/datasets/<name>/.last                   the highest version that ever was
-    <workspace>/datasets/.lock                          held while one is written
+    <workspace>/datasets/<name>/<version>.json          the dataset
+    <workspace>/datasets/<name>/<version>.files.json    its files at registration
+    <workspace>/datasets/<name>/.last                   the highest version ever used
+    <workspace>/datasets/.lock                          held while a version is written
 
-A version's number is never given out twice: a run that says "digits:3" must not come to mean other data.
+A version number is never reused, so "digits:3" in a run's record always means the same data.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRecord:
-    """A registered version. kind: "file" or "tabular". reading: how a table's files are read ("format", and its options).
+    """A registered version.
 
-    fingerprint: of the files when it was registered; file_count, size_bytes: how many they were, and how large.
+    Attributes:
+        kind: "file" or "tabular".
+        reading: "format" and the options of a table, or the partition_format of files.
+        fingerprint, file_count, size_bytes: State of the files at registration.
     """
 
     name: str
@@ -58,22 +61,18 @@ class DatasetRecord:
 
     @property
     def definition(self) -> tuple[Any, ...]:
-        """Equal for the same data, taken in the same way."""
+        """The values that are equal for the same data and the same selection."""
         return self.kind, self.sources, self.reading, self.steps, self.fingerprint
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DatasetRecord:
-        """The record that `write` left."""
+        """Create a record from its JSON form."""
         sources = tuple(Source(**source) for source in data["sources"])
         return cls(**{**data, "sources": sources, "steps": steps_from_json(data.get("steps"))})
 
 
 def check_dataset_name(name: Any) -> str:
-    """The same name.
-
-    Raises:
-        DataError: not letters, digits, `_`, `-`, `.` and spaces within, 200 at most, beginning with a letter or digit.
-    """
+    """Return the name, or raise DataError if it breaks the naming rule."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DataError(
             f"the dataset name {name!r}: give letters, digits, '_', '-', '.' and spaces within, at most 200, beginning with a "
@@ -85,12 +84,12 @@ def check_dataset_name(name: Any) -> str:
 def add(
     workspace_dir: Path, record: DatasetRecord, files: Sequence[FileInfo], *, create_new_version: bool
 ) -> DatasetRecord:
-    """The version under which the data is registered: the latest one if that is the same data, else a new one.
+    """Register the data, and return its version.
 
-    Two processes at once get two versions.
+    It is the latest version if the data is the same, else a new one. Two concurrent calls get two versions.
 
     Raises:
-        DataError: there is another dataset of that name and no new version was asked for, or it can't be written.
+        DataError: Another dataset has this name and create_new_version is False, or the disk can't be written.
     """
     registry, name = _registry(workspace_dir), check_dataset_name(record.name)
     listed = [[info.datastore, info.path, info.size, info.version] for info in files]
@@ -99,18 +98,18 @@ def add(
         id=str(uuid.uuid4()),
         created_utc=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         file_count=len(files),
-        # -1 stands for a size that the store does not tell.
+        # A store that does not report a size gives -1.
         size_bytes=sum(max(info.size, 0) for info in files),
     )
 
     def document(version: int) -> dict[str, Any]:
-        # The version is there once its own file is, which comes last.
+        # Written before the version's own file, which makes the version visible.
         write_json(_files_path(registry, name, version), listed, sync=True)
         return asdict(replace(made, version=version))
 
     try:
         with registry.locked():
-            # Under the lock until the version is written: two processes at once would both find the same latest version.
+            # Hold the lock until the version is written: concurrent calls must not see the same latest version.
             known = registry.versions(name)
             if known and not create_new_version:
                 return _same_or_refuse(workspace_dir, record, known)
@@ -122,10 +121,15 @@ def add(
 
 
 def load(workspace_dir: Path, name: str, version: int | str = "latest") -> DatasetRecord:
-    """A registered version. version: its number, or "latest".
+    """Return a registered version.
+
+    Args:
+        workspace_dir: Folder of the workspace.
+        name: Name of the dataset.
+        version: Version number, or "latest".
 
     Raises:
-        DataError: no such name or version; those that there are are named.
+        DataError: It does not exist; the message lists the names or versions that do.
     """
     registry = _registry(workspace_dir)
     known = registry.versions(check_dataset_name(name))
@@ -148,11 +152,7 @@ def load(workspace_dir: Path, name: str, version: int | str = "latest") -> Datas
 
 
 def load_id(workspace_dir: Path, dataset_id: str) -> DatasetRecord:
-    """The registered version with this id.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Return the registered version with this id, or raise DataError."""
     for name in names(workspace_dir):
         for version in versions(workspace_dir, name):
             record = load(workspace_dir, name, version)
@@ -162,10 +162,10 @@ def load_id(workspace_dir: Path, dataset_id: str) -> DatasetRecord:
 
 
 def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str | None, str], tuple[int, str]]:
-    """(datastore, path) -> (size, version) of the files when this version was registered.
+    """Return the files at registration: (datastore, path) to (size, version).
 
     Raises:
-        DataError: the listing is gone.
+        DataError: The listing is missing.
     """
     path = _files_path(_registry(workspace_dir), name, version)
     data = read_json(path)
@@ -177,17 +177,17 @@ def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str |
 
 
 def names(workspace_dir: Path) -> list[str]:
-    """The names that have a version, sorted."""
+    """Return the names that have a version, sorted."""
     return _registry(workspace_dir).names()
 
 
 def versions(workspace_dir: Path, name: str) -> list[int]:
-    """The versions of this name, ascending; empty where there is none."""
+    """Return the versions of a name, ascending."""
     return _registry(workspace_dir).versions(name)
 
 
 def remove(workspace_dir: Path, name: str) -> None:
-    """Forget all versions; the files that they name stay where they are, and the versions' numbers are not used again."""
+    """Remove all versions. The data files stay, and the version numbers are not reused."""
     registry = _registry(workspace_dir)
     with registry.locked():
         registry.remove(check_dataset_name(name))
@@ -196,10 +196,10 @@ def remove(workspace_dir: Path, name: str) -> None:
 def describe(
     workspace_dir: Path, name: str, version: int, description: str | None, tags: Mapping[str, str]
 ) -> DatasetRecord:
-    """The version with another description (None: as it was) and these tags in the place of its own.
+    """Replace a version's tags, and its description if one is given.
 
     Raises:
-        DataError: there is none.
+        DataError: The version does not exist.
     """
     registry = _registry(workspace_dir)
     with registry.locked():
@@ -219,7 +219,7 @@ def _same_or_refuse(workspace_dir: Path, record: DatasetRecord, known: Sequence[
         )
     description = record.description if record.description is not None else latest.description
     tags = {**latest.tags, **record.tags}
-    # What a version says of itself may be changed; what it says of the data never is.
+    # Description and tags of a version may change, its data never does.
     if (description, tags) != (latest.description, latest.tags):
         latest = replace(latest, description=description, tags=tags)
         _registry(workspace_dir).of(record.name).put(str(latest.version), asdict(latest))
@@ -235,14 +235,14 @@ def _files_path(registry: Versions, name: str, version: int) -> Path:
 
 
 def _number(version: Any) -> int:
-    # `int` alone would also take " 3 ", "+3" and the digits of other scripts.
+    # `int` alone would accept " 3 ", "+3" and digits of other scripts.
     text = str(version)
     return int(text) if text.isascii() and text.isdigit() else -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentCheck:
-    """The differences: paths, sorted. `str()` says it in words; true where all is the same."""
+    """The differences between two states of a dataset, as sorted paths. True without any."""
 
     dataset: str
     added: tuple[str, ...] = ()
@@ -264,9 +264,12 @@ class ContentCheck:
 
 
 def compare(dataset: str, then: Then, now: Sequence[FileInfo]) -> ContentCheck:
-    """The files of a dataset as they were against those that are there now.
+    """Compare the files at registration with the current ones.
 
-    then: (datastore, path) -> (size, version).
+    Args:
+        dataset: Name for messages.
+        then: Maps (datastore, path) to (size, version).
+        now: The current files.
     """
     there = {(info.datastore, info.path): (info.size, info.version) for info in now}
     return ContentCheck(

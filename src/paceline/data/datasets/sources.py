@@ -1,4 +1,4 @@
-"""The ways in which callers name files, as sources: URLs, paths, (datastore, path) pairs, references."""
+"""Sources of data: parse what a caller passes, and get the files as local paths."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def sources_of(path: Any) -> Where:
-    """The sources that `path` means, and the workspace of the datastores among them, where they tell it.
+    """Return the sources that `path` names, and the workspace of their datastores if known.
 
-    path: a URL, a path of this machine (a folder, a file, or a pattern with `*`, `?` or `**`), a pair (datastore, path), a
-        `DataReference`, a `Datastore` for all of it, or a list of such. A datastore is a `Datastore` or its name.
+    Args:
+        path: A URL, a local path (folder, file, or pattern with `*`, `?` or `**`), a pair (datastore, path), a
+            `DataReference`, a whole `Datastore`, or a list of these. A datastore is a `Datastore` or its name.
 
     Raises:
-        DataError: none of these, nothing at all, datastores of two workspaces, or a URL with a password in it.
+        DataError: `path` is none of these or empty, mixes datastores of two workspaces, or is a URL with a password.
     """
     found: list[Source] = []
     workspaces: set[Path] = set()
@@ -45,20 +46,16 @@ def sources_of(path: Any) -> Where:
 
 
 def workspace_dir_of(workspace: Any) -> Path:
-    """The folder of a workspace.
-
-    Raises:
-        DataError: it is none.
-    """
+    """Return the folder of a workspace, or raise DataError for another object."""
     path = getattr(workspace, "path", None)
-    # An `os.DirEntry` has a `path` as well, and is no workspace.
+    # An `os.DirEntry` also has a `path`.
     if not isinstance(path, (str, os.PathLike)) or isinstance(workspace, os.PathLike):
         raise DataError(f"{workspace!r} is no workspace. Give Workspace.from_config(), or Workspace(folder).")
     return Path(path)
 
 
 def is_local(source: Source) -> bool:
-    """True if it is one folder or one file of this machine: no store, no URL, no pattern."""
+    """Return True for one local folder or file, without store, URL or pattern."""
     return source.datastore is None and source.path.startswith("/") and not set(source.path) & {"*", "?"}
 
 
@@ -92,7 +89,7 @@ def _store(store: Any) -> tuple[str, Path | None]:
 
 
 def _place(text: str) -> str:
-    """A URL as it is, a path of this machine as an absolute one."""
+    """Return a URL unchanged, or a local path as an absolute one."""
     if not text or "\0" in text:
         raise DataError(f"path={text!r} names no files.")
     if not _URL.match(text):
@@ -107,7 +104,7 @@ def _place(text: str) -> str:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """relative: its path below the dataset's folder, with `/`."""
+    """A local file and its path below the dataset's folder, with `/`."""
 
     relative: str
     path: Path
@@ -115,13 +112,14 @@ class LocalFile:
 
 @contextlib.contextmanager
 def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list[LocalFile]]:
-    """The files, sorted by relative path: where they lie if that is one place of this machine, else through the cache.
+    """Yield the local files, sorted by relative path; remote files come through the cache.
 
     Raises:
-        DataError: a place that is not there. TransferError: a store can't be read.
+        DataError: A place does not exist.
+        TransferError: A store can't be read.
     """
     if len(sources) == 1 and is_local(sources[0]):
-        # Standard library alone: in a worker, the input's folder.
+        # Workers come here for an input's folder, so this branch uses the standard library only.
         yield _below(Path(sources[0].path))
         return
     from paceline.data.transfer.cache import DataCache
@@ -129,7 +127,7 @@ def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list
 
     cache, reader = DataCache(), f"dataset-{uuid.uuid4().hex}"
     with contextlib.ExitStack() as stack:
-        # The last callback runs first, so the view is removed while it is still held.
+        # Callbacks run in reverse order: the view is removed before its lock is released.
         stack.callback(os.close, cache.hold_view(reader))
         stack.callback(cache.drop_views, reader)
         fetched = fetch(
@@ -153,7 +151,7 @@ def _below(top: Path) -> list[LocalFile]:
     found = []
     for folder, below, names in os.walk(top, followlinks=True):
         here = f"{os.path.realpath(folder)}/"
-        # A link back into a folder above would never end.
+        # Skip a link to a folder above, which would never end.
         below[:] = [name for name in below if not here.startswith(f"{os.path.realpath(Path(folder, name))}/")]
         for path in (Path(folder, name) for name in names):
             if path.is_file():  # no socket, no link that leads nowhere

@@ -1,10 +1,10 @@
-"""The steps that select a data set's rows or files, recorded as plain data and done when they are read.
+"""Steps that select rows or files, recorded as plain data and applied on reading.
 
 A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, 0 or 1), ("sample", share, seed),
 ("keep", columns), ("drop", columns) or ("filter", condition).
 
-A condition is ("<", column, value), with any other comparison, ("null", column), ("and", one, other), ("or", one, other) or
-("not", one); a moment among the values is ("time", ISO 8601).
+A condition is ("<", column, value) or another comparison, ("null", column), ("and", left, right), ("or", left, right) or
+("not", operand). A datetime value is ("time", ISO 8601).
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ COLUMNS = ("keep", "drop", "filter")
 
 
 def count_step(verb: str, count: Any) -> Step:
-    """("take", count) or ("skip", count).
+    """Return ("take", count) or ("skip", count).
 
     Raises:
-        DataError: no integer of 0 or more.
+        DataError: The count is not an integer of 0 or more.
     """
-    # A bool is an int to Python. numpy's integers are none, but have `__index__`.
+    # A bool is an int in Python. NumPy integers are not, but have `__index__`.
     if isinstance(count, bool) or not hasattr(count, "__index__") or count < 0:
         raise DataError(f"{verb}({count!r}): give a number of 0 or more.")
     return verb, int(count)
 
 
 def split_steps(percentage: Any, seed: int | None) -> tuple[Step, Step]:
-    """The two parts of a random split. seed: None draws one, which is then recorded.
+    """Return the two parts of a random split; a missing seed is drawn and recorded.
 
     Raises:
         DataError: percentage is not between 0 and 1.
     """
     if isinstance(percentage, bool) or not isinstance(percentage, (int, float)) or not 0 <= percentage <= 1:
         raise DataError(f"random_split(percentage={percentage!r}): give the first part's share, between 0 and 1.")
-    # Drawn now and kept in both steps: the two parts are read apart, at any time, and have to come of one split.
+    # Draw now: the parts are read independently and must come from the same split.
     if seed is None:
         seed = secrets.randbelow(1 << 32)
     return ("split", float(percentage), seed, 0), ("split", float(percentage), seed, 1)
 
 
 def sample_step(probability: Any, seed: int | None) -> Step:
-    """("sample", share, seed): each row or file by chance. seed: None draws one, which is then recorded.
+    """Return ("sample", share, seed); a missing seed is drawn and recorded.
 
     Raises:
         DataError: probability is not between 0 and 1.
@@ -62,10 +62,10 @@ def sample_step(probability: Any, seed: int | None) -> Step:
 
 
 def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
-    """("keep", names) or ("drop", names).
+    """Return ("keep", names) or ("drop", names).
 
     Raises:
-        DataError: not names.
+        DataError: The columns are not names.
     """
     names = [columns] if isinstance(columns, str) else list(columns)
     if not all(isinstance(name, str) for name in names) or (verb == "keep" and not names):
@@ -74,9 +74,9 @@ def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
 
 
 def chosen(step: Step, count: int) -> Sequence[int]:
-    """The numbers, ascending, of those of `count` rows or files that a step takes.
+    """Return the ascending indices that a step selects of `count` rows or files.
 
-    A split puts round(share x count) into its first part, whichever come first in `GlobalOrder(count, seed)`.
+    The first part of a split has the first round(share x count) indices of `GlobalOrder(count, seed)`.
     """
     verb, *values = step
     if verb == "take":
@@ -89,17 +89,17 @@ def chosen(step: Step, count: int) -> Sequence[int]:
         return [number for number in range(count) if draw() < share]
     share, seed, part = values
     order, cut = GlobalOrder(count, seed), round(share * count)
-    # A split chooses rows or files, and leaves them in the order that they had.
+    # Both parts keep the original order.
     return sorted(order[cut:] if part else order[:cut])
 
 
 def steps_from_json(data: Any) -> Steps:
-    """The steps that JSON made lists of.
+    """Convert steps from JSON back to tuples.
 
     Raises:
-        DataError: a step that this version does not know.
+        DataError: A step is unknown to this version.
     """
-    # As tuples again, because steps are compared with those that a caller has made, and a list equals no tuple.
+    # Tuples: steps are compared with those of a caller, and a list never equals a tuple.
     steps = tuple(_tuples(step) for step in data or ())
     for step in steps:
         if not step or step[0] not in ROWS + COLUMNS:

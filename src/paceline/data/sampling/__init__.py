@@ -1,1 +1,1 @@
-"""Which worker gets which samples, in which order."""
+"""Distribution of samples over ranks."""

@@ -1,15 +1,16 @@
-"""One global order of a data set's samples, computed position by position; no process holds it as a whole.
+"""A global order of samples, computed position by position without storing it.
 
-The sample at a position depends on length, seed, epoch and position alone, so every rank computes its own, at any world
-size, and a resumed run goes on anywhere. Standard library alone, with the same result; numpy, if it is there, is faster.
+The sample at a position depends only on length, seed, epoch and position. So every rank computes its own samples at any world
+size, and a run resumes anywhere. The standard library suffices; numpy makes it faster, with the same result.
 
-The permutation is a Feistel network of 8 rounds over the numbers of b bits, the fewest that hold the length but
-at least 8, as in Luby and Rackoff (1988); halves of b // 2 and b - b // 2 bits are changed in turn. What falls outside
-the length is put through again until it falls inside: cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
-Domains", 2002).
-The round function is Chris Wellons' `lowbias32` (github.com/skeeto/hash-prospector) of the other half xor the round's key;
-the keys are the eight big-endian words of SHA-256 of "paceline order 1 seed=<seed> epoch=<epoch>".
-It is frozen: checkpoints hold positions in it.
+The permutation is a Feistel network of 8 rounds (Luby and Rackoff, 1988) over the numbers of b bits, the fewest that hold the
+length but at least 8. It changes halves of b // 2 and b - b // 2 bits in turn. Results beyond the length are permuted again
+until they fall inside: cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+
+The round function is Chris Wellons' `lowbias32` (github.com/skeeto/hash-prospector) of the other half xor the round key. The
+keys are the eight big-endian words of SHA-256 of "paceline order 1 seed=<seed> epoch=<epoch>".
+
+Never change the algorithm: checkpoints hold positions in it.
 """
 
 from __future__ import annotations
@@ -28,23 +29,28 @@ if TYPE_CHECKING:
 #: The longest order: halves of 31 bits.
 MAX_LENGTH = 1 << 62
 
-# Positions that are computed at once. With numpy, calls cost more than numbers if there are fewer.
+# Positions per chunk. numpy needs larger chunks, to outweigh the cost of its calls.
 _CHUNK, _NUMPY_CHUNK = 1 << 12, 1 << 16
-# Up to this many bits a half, pure Python keeps the rounds as tables (at most 8 x 4096 numbers).
+# Up to this many bits per half, pure Python caches the rounds in tables of at most 8 x 4096 numbers.
 _TABLE_BITS = 12
-# A network over fewer bits can't reach every order of a handful of samples equally often.
+# A smaller network can't reach every order of a few samples equally often.
 _LEAST_BITS = 8
 
 
 class GlobalOrder(Sequence[int]):
-    """The samples 0 .. length - 1 of one epoch, in an order of their own: `order[position]` is a sample's number.
+    """The samples 0 .. length - 1 of one epoch in a pseudo-random order.
 
-    A slice gives an `array.array('q')`, which numpy and torch take without a copy (`numpy.asarray(order[:100])`).
+    `order[position]` is a sample number. A slice is an `array.array('q')`, which numpy and torch take without a copy
+    (`numpy.asarray(order[:100])`).
 
-    seed, epoch: any integers. shuffle: with False, the order is 0, 1, 2, ...
+    Args:
+        length: Number of samples.
+        seed: Any integer.
+        epoch: Any integer.
+        shuffle: False gives the order 0, 1, 2, ...
 
     Raises:
-        DataError: a length, seed or epoch that is no integer, a length below 0 or over 2**62.
+        DataError: length, seed or epoch is not an integer, or the length is negative or over 2**62.
     """
 
     def __init__(self, length: int, seed: int = 0, epoch: int = 0, *, shuffle: bool = True) -> None:
@@ -80,7 +86,7 @@ class GlobalOrder(Sequence[int]):
         return f"GlobalOrder({self.length}, seed={self.seed}, epoch={self.epoch}{shown})"
 
     def samples(self, positions: range) -> array[int]:
-        """The samples at these positions, all at once. Positions from `length` on stand for those from 0 on."""
+        """Return the samples at these positions. Positions from `length` on wrap around to 0."""
         out = array("q", [0]) * len(positions)
         done = 0
         for chunk in self.chunks(positions):
@@ -89,8 +95,8 @@ class GlobalOrder(Sequence[int]):
         return out
 
     def chunks(self, positions: range) -> Iterator[array[int]]:
-        """The same, piece by piece, computed as they are asked for."""
-        # For a small domain plain Python is as fast: numpy would go round and round with a few numbers.
+        """Yield the same samples in chunks, computed on demand."""
+        # numpy is no faster on a small domain: it would cycle-walk with a few numbers.
         numpy = _numpy() if self.length >= 1 << _LEAST_BITS else None
         size = _CHUNK if numpy is None else _NUMPY_CHUNK
         for start in range(0, len(positions), size):
@@ -100,7 +106,7 @@ class GlobalOrder(Sequence[int]):
                 yield inside if self._network is None else self._network.permute(inside)
                 continue
             out = array("q", [0]) * len(piece)
-            # Over the array's own memory: what numpy computes is there without a copy.
+            # A view of the array's memory, so numpy writes into it without a copy.
             values = numpy.frombuffer(out, numpy.int64)
             values[:] = numpy.arange(piece.start, piece.stop, piece.step)
             if max(piece[0], piece[-1]) >= self.length:
@@ -123,9 +129,8 @@ class _Network:
         self._tables: list[list[int]] | None = None
 
     def walk(self, value: int) -> int:
-        """The place to which `value` goes, computed in plain Python."""
-        # The network permutes a power of two. So whoever walks on from a number inside comes back inside, and no two come to
-        # the same place.
+        """Return the image of `value`, in plain Python."""
+        # The network permutes a power of two, so cycle walking returns inside, and no two values collide.
         while True:
             left, right = value >> self._right_bits, value & self._right_mask
             for number, key in enumerate(self._keys):
@@ -138,17 +143,17 @@ class _Network:
                 return value
 
     def permute(self, values: array[int]) -> array[int]:
-        """The places to which `values` go, computed in plain Python; by tables, a few times as fast, where they are small."""
+        """Return the images of `values`, in plain Python; small networks use cached tables."""
         if self._right_bits > _TABLE_BITS:
             return array("q", map(self.walk, values))
         if self._tables is None:
             self._tables = [
                 [_lowbias32(half ^ key) & into for half in range(of + 1)]
                 for number, key in enumerate(self._keys)
-                # Even rounds change the left half by the right one, odd rounds the other way round.
+                # Even rounds change the left half by the right one, odd rounds the reverse.
                 for of, into in [(self._right_mask, self._left_mask)[:: 1 if number % 2 == 0 else -1]]
             ]
-        # Written out, because this loop runs once for every sample.
+        # Unrolled: this loop runs once per sample.
         t0, t1, t2, t3, t4, t5, t6, t7 = self._tables
         shift, mask, length = self._right_bits, self._right_mask, self._length
         out = array("q")
@@ -171,10 +176,10 @@ class _Network:
         return out
 
     def permute_numpy(self, values: npt.NDArray[np.int64]) -> None:
-        """The same, in place."""
+        """Permute `values` in place, with numpy."""
         values[:] = self._rounds(values)
         outside = (values >= self._length).nonzero()[0]
-        # Here the domain is less than twice the length (see `chunks`), so about half of them at most stay outside each time.
+        # The domain is less than twice the length (see `chunks`), so at most about half of the values stay outside.
         while len(outside):
             walked = self._rounds(values[outside])
             values[outside] = walked
@@ -183,7 +188,7 @@ class _Network:
     def _rounds(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         import numpy as np
 
-        # Of 32 bits: products wrap around, as the round function means them to, and no half has more than 31.
+        # 32 bits: the round function needs wrapping products, and a half has at most 31 bits.
         left = (values >> self._right_bits).astype(np.uint32)
         right = (values & self._right_mask).astype(np.uint32)
         mixed, shifted = np.empty_like(left), np.empty_like(left)
@@ -218,7 +223,7 @@ def _keys(seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def _numpy() -> Any:
-    """numpy, or None where there is none that can be imported."""
+    """Return numpy, or None if it can't be imported."""
     try:
         import numpy
     except ImportError:

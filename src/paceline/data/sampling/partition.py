@@ -1,6 +1,6 @@
-"""The parts that ranks get: files balanced by bytes, items by turns.
+"""Partition data over ranks: files balanced by bytes, items round-robin.
 
-Standard library alone: the supervisor and the worker both import it.
+Standard library only: both the supervisor and the worker import it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from paceline.errors import DataError
 
 
 def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str]]:
-    """`parts` lists of names, every name in exactly one, each list sorted.
+    """Split file names into `parts` sorted lists that are balanced by bytes.
 
-    sizes: (name, bytes) of each file, in any order: the same files always give the same parts. Names differ.
-    The heaviest and the lightest part differ by no more than the largest file; with more parts than files some are empty.
+    Each file, largest first, goes to the part with the fewest bytes, then the fewest files, then the lowest number:
+    longest-processing-time-first (Graham, 1969). The heaviest and the lightest part differ by at most the largest file. With
+    more parts than files some are empty.
 
-    The largest file still to go is put where the fewest bytes are; where those are equal, where the fewest files are,
-    then to the lowest part. That is longest-processing-time-first (Graham, 1969).
+    Args:
+        sizes: (name, bytes) of each file, in any order. The result does not depend on the order.
+        parts: Number of parts.
 
     Raises:
-        DataError: parts < 1, a size below 0, or a name that comes twice.
+        DataError: parts < 1, a negative size, or a duplicate name.
     """
     if not _is_integer(parts) or parts < 1:
         raise DataError(f"parts={parts!r}: files are split into one part or more. Give the number of nodes or ranks.")
     placed: list[list[str]] = [[] for _ in range(parts)]
     seen: set[str] = set()
-    # (bytes, files, part): the smallest is where the next file goes. Counting files too spreads the empty ones.
+    # (bytes, files, part): the smallest gets the next file. The file count spreads empty files.
     loads = [(0, 0, part) for part in range(parts)]
     heapify(loads)
-    # By name where sizes are equal: each node computes this for itself, and all have to come to the same parts.
+    # Break ties by name: each node computes this independently and must get the same parts.
     for name, size in sorted(sizes, key=lambda pair: (-pair[1], pair[0])):
         if size < 0:
             raise DataError(f"the file {name!r} has a size of {size} bytes; its store must tell a size of 0 or more.")
@@ -46,33 +48,35 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
 
 
 def partition(items: Any, rank: int | None = None, world_size: int | None = None) -> Any:
-    """The items of this rank: numbers rank, rank + world_size, rank + 2 world_size, ... of `items`, as a view.
+    """Return this rank's items as a view: rank, rank + world_size, rank + 2 world_size, ...
 
-    Over the ranks every item comes exactly once, and the parts' lengths differ by at most one. Items in turn rather than in
-    blocks: the rule by which `DistributedSampler` deals too, and sorted items give each rank some of every kind.
+    Every item belongs to exactly one rank, and part lengths differ by at most one. `DistributedSampler` distributes in the same
+    way. Round-robin gives each rank a mix of sorted items.
 
-    items: what has a length and can be indexed by number, in the same order on every rank. A range gives a range, a numpy
-        array or torch tensor a view of itself, a pandas frame its rows, any other sequence (a list, a torch data set) a read-only
-        sequence that holds no copy.
-    rank, world_size: both or neither. Without them, from RANK and WORLD_SIZE; a world of one outside any run and launcher.
+    Args:
+        items: An object with a length and integer indices, in the same order on every rank. A range gives a range, a numpy
+            array or torch tensor a view, a pandas frame its rows, another sequence a read-only sequence without a copy.
+        rank: This rank; give it together with world_size. Default: RANK and WORLD_SIZE, or a world of one outside any run
+            and launcher.
+        world_size: Number of ranks.
 
     Raises:
-        DataError: items in no order (a set) or of no length (a generator); a rank that is not one of 0 .. world_size - 1.
-        RunContextError: not given, and RANK or WORLD_SIZE is missing in a worker of a run or under a launcher.
+        DataError: The items have no order (a set) or no length (a generator), or the rank is not in 0 .. world_size - 1.
+        RunContextError: RANK or WORLD_SIZE is missing in a worker of a run or under a launcher.
     """
     rank, world_size = own_rank(rank, world_size)
     _check_items(items)
     turn = slice(rank, None, world_size)
-    if hasattr(items, "iloc"):  # pandas, or what looks like it: [] means columns or labels there
+    if hasattr(items, "iloc"):  # pandas or a lookalike: [] means columns or labels there
         return items.iloc[turn]
-    # What has strides gives a view when it is sliced: numpy arrays have `strides`, torch's tensors `stride()`.
+    # Slices of strided objects are views: numpy arrays have `strides`, torch tensors `stride()`.
     if isinstance(items, range) or hasattr(items, "strides") or hasattr(items, "stride"):
         return items[turn]
     return Turns(items, range(rank, len(items), world_size))
 
 
 class Turns(Sequence[Any]):
-    """Some of a sequence's items, by number, without copying any."""
+    """A view of selected items of a sequence."""
 
     def __init__(self, items: Any, numbers: range) -> None:
         self._items = items
@@ -97,11 +101,7 @@ class Turns(Sequence[Any]):
 
 
 def _check_items(items: Any) -> None:
-    """Refuse what ranks might not see as the same items under the same numbers.
-
-    Raises:
-        DataError: they have no order, no length or no numbers.
-    """
+    """Raise DataError unless all ranks see the same items under the same indices."""
     kind = type(items).__name__
     if isinstance(items, (Set, Mapping)):
         raise DataError(

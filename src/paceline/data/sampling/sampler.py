@@ -1,4 +1,4 @@
-"""A sampler for `torch.utils.data.DataLoader`: each sample once in an epoch at any world size, resumed at any other.
+"""A distributed sampler for `torch.utils.data.DataLoader`, resumable at any world size.
 
     sampler = DistributedSampler(dataset, seed=1)
     loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4)
@@ -9,8 +9,8 @@
             sampler.advance(len(x))
             checkpoint(sampler.state_dict())
 
-What takes it back is `sampler.load_state_dict(state)` before the loop. Needs no torch itself: a DataLoader takes anything that
-can be iterated and has a length.
+Call `sampler.load_state_dict(state)` before the loop to resume. The module needs no torch: a DataLoader accepts any iterable
+with a length as a sampler.
 """
 
 from __future__ import annotations
@@ -29,21 +29,25 @@ _VERSION = 1
 
 
 class DistributedSampler:
-    """The numbers of this rank's samples, epoch by epoch: of the global order, positions rank, rank + world_size, ...
+    """The sample numbers of this rank: positions rank, rank + world_size, ... of the order.
 
-    Batch k of all ranks together is positions k B .. (k + 1) B - 1 of the order, B being the batch size of all ranks
-    together; so a run on 8 workers of 32 samples sees the batches of one on 4 workers of 64.
+    With a global batch size B, batch k of all ranks together is positions k B .. (k + 1) B - 1 of the order. So 8 workers of 32
+    samples see the same batches as 4 workers of 64.
 
-    data_source_or_length: the data set, or how many samples it has.
-    rank, world_size: both or neither. Without them, those of `torch.distributed` if it is initialised, else of RANK and
-        WORLD_SIZE; a world of one outside any run and launcher.
-    seed: the same on every rank. shuffle: with False the order is that of the data set.
-    drop_last: leave out the last samples that do not come to one for each rank. pad: fill up with the epoch's first
-        samples instead. With neither, some ranks have one sample more than others, and so perhaps one batch more: wrap
-        the loop in DDP's `join()`, or the last step waits for ranks that are done.
+    Args:
+        data_source_or_length: The data set, or its number of samples.
+        rank: This rank; give it together with world_size. Default: `torch.distributed` if initialised, else RANK and
+            WORLD_SIZE, or a world of one outside any run and launcher.
+        world_size: Number of ranks.
+        seed: The same on every rank.
+        shuffle: False keeps the order of the data set.
+        drop_last: Leave out the last samples if there is not one for each rank.
+        pad: Fill the last round with the first samples of the epoch. With neither, some ranks have one sample more, and
+            maybe one batch more: wrap the loop in DDP's `join()`, or the last step waits forever.
 
     Raises:
-        DataError: a wrong value. RunContextError: a worker without RANK or WORLD_SIZE.
+        DataError: A value is invalid.
+        RunContextError: RANK or WORLD_SIZE is missing in a worker.
     """
 
     def __init__(
@@ -62,13 +66,13 @@ class DistributedSampler:
         self.rank, self.world_size = own_rank(rank, world_size)
         self._order = GlobalOrder(self._length, seed, shuffle=shuffle)
         self._tail = {"drop_last": bool(drop_last), "pad": bool(pad)}
-        # Where the next iteration begins: at 0, or behind what a loaded state says was used.
+        # Start of the next iteration: 0, or the position of a loaded state.
         self._next_start = 0
-        # A new object for each iteration, by which an older iterator that is still drawn from is told from the newest.
+        # A new object per iteration, to distinguish the newest iterator from older ones.
         self._iteration = object()
-        # None as long as `advance` has not been called in this iteration.
+        # None until `advance` is called in this iteration.
         self._used: int | None = None
-        # What is being drawn from, and how many will have been handed out once that is empty.
+        # The current chunk, and the number of samples handed out once it is exhausted.
         self._drawing: Iterator[int] = iter(())
         self._drawn_after = 0
         self._done: int | None = None  # the epoch that a loaded state has the end of
@@ -77,8 +81,9 @@ class DistributedSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration gives: 0 at first; after load_state_dict the state's, or if that one had come
-        to its end, the next.
+        """The epoch of the next iteration: 0, or that of the loaded state.
+
+        If the loaded state is at the end of its epoch, this is the next epoch.
         """
         return self._order.epoch
 
@@ -87,38 +92,41 @@ class DistributedSampler:
         return self._order.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the order of this epoch from now on, from its start. The epoch that is set already goes on where it is."""
+        """Switch to the start of this epoch. The current epoch continues at its position."""
         if epoch != self.epoch:
             self._to(epoch, self._length if epoch == self._done else 0)
         self._is_set = True
 
     def __len__(self) -> int:
-        """The number of samples that the next iteration gives: after load_state_dict, what is left of the epoch."""
+        """Return the number of samples of the next iteration; fewer in a resumed epoch."""
         return len(self._positions(self._next_start))
 
     def __iter__(self) -> Iterator[int]:
-        # Not a generator of samples: passing a million of them on would take longer than computing them.
+        # A generator of single samples would take longer than computing them.
         return chain.from_iterable(self._pieces())
 
     def advance(self, samples: int) -> None:
-        """Count so many more of this rank's own samples as used; call it after each step with its batch's number of samples.
+        """Count samples of this rank as used. Call it after each step with the batch size.
 
         Raises:
-            DataError: no integer, or more than this iteration has handed out.
+            DataError: The count is not an integer, or exceeds the samples of this iteration.
         """
         used = (self._used or 0) + samples
         self._check_used(used, f"advance({samples})")
         self._used = used
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """The state from which the epoch goes on: seed, epoch and the global position, for `load_state_dict` at any world size.
+        """Return the state for `load_state_dict`: seed, epoch and global position.
 
-        consumed: how many of this rank's own samples this iteration have been used; without it, what `advance` counted.
-            What a DataLoader has drawn can't stand for it: its workers are ahead of the training loop.
-        The state of rank 0 is good for every rank. torchdata's StatefulDataLoader keeps count itself and needs neither.
+        The state of rank 0 is valid for every rank and world size. torchdata's StatefulDataLoader counts by itself and needs
+        neither `advance` nor `consumed`.
+
+        Args:
+            consumed: Samples of this rank used in this iteration; default: the count of `advance`. The samples drawn by a
+                DataLoader are no measure, because its workers prefetch.
 
         Raises:
-            DataError: the epoch has begun, and neither says how far it has got.
+            DataError: The epoch has begun, and there is neither `consumed` nor a call of `advance`.
         """
         if consumed is None:
             consumed = self._used
@@ -138,15 +146,15 @@ class DistributedSampler:
             "seed": self.seed,
             "shuffle": self._order.shuffle,
             "epoch": self.epoch,
-            # With `pad` the last positions lie beyond the end.
+            # With `pad`, the last positions lie beyond the end.
             "position": min(self._start + consumed * self.world_size, self._length),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at the global sample at which the state was taken, on however many workers that was.
+        """Resume at the global position of the state, at any world size.
 
         Raises:
-            DataError: a state of a sampler with another length, seed or shuffle, or no state at all.
+            DataError: The state is invalid, or of another length, seed or shuffle.
         """
         for name, own in (("version", _VERSION), ("length", self._length), ("seed", self.seed)):
             _check_same(state, name, own)
@@ -157,11 +165,11 @@ class DistributedSampler:
                 f"the sampler's state has epoch={epoch!r}, position={position!r}; the epoch is an integer and the position "
                 f"one of 0 .. {self._length}. Load what state_dict() gave, unchanged."
             )
-        # By rank 0, which never has fewer than others: where nothing is left for it, the epoch is over for all.
+        # Rank 0 never has fewer samples than others: if it has none left, the epoch is over for all.
         if len(own_positions(self._length, 0, self.world_size, start=position, **self._tail)):
             self._to(epoch, position)
             return
-        # The epoch is over. A StatefulDataLoader loads the state late, when its loop may have set the next one already.
+        # A StatefulDataLoader loads the state late, perhaps after its loop has set the next epoch.
         self._done = epoch
         if not self._is_set or self.epoch < epoch:
             self._to(epoch + 1, 0)
@@ -178,17 +186,17 @@ class DistributedSampler:
         return own_positions(self._length, self.rank, self.world_size, start=start, **self._tail)
 
     def _pieces(self) -> Iterator[Iterator[int]]:
-        """The samples, piece by piece; the iteration begins when the first is asked for."""
+        """Yield iterators of samples, chunk by chunk. The iteration begins with the first one."""
         self._begin(self._next_start)
         iteration = self._iteration
         for chunk in self._order.chunks(self._positions(self._start)):
-            # A list's iterator tells how many it still has (`length_hint`), so nobody needs to count what is handed out.
+            # `length_hint` of a list iterator is what is left in it, so no counter is needed.
             drawing = iter(chunk.tolist())
             if iteration is self._iteration:  # an older iterator, still drawn from, must not count
                 self._drawing, self._drawn_after = drawing, self._drawn_after + len(chunk)
             yield drawing
         if iteration is self._iteration and self.epoch != self._done:
-            # A resumed epoch is resumed once; whoever iterates again without set_epoch gets all of it.
+            # Only the first iteration resumes: another one without set_epoch gets the whole epoch.
             self._next_start = 0
 
     def _to(self, epoch: int, position: int) -> None:
@@ -197,7 +205,7 @@ class DistributedSampler:
         self._begin(position)
 
     def _begin(self, start: int) -> None:
-        """An iteration that begins at `start`, of which nothing has been handed out or used."""
+        """Begin an iteration at `start`, with nothing handed out or used."""
         self._start = start
         self._drawing = iter(())
         self._drawn_after = 0
@@ -231,11 +239,11 @@ def _check_same(state: Mapping[str, Any], name: str, own: object) -> None:
 
 
 def _torchdata_asks() -> bool:
-    """True if state_dict() is called by torchdata's StatefulDataLoader.
+    """Return True if torchdata's StatefulDataLoader calls state_dict().
 
-    It asks each time it draws a batch, and keeps each answer until the loop has had that batch: for it alone, what is
-    handed out is what is used. Nothing in the call itself tells it from a training loop's.
+    It calls with each batch that it draws, and keeps the state until the loop gets that batch. So for it alone, samples handed
+    out are samples used. Only the caller's module distinguishes its calls from those of a training loop.
     """
-    # Frame 0 is this function, 1 is `state_dict`, and 2 whoever called that.
+    # Frame 0 is this function, 1 is `state_dict`, 2 its caller.
     caller = sys._getframe(2).f_globals.get("__name__", "")
     return isinstance(caller, str) and caller.startswith("torchdata.")

@@ -1,7 +1,4 @@
-"""A `tf.data.Dataset` of this rank's samples, in the order and with the positions of `DistributedSampler`.
-
-TensorFlow is imported when `dataset` is called.
-"""
+"""A `tf.data.Dataset` of this rank's samples, in the order of `DistributedSampler`."""
 
 from __future__ import annotations
 
@@ -30,25 +27,32 @@ def tensorflow_dataset(
     drop_last: bool = False,
     pad: bool = False,
 ) -> Any:
-    """A `tf.data.Dataset` of this rank's batches, gathered as they are asked for; its cardinality is known.
+    """Return a `tf.data.Dataset` of this rank's batches, with a known cardinality.
 
-    arrays_or_length: a numpy array (a memory map, too), or a tuple or dict of arrays of one length, whose rows are
-        gathered into batches of the same structure; or a number of samples, which gives batches of their numbers.
-    batch_size: of this rank; the last batch of an epoch is shorter if it does not come out even.
-    rank, world_size: both or neither; without them from RANK and WORLD_SIZE, as for `DistributedSampler`.
-    epoch, epochs: the first epoch, and how many follow one another, each in its own order (for one `model.fit` over all).
-    start: the global position at which the first epoch goes on: steps done x batch_size x world_size.
-    drop_last, pad: as for `DistributedSampler`.
-
-    Sharding by TensorFlow is switched off in its options: the parts are made here. With `MultiWorkerMirroredStrategy`:
+    Its options switch off TensorFlow's own sharding. With `MultiWorkerMirroredStrategy`:
 
         def of_worker(context):
             return tensorflow_dataset((x, y), 32, context.input_pipeline_id, context.num_input_pipelines, epochs=10)
 
         model.fit(strategy.distribute_datasets_from_function(of_worker), epochs=10, steps_per_epoch=steps)
 
+    Args:
+        arrays_or_length: A numpy array or memory map, a tuple or dict of arrays of equal length, or a number of samples.
+            Arrays give batches of their rows in the same structure, a number batches of sample numbers.
+        batch_size: Per rank; the last batch of an epoch may be smaller.
+        rank: As for `DistributedSampler`.
+        world_size: As for `DistributedSampler`.
+        seed: The same on every rank.
+        epoch: The first epoch.
+        epochs: Number of consecutive epochs, each in its own order, for one `model.fit` over all.
+        start: Global position to resume the first epoch at: steps done x batch_size x world_size.
+        shuffle: False keeps the order of the arrays.
+        drop_last: As for `DistributedSampler`.
+        pad: As for `DistributedSampler`.
+
     Raises:
-        DataError: a wrong value, or arrays of different lengths. RunContextError: a worker without RANK or WORLD_SIZE.
+        DataError: A value is invalid, or the arrays differ in length.
+        RunContextError: RANK or WORLD_SIZE is missing in a worker.
     """
     import numpy as np
     import tensorflow as tf
@@ -59,9 +63,9 @@ def tensorflow_dataset(
     _check_counts(batch_size=batch_size, epochs=epochs)
     if not 0 <= start <= length:
         raise DataError(f"start={start} of {length} samples: a position is one of 0 .. {length}.")
-    # Refused here, not in TensorFlow's thread at the first batch.
+    # Raise here, not in TensorFlow's thread at the first batch.
     GlobalOrder(length, seed, epoch)
-    # Only the first epoch is gone on with; all others begin at 0.
+    # Only the first epoch resumes at `start`.
     shares = [
         (epoch + number, own_positions(length, rank, world_size, start=from_, drop_last=drop_last, pad=pad))
         for number, from_ in enumerate([start] + [0] * (epochs - 1))
@@ -79,18 +83,18 @@ def tensorflow_dataset(
     else:
         signature = tf.nest.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), arrays)
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    # TensorFlow can't see how long a generator is; by the cardinality Keras knows its steps.
+    # TensorFlow can't infer the length of a generator, and Keras needs it for the number of steps.
     made = made.apply(
         tf.data.experimental.assert_cardinality(sum(-(-len(positions) // batch_size) for _, positions in shares))
     )
     options = tf.data.Options()
-    # TensorFlow would share out once more what is one rank's share already, and most samples would never be seen.
+    # TensorFlow would shard this rank's part again, and most samples would never be used.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return made.with_options(options)
 
 
 def _arrays(source: Any) -> tuple[Any, int]:
-    """The arrays in their structure, None for a bare number, and how many rows or samples there are."""
+    """Return the arrays, or None for a number, and the number of rows."""
     import numpy as np
     import tensorflow as tf
 
@@ -98,7 +102,7 @@ def _arrays(source: Any) -> tuple[Any, int]:
         return None, length_of(source, "tensorflow_dataset")
     # A list would be a structure of as many arrays as it has numbers.
     arrays = tf.nest.map_structure(np.asanyarray, np.asarray(source) if isinstance(source, list) else source)
-    # A bare number in the structure has no first dimension.
+    # A scalar has no first dimension.
     lengths = {len(array) if array.ndim else -1 for array in tf.nest.flatten(arrays)}
     if len(lengths) != 1 or -1 in lengths:
         shapes = [array.shape for array in tf.nest.flatten(arrays)]

@@ -1,6 +1,6 @@
-"""Which part of the data is this process's: its rank and the world's size, from the caller or the environment.
+"""Rank and world size of this process, and its positions in the global order.
 
-Standard library alone: the worker's side imports it.
+Standard library only: workers import it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import DataError, RunContextError
 
-# What says that a process was started as one of several: (variable, who set it). A value of 1 says "alone".
+# Variables that a launcher of several processes sets: (variable, launcher). The value 1 means one process.
 _SIGNS = (
     ("PACELINE_WORLD_SIZE", "Paceline's launcher"),
     ("TORCHELASTIC_RUN_ID", "torchrun"),
@@ -26,13 +26,14 @@ _SIGNS = (
 def own_rank(
     rank: int | None = None, world_size: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[int, int]:
-    """This process's (rank, world size): as given, else torch.distributed's where the program has initialised it, else RANK
-    and WORLD_SIZE, else (0, 1) outside any launcher.
+    """Return (rank, world size) from the arguments, torch.distributed or the environment.
+
+    The order is: the arguments, `torch.distributed` if initialised, RANK and WORLD_SIZE, and (0, 1) outside any launcher.
 
     Raises:
-        DataError: only one of the two is given, or rank is not one of 0 .. world_size - 1.
-        RunContextError: not given, and RANK or WORLD_SIZE is missing or no number in a worker of a run, under a launcher,
-            or beside the other of the two. Never a silent world of one: every worker would take all of the data.
+        DataError: Only one of the two is given, or the rank is not in 0 .. world_size - 1.
+        RunContextError: RANK or WORLD_SIZE is missing or not a number in a worker of a run or under a launcher. A silent
+            world of one would give every worker all of the data.
     """
     if (rank is None) != (world_size is None):
         raise DataError(
@@ -44,11 +45,7 @@ def own_rank(
 
 
 def _checked(rank: Any, world_size: Any) -> tuple[int, int]:
-    """The same two, as integers.
-
-    Raises:
-        DataError: no integers, or rank is not one of 0 .. world_size - 1.
-    """
+    """Return both as integers, or raise DataError."""
     for name, value in (("rank", rank), ("world_size", world_size)):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise DataError(f"{name}={value!r} is no integer.")
@@ -66,7 +63,7 @@ def _from_torch() -> tuple[int, int] | None:
 
 
 def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
-    # An empty variable counts as none.
+    # Treat an empty variable as unset.
     values = [environment.get(name) or None for name in ("RANK", "WORLD_SIZE")]
     if values == [None, None]:
         owner = _launcher(environment)
@@ -89,8 +86,8 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _launcher(environment: Mapping[str, str]) -> str | None:
-    """The launcher that started this process as one of several, with the variable that says so, or None."""
-    # A run's worker that is not told how many there are: its environment was changed.
+    """Name the launcher that started this process as one of several, or return None."""
+    # A run's worker without the variable: the script has changed its environment.
     if environment.get("PACELINE_RUN_DIR") and not environment.get("PACELINE_WORLD_SIZE"):
         return f"Paceline's launcher (PACELINE_RUN_DIR={environment['PACELINE_RUN_DIR']})"
     for name, owner in _SIGNS:
@@ -102,22 +99,20 @@ def _launcher(environment: Mapping[str, str]) -> str | None:
 def own_positions(
     length: int, rank: int, world_size: int, *, start: int = 0, drop_last: bool = False, pad: bool = False
 ) -> range:
-    """Positions start + rank, start + rank + world_size, ... of an epoch of `length` samples.
+    """Return the positions of one rank: start + rank, start + rank + world_size, ...
 
-    start: the first position that no rank has had yet. Over the ranks, each position from there on comes exactly once:
+        length 8, world_size 3     rank 0: 0 3 6    rank 1: 1 4 7    rank 2: 2 5
+        drop_last                          0 3              1 4              2 5
+        pad                                0 3 6            1 4 7            2 5 8      (8 stands for 0)
 
-    # length 8, world_size 3     rank 0: 0 3 6    rank 1: 1 4 7    rank 2: 2 5
-    # drop_last                          0 3              1 4              2 5
-    # pad                                0 3 6            1 4 7            2 5 8      (8 stands for 0)
-
-    drop_last: leave out what does not come to one for each rank. pad: give each rank as many as rank 0; positions from
-    `length` on stand for those from 0 on, so that a few samples come twice.
+    Every position from `start` on belongs to exactly one rank. With `pad`, positions from `length` on wrap around to 0, so a
+    few samples come twice.
     """
     left = length - start
     if drop_last:
         end = length - left % world_size
     elif pad:
-        # -left % n is what `left` lacks to be a multiple of n.
+        # -left % n is the number missing to a multiple of n.
         end = length + -left % world_size
     else:
         end = length
@@ -125,20 +120,16 @@ def own_positions(
 
 
 def check_tail(drop_last: object, pad: object) -> None:
-    """Refuse to leave the tail out and to fill it up at once.
-
-    Raises:
-        DataError: both were asked for.
-    """
+    """Raise DataError if both options for the tail are set."""
     if drop_last and pad:
         raise DataError("drop_last=True and pad=True: the tail is either left out or filled up. Give one of them.")
 
 
 def length_of(source: Any, where: str) -> int:
-    """The number of samples: `source` itself, or its length.
+    """Return a number of samples, given directly or as an object with a length.
 
     Raises:
-        DataError: it is neither a number nor anything with a length.
+        DataError: The source is neither.
     """
     try:
         length: int = len(source) if hasattr(source, "__len__") else source.__index__()

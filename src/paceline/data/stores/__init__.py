@@ -1,1 +1,1 @@
-"""Datastores: their records, their credentials, and the ways to reach them."""
+"""Datastores: records, credentials and file systems."""

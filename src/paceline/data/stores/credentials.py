@@ -1,10 +1,10 @@
-"""The places of a store's credentials; the secrets themselves are read when a store is opened, and kept nowhere.
+"""The credentials of stores, registered as places and read when a store is opened.
 
     env:LAB_SECRET              an environment variable
     keyring:lab/me              the password of user "me" for service "lab" in the system's keyring (extra: keyring)
     file:~/.lab.json            a file of mode 600: its text, or with #field that field of the JSON object in it
 
-Whatever is read is remembered by a `Secrets` as long as the store is open, so that it can be cut out of every message.
+A `Secrets` holds the values while the store is open, to remove them from every message.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from urllib.parse import parse_qsl
 from paceline.errors import DataError
 from paceline.job.secret_values import HIDDEN, PLACES, credentials_in, forms, hidden, is_place
 
-# Options of fsspec's file systems, headers and URL parameters that hold a secret, whatever stands around these words.
+# Options of fsspec file systems, headers and URL parameters that hold a secret.
 _SECRET_NAME = re.compile(
     r"(?i)secret|passw|passphrase|token|credential|signature|authorization|cookie|api[_-]?key|access[_-]?key"
     r"|account[_-]?key|connection[_-]?string|sas|private[_-]?key|\bpkey\b|(^|[_-])(key|pwd|auth|sig)$"
 )
-#: Names like those above that hold a place or a choice instead.
+#: Names that match the pattern above, but hold a place or a choice.
 _HARMLESS = frozenset({"key_filename", "anon", "token_type", "use_ssl", "host_key_policy", "credentials_file"})
-#: Values of secret options that are no secret: gcsfs takes token="anon".
+#: Values of secret options that are harmless: gcsfs takes token="anon".
 _HARMLESS_VALUES = frozenset({"anon", "cloud", "google_default", "cache", "browser"})
 
-#: Where the stores' own libraries find secrets.
+#: Variables that the stores' libraries read secrets from.
 _LIBRARY_VARIABLES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
     *("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "AZURE_CLIENT_SECRET"),
@@ -38,7 +38,7 @@ _LIBRARY_VARIABLES = (
 
 
 class Secrets:
-    """Values that must not be seen. Its repr shows none, it can't be pickled, and nothing writes it."""
+    """Secret values. The repr hides them, and pickling is refused."""
 
     def __init__(self, values: Mapping[str, str] | None = None) -> None:
         self._values = dict(values or {})
@@ -48,23 +48,23 @@ class Secrets:
         return f"Secrets(of {', '.join(sorted({**self._values, **self._others})) or 'nothing'})"
 
     def __reduce__(self) -> str:
-        # A pickle would write the values down, wherever it goes.
+        # A pickle would write the values to disk or network.
         raise TypeError("secrets are not pickled")
 
     def options(self) -> dict[str, str]:
-        """Option -> value, for the store's library alone."""
+        """Return the values by option, for the store's library only."""
         return dict(self._values)
 
     def add(self, name: str, value: str) -> None:
-        """Cut this value out of messages too, although it is no option: the store's own library found it."""
+        """Also remove this value from messages; the store's library found it by itself."""
         self._others[name] = value
 
     def scrub(self, text: str) -> str:
-        """The text without any of the values, as they are or as they stand in a URL or a repr."""
-        # Longest first: a short value that is cut out of a longer one would leave the rest of that to be read.
+        """Return the text without the secrets, including their URL and repr forms."""
+        # Longest first: replacing a short value inside a longer one would leave the rest readable.
         for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
             for form in sorted(forms(value), key=len, reverse=True):
-                # A shorter form is part of too many words: the gaps in the message would tell what it is.
+                # A shorter form is part of too many words, and the gaps would reveal it.
                 if len(form) >= 3:
                     text = text.replace(form, "***")
                 elif form and form in text:
@@ -73,13 +73,17 @@ class Secrets:
 
 
 def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
-    """The values at these places; nothing for None. where: the store, for messages.
+    """Read the credentials from their places.
+
+    Args:
+        credentials: Maps an option to a place, or None.
+        where: The store, for messages.
 
     Raises:
-        DataError: a place that is wrong, holds nothing, or is a file that others may read.
+        DataError: A place is invalid or empty, or is a file that others may read.
     """
     secrets = Secrets({option: _read(option, place, where) for option, place in (credentials or {}).items()})
-    # Messages may show what the store's library has found by itself, too.
+    # Messages may also show what the store's library has found by itself.
     for name in _LIBRARY_VARIABLES:
         if value := os.environ.get(name):
             secrets.add(name, value)
@@ -87,10 +91,9 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
 
 
 def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None:
-    """Refuse what is no place of credentials; a place need not hold anything yet.
+    """Raise DataError unless each credential is a place; the place may be empty.
 
-    Raises:
-        DataError: one is something else, perhaps the secret itself, which is not shown.
+    The message does not show the value: it may be the secret itself.
     """
     if credentials is None:
         return
@@ -105,11 +108,7 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
 
 
 def check_no_secrets(url: str, options: Mapping[str, Any]) -> None:
-    """Refuse a URL or options that hold a secret in the clear.
-
-    Raises:
-        DataError: one does; it is not shown.
-    """
+    """Raise DataError if a URL or an option holds a secret in clear text."""
     shown = hidden_url(url)
     found = [f"the option {name!r}" for name in _secret_names(options)]
     if shown != url:
@@ -122,7 +121,7 @@ def check_no_secrets(url: str, options: Mapping[str, Any]) -> None:
 
 
 def hidden_url(url: str) -> str:
-    """The URL without its password, its signature and other secret parameters, for messages."""
+    """Return the URL without passwords, signatures and other secret parameters."""
     if "://" not in url:
         return HIDDEN if credentials_in(url) else url
     path, mark, query = hidden(url).partition("?")
@@ -148,16 +147,16 @@ def _is_secret(name: str) -> bool:
 
 
 def read_place(place: str) -> str:
-    """The secret that lies at a place.
+    """Return the secret at a place.
 
     Raises:
-        DataError: nothing, or a file that others may read.
+        DataError: The place is empty, or is a file that others may read.
     """
     return _read_at(place, f"it is to be found at {place!r}, but")
 
 
 def _read(option: str, place: str, where: str) -> str:
-    # Again, for a record's file may have been written by hand.
+    # Check again: the record's file may have been edited by hand.
     check_credentials({option: place}, where)
     return _read_at(place, f"credential {option!r} of {where} is to be found at {place!r}, but")
 
@@ -178,7 +177,7 @@ def _from_environment(name: str, said: str) -> str:
 
 
 def _from_keyring(rest: str, said: str) -> str:
-    # A service's name may have a slash in it.
+    # The name of a service may contain a slash.
     service, _, user = rest.rpartition("/")
     try:
         import keyring
@@ -189,7 +188,7 @@ def _from_keyring(rest: str, said: str) -> str:
     try:
         value = keyring.get_password(service, user)
     except Exception as error:
-        # Of whatever kind, since each backend of keyring raises its own. Its words are left out: they may show what was found.
+        # Each keyring backend raises its own exceptions. Their text may show the secret.
         raise DataError(
             f"{said} the keyring can't be read: {type(error).__name__}. Unlock it, or use env: or file:."
         ) from None
@@ -202,10 +201,10 @@ def _from_file(rest: str, said: str) -> str:
     name, mark, field = rest.partition("#")
     path = os.path.expanduser(name)
     try:
-        # NONBLOCK: to open a pipe that nobody writes to would wait for ever.
+        # NONBLOCK: opening a pipe without a writer would block forever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, encoding="utf-8") as file:
-            # Of the open file: between a look at the path and its opening another file could be put there.
+            # Check the open file: the path may name another file by now.
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DataError(f"{said} {path!r} is no file. Name one.")

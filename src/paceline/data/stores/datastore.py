@@ -1,8 +1,4 @@
-"""Datastores: named places of files, with the Azure SDK's calls.
-
-`Datastore(workspace, "lab")` is a handle on what is registered; it holds neither connection nor secret, so it may be
-pickled and printed.
-"""
+"""Datastores: named places of files, with the Azure SDK's calls."""
 
 from __future__ import annotations
 
@@ -28,19 +24,21 @@ from paceline.job.data_reference import DataReference, Source
 if TYPE_CHECKING:
     from paceline.workspace import Workspace
 
-#: kind -> what the Azure SDK calls such a store, where it knows it.
+#: The Azure SDK's name of each kind of store.
 _AZURE_TYPES = {"azure": "AzureBlob", "local": "Local", "s3": "S3", "gcs": "GCS", "sftp": "SFTP", "http": "HTTP"}
 
 __all__ = ["DataCache", "Datastore"]
 
 
 class Datastore:
-    """The store that is registered under this name; without a name, the default one.
+    """A handle on a registered store, without connection or secret, so it can be pickled.
 
-    workspace: a `Workspace`.
+    Args:
+        workspace: Workspace that the datastore is registered in.
+        name: Name of the datastore; the default one if not given.
 
     Raises:
-        DataError: there is no such store; the known ones are named.
+        DataError: The store does not exist; the message lists those that do.
     """
 
     def __init__(self, workspace: Workspace, name: str | None = None) -> None:
@@ -59,17 +57,21 @@ class Datastore:
         default: bool = False,
         overwrite: bool = False,
     ) -> Datastore:
-        """The store, registered in the workspace.
+        """Register a store in the workspace.
 
-        url: a folder of this machine, or s3://bucket/prefix, abfs://container@account.dfs.core.windows.net/prefix,
-            gs://bucket/prefix, sftp://user@host:port/folder, https://host/folder, memory://name.
-        options: as the store's fsspec file system takes them, such as {"endpoint_url": "http://..."}; no secrets.
-        credentials: option -> place, such as {"secret": "env:LAB_SECRET"}; None leaves them to the store's own library
-            (AWS_* variables, ~/.aws, ...).
-        default: make it the default store. overwrite: replace one of this name.
+        Args:
+            workspace: Workspace that gets the datastore.
+            name: Name of the datastore.
+            url: A local folder, or s3://bucket/prefix, abfs://container@account.dfs.core.windows.net/prefix,
+                gs://bucket/prefix, sftp://user@host:port/folder, https://host/folder, memory://name.
+            options: Options of the store's fsspec file system, such as {"endpoint_url": "http://..."}; no secrets.
+            credentials: Maps an option to a place, such as {"secret": "env:LAB_SECRET"}. None leaves them to the store's
+                library (AWS_* variables, ~/.aws, ...).
+            default: Make it the default store.
+            overwrite: Replace a store of this name.
 
         Raises:
-            DataError: a wrong value, a secret in the clear, a store that is there already, or a missing extra.
+            DataError: A value is invalid or holds a secret, the store exists already, or an extra is not installed.
         """
         folder = _workspace_dir(workspace)
         records.check_store_name(name)
@@ -84,7 +86,7 @@ class Datastore:
                 )
         _check_bool(default=default, overwrite=overwrite)
         given = dict(options or {})
-        # As it was given: a folder's absolute path would begin with "/".
+        # Check the original text: the absolute path of a folder would begin with "/".
         check_no_secrets(os.fspath(url), given)
         text = _checked_url(name, os.fspath(url))
         record = StoreRecord(
@@ -96,7 +98,7 @@ class Datastore:
             raise DataError(
                 f"datastore {name!r} is registered already. Give another name, or overwrite=True (--overwrite) to replace it."
             )
-        # Last, so that whatever is refused leaves no record behind.
+        # Write last, so that a refusal leaves no record.
         records.write_record(folder, record)
         if default:
             records.set_default(folder, name)
@@ -104,24 +106,25 @@ class Datastore:
 
     @staticmethod
     def get(workspace: Workspace, name: str) -> Datastore:
-        """The store of this name.
+        """Return the store of this name.
 
         Args:
             workspace: Workspace that the datastore is registered in.
+            name: Name of the datastore.
 
         Raises:
-            DataError: there is none.
+            DataError: The store does not exist.
         """
         return Datastore(workspace, name)
 
     @staticmethod
     def get_default(workspace: Workspace) -> Datastore:
-        """The default store: `<workspace>/data`, unless another was made it."""
+        """Return the default store: `<workspace>/data`, unless another one is set."""
         return Datastore(workspace)
 
     @staticmethod
     def list(workspace: Workspace) -> dict[str, Datastore]:
-        """Name -> store, for all of the workspace."""
+        """Return all stores of the workspace, by name."""
         return {name: Datastore(workspace, name) for name in records.record_names(_workspace_dir(workspace))}
 
     def __repr__(self) -> str:
@@ -135,28 +138,28 @@ class Datastore:
 
     @property
     def workspace(self) -> Workspace:
-        """The workspace that knows it."""
+        """The workspace that the store is registered in."""
         return self._workspace
 
     @property
     def name(self) -> str:
-        """The name under which it is registered."""
+        """The registered name."""
         assert self._record.name is not None
         return self._record.name
 
     @property
     def url(self) -> str:
-        """Where its files lie, as it was registered."""
+        """The registered URL."""
         return self._record.url
 
     @property
     def kind(self) -> str:
-        """ "local", "s3", "azure", "gcs", "sftp", "http" or "memory"."""
+        """The kind: "local", "s3", "azure", "gcs", "sftp", "http" or "memory"."""
         return self._record.kind
 
     @property
     def datastore_type(self) -> str:
-        """The kind as the Azure SDK writes it, such as "AzureBlob"."""
+        """The Azure SDK's name of the kind, such as "AzureBlob"."""
         return _AZURE_TYPES.get(self.kind, self.kind.capitalize())
 
     @property
@@ -166,12 +169,12 @@ class Datastore:
 
     @property
     def container_name(self) -> str | None:
-        """The bucket or container; None for stores without."""
+        """The bucket or container, or None for other kinds of stores."""
         return self._record.root.partition("/")[0] if self.kind in ("s3", "azure", "gcs") else None
 
     @property
     def account_name(self) -> str | None:
-        """The Azure account; None elsewhere."""
+        """The Azure account, or None for other kinds of stores."""
         if self.kind != "azure":
             return None
         named = self._record.options.get("account_name")
@@ -179,7 +182,7 @@ class Datastore:
         return str(named) if named else self.url.partition("@")[2].partition(".")[0] or None
 
     def unregister(self) -> None:
-        """Forget the store; its files stay where they are."""
+        """Remove the registration. The files stay in place."""
         records.remove_record(self._dir, str(self._record.name))
 
     def set_as_default(self) -> None:
@@ -187,24 +190,26 @@ class Datastore:
         records.set_default(self._dir, str(self._record.name))
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
-        """A reference to a folder, a file or a pattern (`*`, `?`, `**`) of the store, for a script's arguments.
+        """Return a reference to a folder, file or pattern (`*`, `?`, `**`) of the store.
 
-        data_reference_name: default: from the store's name and the path.
+        Args:
+            path: Path in the store; default: its top.
+            data_reference_name: Name of the reference; default: derived from the store's name and the path.
         """
         inside = clean_path(path or "", self._record.title)
         name = data_reference_name or _reference_name(self.name, inside)
         return DataReference(name=name, sources=(Source(datastore=self.name, path=inside),))
 
     def as_reference(self) -> DataReference:
-        """The reference that the store itself means as an argument or an input: its content as a folder, `as_mount`."""
+        """Return the reference that a job uses for a bare store: `as_mount`."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """A reference to the whole store, as `DataReference.as_mount`."""
+        """Return a reference to the whole store, as `DataReference.as_mount`."""
         return self.path().as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """A reference to the whole store, as `DataReference.as_download`.
+        """Return a reference to the whole store, as `DataReference.as_download`.
 
         Args:
             path_on_compute: Path below the script's working directory at which the files appear too.
@@ -212,7 +217,7 @@ class Datastore:
         return self.path().as_download(path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None) -> DataReference:
-        """A reference to the whole store, as `DataReference.as_upload`.
+        """Return a reference to the whole store, as `DataReference.as_upload`.
 
         Args:
             path_on_compute: Path below the script's working directory at which the folder appears too.
@@ -220,13 +225,13 @@ class Datastore:
         return self.path().as_upload(path_on_compute)
 
     def files(self, prefix: str | None = None) -> Sequence[FileInfo]:
-        """The files of the store, or of one folder, file or pattern, sorted by path.
+        """List the files of the store, sorted by path.
 
         Args:
-            prefix: Only files whose path begins with this.
+            prefix: A folder, file or pattern; default: all files.
 
         Raises:
-            DataError, TransferError: as `list_files`.
+            DataError, TransferError: As `list_files`.
         """
         return list_files([Source(datastore=self._record.name, path=prefix or "")], self._dir)
 
@@ -237,16 +242,17 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> DataReference:
-        """Store all files of a folder; a reference to where they are.
-
-        target_path: folder of the store, default its top. overwrite: replace files that are there; else they stay, and
-        only new ones are stored. show_progress: a bar on a terminal.
+        """Store all files of a folder, and return a reference to them.
 
         Args:
-            src_dir: Folder of this machine whose files are stored.
+            src_dir: Local folder to upload.
+            target_path: Folder of the store; default: its top.
+            overwrite: Replace existing files. Otherwise, only new files are stored.
+            show_progress: Show a progress bar on a terminal.
 
         Raises:
-            DataError: no such folder, or a store that can only be read. TransferError: it can't be written.
+            DataError: The folder does not exist, or the store is read-only.
+            TransferError: The store can't be written.
         """
         _check_bool(overwrite=overwrite, show_progress=show_progress)
         return self._upload(files_below(_path(src_dir)), target_path, overwrite, show_progress)
@@ -259,15 +265,14 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> DataReference:
-        """Store these files; a reference to where they are.
-
-        relative_root: the folder below which their paths are kept; default: the deepest that holds all of them.
-        Otherwise, and in what is raised, as `upload`.
+        """Store these files, and return a reference to them. Raise the errors of `upload`.
 
         Args:
+            files: Local files to upload.
+            relative_root: Folder that the stored paths are relative to; default: the deepest common folder.
             target_path: Folder of the store; default: its top.
-            overwrite: Replace files that are there.
-            show_progress: Draw a progress bar on a terminal.
+            overwrite: Replace existing files. Otherwise, only new files are stored.
+            show_progress: Show a progress bar on a terminal.
         """
         _check_bool(overwrite=overwrite, show_progress=show_progress)
         paths = [_path(file) for file in files]
@@ -294,17 +299,19 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy files of the store into a folder, under their paths in the store; how many were copied.
+        """Copy files into a folder under their paths in the store, and return their number.
 
-        prefix: a folder, a file or a pattern of the store; default all. overwrite: replace files that are there; else they
-        stay. A download that broke off goes on where it was.
+        An interrupted download resumes.
 
         Args:
-            target_path: Folder of this machine that the files are copied to.
-            show_progress: Draw a progress bar on a terminal.
+            target_path: Local folder that the files are copied to.
+            prefix: A folder, file or pattern of the store; default: all files.
+            overwrite: Replace existing files.
+            show_progress: Show a progress bar on a terminal.
 
         Raises:
-            DataError, TransferError: as `list_files`; a file that can't be read, or no room.
+            DataError: As `list_files`.
+            TransferError: A file can't be read, or the disk is full.
         """
         _check_bool(overwrite=overwrite, show_progress=show_progress)
         _path(target_path)
@@ -322,7 +329,7 @@ class Datastore:
     ) -> DataReference:
         target = clean_path(target_path or "", self._record.title).rstrip("/")
         with Store(self._record) as store:
-            # Nothing is listed for HTTP, where nothing can be stored: `put_files` says so.
+            # HTTP can't be listed here; `put_files` refuses the upload.
             if not overwrite and files and self.kind != "http":
                 there = {info.path for info in _listed(self, target)}
                 files = [(name, file) for name, file in files if (f"{target}/{name}" if target else name) not in there]
@@ -331,7 +338,7 @@ class Datastore:
 
 
 def _listed(store: Datastore, path: str) -> Sequence[FileInfo]:
-    """The files there; none where there is nothing yet."""
+    """List the files, or none if the path does not exist."""
     try:
         return store.files(path)
     except DataError:
@@ -346,12 +353,12 @@ def _workspace_dir(workspace: Workspace) -> Path:
 
 
 def _checked_url(name: str, url: str) -> str:
-    """The URL, a local folder as an absolute path."""
+    """Return the URL, with a local folder as an absolute path."""
     if "://" not in url:
         return str(working_path(url))
     if url.startswith(("file://", "local://")):
         return str(working_path(url.partition("://")[2]))
-    # For its kind alone. Messages show this URL, so it has lost what may be secret.
+    # Only to find its kind. The URL appears in messages, so remove secrets.
     record = StoreRecord(name=name, url=hidden_url(url))
     if record.kind != "memory" and url.partition("://")[2].partition("/")[0] == "":
         raise DataError(f"the URL {record.url!r} of datastore {name!r} names no bucket or host. Give one.")
@@ -362,7 +369,7 @@ def _plain(options: dict[str, Any], name: str) -> dict[str, Any]:
     import json
 
     try:
-        # There and back, so that what is kept now is what will be read: tuples are lists then, and keys are texts.
+        # A round trip through JSON, to keep exactly what will be read: tuples become lists, keys become texts.
         plain: dict[str, Any] = json.loads(json.dumps(options))
     except (TypeError, ValueError) as error:
         raise DataError(

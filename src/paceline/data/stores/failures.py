@@ -1,6 +1,6 @@
-"""The failures of stores, in our own words: the one place that knows the exceptions of all store libraries.
+"""Translation of the exceptions of all store libraries, which only this module knows.
 
-None of them is imported: an error is told by the name of its class, its status, its errno and its text.
+It imports none of them: the class name, status, errno and text identify an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.data.stores.credentials import Secrets
 from paceline.data.stores.record import StoreRecord
 from paceline.errors import DataError, EngineError, PacelineError, TransferError
 
-#: cause -> what to do about it.
+#: The next step for each cause.
 _NEXT_STEP = {
     "missing": "Look with `paceline data ls` what is there.",
     "no-store": "Mend the URL that the datastore was registered with.",
@@ -61,24 +61,25 @@ _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 
 
 class StoreUnreachableError(EngineError, TransferError):
-    """A store did not answer, or broke off: its host is away, the line to it is down, or it is too busy."""
+    """A store did not answer or broke the connection: host down, network down, or too busy."""
 
 
 class ChangedError(Exception):
-    """The object is not the one that was listed. Seen, and mended or translated, within this package."""
+    """The object has changed since the listing. Handled within this package."""
 
 
 class ShortError(Exception):
-    """Fewer or more bytes came than the store had promised."""
+    """The store sent fewer or more bytes than it had announced."""
 
 
 def cause_of(error: BaseException) -> str:
-    """Why it failed, one of: missing, no-store, denied, no-host, host-key, changed, disk, transient, other.
+    """Return the cause of a failure.
 
-    "transient" is what may go well when it is tried again.
+    It is one of: missing, no-store, denied, no-host, host-key, changed, disk, transient, other. A "transient" failure may
+    succeed on a retry.
     """
     found = [_cause_of_one(link) for link in chain(error)]
-    # In this order: a full disk or a wrong key may end in what looks like a broken line, and that would be tried again in vain.
+    # The order matters: a full disk or a wrong key may also look like a lost connection, which would be retried in vain.
     for cause in ("disk", "changed", "host-key", "no-store", "denied", "no-host", "transient", "missing"):
         if cause in found:
             return cause
@@ -86,15 +87,20 @@ def cause_of(error: BaseException) -> str:
 
 
 def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what: str) -> PacelineError:
-    """The error to raise for a store library's. It, and the error itself, have lost every secret.
+    """Translate an error of a store library, and remove every secret from both errors.
 
-    what: what was being done, such as "reading 'train/1.bin'".
-    A `DataError` where there is nothing at that path, a `StoreUnreachableError` where the store did not answer, a
-    `TransferError` for all else; errors of ours come back as they are.
+    Args:
+        error: The library's error. An error of Paceline is returned unchanged.
+        record: The store.
+        secrets: Values to remove.
+        what: The failed action, such as "reading 'train/1.bin'".
+
+    Returns:
+        A `DataError` if the path does not exist, a `StoreUnreachableError` if the store did not answer, else a `TransferError`.
     """
     if isinstance(error, PacelineError):
         return error
-    # All of them, for a traceback shows the whole chain.
+    # A traceback shows the whole chain.
     for link in chain(error):
         _scrub(link, secrets)
     cause = cause_of(error)
@@ -116,8 +122,8 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
-    # Errors whose context was set by hand may form a ring.
+    """Yield the error and its causes."""
+    # A context that was set by hand may form a cycle.
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -147,7 +153,7 @@ def _cause_of_one(error: BaseException) -> str | None:
     if code in _DENIED_CODES or status in (401, 403) or names & _DENIED_CLASSES or isinstance(error, PermissionError):
         return "denied"
     if status == 412:
-        # If-Match did not hold: this is not the object that was listed.
+        # If-Match failed: the object has changed since the listing.
         return "changed"
     if status in (404, 410) or names & _MISSING_CLASSES or code in ("NoSuchKey", "BlobNotFound"):
         return "missing"
@@ -155,7 +161,8 @@ def _cause_of_one(error: BaseException) -> str | None:
         return "transient"
     if number in _TRANSIENT_ERRNOS or isinstance(error, TimeoutError) or names & _TRANSIENT_CLASSES:
         return "transient"
-    # obstore raises these for all that it has no class for. With a status the server has answered, and said something else.
+    # obstore raises these for errors without a class of their own. A status means that the server has answered, with another
+    # error.
     if (
         names & {"GenericError", "BaseError"}
         and status is None
@@ -168,7 +175,7 @@ def _cause_of_one(error: BaseException) -> str | None:
 def _status(error: BaseException, text: str) -> int | None:
     for name in ("status", "status_code", "code"):
         value = getattr(error, name, None)
-        # Numbers of these names below and above mean other things than a status of HTTP.
+        # Numbers outside this range are not an HTTP status.
         if isinstance(value, int) and 400 <= value < 600:
             return value
     response: Any = getattr(error, "response", None)
@@ -190,7 +197,7 @@ def _code(error: BaseException, text: str) -> str | None:
 
 
 def _detail(error: BaseException) -> str:
-    """One line: what the store's library says, shortened to what a person can use."""
+    """Shorten the library's message to one useful line."""
     links = list(chain(error))
     for link in links:
         if match := _MESSAGE.search(str(link)):
@@ -210,12 +217,12 @@ def _detail(error: BaseException) -> str:
 
 
 def _scrub(error: BaseException, secrets: Secrets) -> None:
-    """Take the secrets out of the foreign error as well: a traceback shows it, and a logger keeps it."""
+    """Remove the secrets from the foreign error as well: tracebacks and loggers show it."""
     try:
         error.args = tuple(secrets.scrub(part) if isinstance(part, str) else part for part in error.args)
-        # What its class makes of them may show more than the arguments.
+        # The class may render more than the arguments.
         if secrets.scrub(str(error)) != str(error) or secrets.scrub(repr(error)) != repr(error):
             error.args = ("(withheld: it may hold a secret)",)
     except Exception:
-        # A class that does not let its arguments be set stays as it is; our own message does not depend on it.
+        # A class with read-only arguments stays unchanged; our own message does not depend on it.
         pass

@@ -1,6 +1,6 @@
-"""A store, opened: its fsspec file system, with the options as registered and the credentials as found.
+"""Opened stores: an fsspec file system with the registered options and credentials.
 
-Nothing of fsspec is loaded before a store other than a local folder is opened.
+Only opening a store other than a local folder loads fsspec.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.data.stores.record import StoreRecord, read_record
 from paceline.errors import DataError
 from paceline.job.data_reference import Source
 
-#: kind -> (fsspec's protocol, the module that must be there, the extra that brings it)
+#: kind -> (fsspec protocol, required module, extra that installs it)
 _ENGINES = {
     "s3": ("s3", "s3fs", "s3"),
     "azure": ("abfs", "adlfs", "azure"),
@@ -33,7 +33,7 @@ _READ_TIMEOUT_S = 60
 
 
 class Store:
-    """An opened store. `fs` is made on first use; `secrets` is what it was opened with. Not pickled, not shared."""
+    """An opened store, not pickled or shared. `fs` is created on first use."""
 
     def __init__(self, record: StoreRecord) -> None:
         self.record = record
@@ -56,17 +56,17 @@ class Store:
         return self.record.title
 
     def full(self, path: str) -> str:
-        """A path of the store as its file system takes it."""
+        """Return a path of the store in the form of its file system."""
         root = self.record.root
         if self.kind != "http":
             path = path.strip("/")
         elif self.record.name is not None:
-            # Of a datastore, paths are names; of a plain URL, they are what stands in it.
+            # Paths in a datastore are names; a plain URL is already quoted.
             path = quote(path)
         return f"{root}/{path}" if path else (root or "/")
 
     def local(self, path: str) -> Path:
-        """A path of a local store on this machine."""
+        """Return the local path of a path in a local store."""
         return Path(self.record.root or "/", path.strip("/"))
 
     @property
@@ -74,7 +74,7 @@ class Store:
         """The fsspec file system.
 
         Raises:
-            TransferError: it can't be reached, or refuses the credentials.
+            TransferError: The store can't be reached, or refuses the credentials.
         """
         if self._fs is None:
             with self.telling("opening it"):
@@ -83,7 +83,7 @@ class Store:
 
     @contextlib.contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """Translate what goes wrong inside, once. what: as for `failures.translated`."""
+        """Translate errors of the block. what: as for `failures.translated`."""
         try:
             yield
         except Exception as error:
@@ -103,8 +103,8 @@ class Store:
         import fsspec
 
         options: dict[str, Any] = {**self.record.options, **self.secrets.options(), "skip_instance_cache": True}
-        # Without `skip_instance_cache` fsspec keeps each file system, secrets and all, for the life of the process, and gives
-        # the same object to whoever asks with the same options.
+        # `skip_instance_cache`: otherwise fsspec keeps each file system with its secrets for the life of the process, and
+        # returns it to any caller with the same options.
         if self.kind == "local":
             return fsspec.filesystem("file")
         if self.kind == "s3":
@@ -114,8 +114,8 @@ class Store:
                 "retries": {"max_attempts": 1},
             }
             fs = fsspec.filesystem("s3", **{**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}})
-            # Our own code tries again, because it knows which part has come already. botocore and s3fs each have a loop of
-            # tries, one inside the other: a store that is down would be asked for minutes.
+            # Our own code retries, because it knows which bytes have arrived. The nested retry loops of botocore and s3fs would
+            # poll a dead store for minutes.
             fs.retries = 2
             return fs
         if self.kind == "http":
@@ -123,10 +123,10 @@ class Store:
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
             given = options.pop("client_kwargs", {})
-            # Headers of its own: those of the record are not to get the token.
+            # A copy: the record's headers must not get the token.
             headers = dict(given.get("headers", {}))
             options |= {"client_kwargs": {"timeout": timeout, **given, "headers": headers}}
-            # fsspec's HTTP knows neither user nor token; aiohttp below it does.
+            # fsspec's HTTP has no option for user or token; aiohttp below it has.
             user, password = options.pop("username", None), options.pop("password", None)
             if password is not None:
                 options["client_kwargs"]["auth"] = aiohttp.BasicAuth(user or "", password)
@@ -136,17 +136,19 @@ class Store:
             from paceline.data.stores.sftp import open_sftp
 
             return open_sftp(self.record, options)
-        # adlfs wants the account by itself; in the URL it stands in front of the host's first dot.
+        # adlfs needs the account separately; in the URL it is the first part of the host.
         if self.kind == "azure" and "@" in self.record.url and "account_name" not in options:
             options["account_name"] = self.record.url.partition("@")[2].partition(".")[0]
         return fsspec.filesystem(_ENGINES[self.kind][0], **options)
 
 
 def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
-    """The store of a source, and the path in it. A URL or an absolute path is a store of its own.
+    """Return the store of a source, and the path in it.
+
+    A URL or an absolute path is a store of its own.
 
     Raises:
-        DataError: no such datastore, or a path that is neither.
+        DataError: The datastore does not exist, or the path is neither a URL nor absolute.
     """
     if source.datastore is not None:
         return read_record(workspace_dir, source.datastore), source.path
@@ -159,7 +161,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
         raise DataError(
             f"{path!r} is neither a URL nor an absolute path. Give one, or a path in a datastore: ds.path(...)."
         )
-    # Only a password is refused here: the parameters of a presigned URL may stay.
+    # Refuse only a password: a presigned URL may keep its parameters.
     if hidden_url(path) != path and "***@" in hidden_url(path):
         raise DataError(
             f"the URL {hidden_url(path)!r} has a password in it. Register a datastore, and say in credentials= where the "
@@ -168,17 +170,13 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
     scheme, _, rest = path.partition("://")
     host, _, inside = rest.partition("/")
     record = StoreRecord(name=None, url=f"{scheme}://{host}")
-    # Raises for a scheme that is not known.
+    # Raises for an unknown scheme.
     assert record.kind
     return record, inside
 
 
 def check_installed(record: StoreRecord) -> None:
-    """Refuse a store that can't be opened here.
-
-    Raises:
-        DataError: its library is not installed, and the extra that brings it is named; or the URL is of no known kind.
-    """
+    """Raise DataError if the library for this kind of store is not installed."""
     if record.kind not in _ENGINES:
         return
     _, module, extra = _ENGINES[record.kind]
@@ -189,5 +187,5 @@ def check_installed(record: StoreRecord) -> None:
 
 
 def working_path(path: str | os.PathLike[str]) -> Path:
-    """A path that the user gave, absolute, `~` filled in."""
+    """Return a user's path as an absolute one, with `~` expanded."""
     return Path(os.path.abspath(os.path.expanduser(path)))

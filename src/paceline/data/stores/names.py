@@ -1,6 +1,6 @@
-"""Names of files: which may be made below a folder, and which a pattern means.
+"""Rules for file names in stores, and patterns.
 
-A store's names are whatever somebody put there; none may lead out of the folder that a run is given.
+Names in a store are arbitrary; none may lead out of the folder of a run.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from collections.abc import Iterable
 
 from paceline.errors import DataError
 
-#: A file system's limit on one part of a path, in bytes: Linux, macOS, and all that they mount.
+#: Longest part of a path in bytes, on Linux, macOS and all file systems they mount.
 _MAX_PART_BYTES = 255
 
 
 def check_relative(path: str, where: str) -> str:
-    """The same path, if it names a file below a folder: relative, without `..`, `.` or an empty part.
+    """Return the path, or raise DataError unless it names a file below a folder.
 
-    where: the store, for the message.
-
-    Raises:
-        DataError: it does not, has a NUL, or a part that is too long for a file system.
+    It must be relative, without `..`, `.`, NUL, or empty or overlong parts.
     """
     for part in path.split("/"):
         reason = ""
@@ -36,12 +33,12 @@ def check_relative(path: str, where: str) -> str:
 
 
 def clean_path(path: str, where: str) -> str:
-    """A path as a caller gives it, in the form in which stores are asked: no leading `/`, no `.`, no doubled `/`.
+    """Normalize a caller's path: no leading `/`, no `.`, no doubled `/`.
 
-    A `/` at the end stays: it says that a folder is meant.
+    A trailing `/` stays: it marks a folder.
 
     Raises:
-        DataError: it has a `..` or a NUL.
+        DataError: The path contains `..` or NUL.
     """
     if not isinstance(path, str):
         raise DataError(f"the path {path!r} in {where} is no text. Give one such as 'train' or 'train/*.csv'.")
@@ -52,11 +49,7 @@ def clean_path(path: str, where: str) -> str:
 
 
 def check_tree(names: Iterable[str], where: str) -> None:
-    """Refuse relative names that can't all be files of one folder.
-
-    Raises:
-        DataError: one name is a file as well as the folder of another, as object stores allow.
-    """
+    """Raise DataError if a name is both a file and a folder, as object stores allow."""
     known = set(names)
     for name in sorted(known):
         folder = name.rpartition("/")[0]
@@ -70,23 +63,26 @@ def check_tree(names: Iterable[str], where: str) -> None:
 
 
 def is_pattern(path: str) -> bool:
-    """True if the path has a `*` or a `?`."""
+    """Return True if the path contains `*` or `?`."""
     return "*" in path or "?" in path
 
 
 def pattern_base(pattern: str) -> str:
-    """The deepest folder of a pattern that has no `*` or `?` in it; "" for the top."""
+    """Return the deepest folder of a pattern without `*` or `?`; "" for the top."""
     parts = pattern.split("/")
     fixed = 0
-    # The last part is always the file's, with a pattern in it or without.
+    # The last part always names a file, not a folder.
     while fixed < len(parts) - 1 and not is_pattern(parts[fixed]):
         fixed += 1
     return "/".join(parts[:fixed])
 
 
 def pattern_regex(pattern: str) -> re.Pattern[str]:
-    """The regular expression of the paths that a pattern means: `*` and `?` stay within a folder's level, `**` crosses levels."""
-    # a/**/b  also means a/b, as in a shell.
+    """Return the regular expression for a pattern.
+
+    `*` and `?` match within one folder level, `**` across levels.
+    """
+    # a/**/b also matches a/b, as in a shell.
     text = ""
     for token in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern):
         text += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token) or re.escape(token)

@@ -1,7 +1,7 @@
-"""S3 through obstore, for listing and reading: several times as fast as s3fs, which remains for everything else.
+"""S3 through obstore, for listing and reading several times as fast as s3fs.
 
-Both are given the same endpoint and credentials. Where an option has no counterpart here, or obstore is not installed,
-`object_store` is None, and s3fs lists and reads.
+Both libraries get the same endpoint and credentials. If an option has no counterpart in obstore, or it is not installed,
+`object_store` returns None and s3fs is used.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from typing import Any
 
 from paceline.data.stores.filesystem import Store
 
-#: s3fs's options that obstore can be told; anything else leaves the store to s3fs.
+#: s3fs options with a counterpart in obstore.
 _KNOWN = frozenset({"endpoint_url", "key", "secret", "token", "anon", "client_kwargs", "profile"})
 _KNOWN_CLIENT = frozenset({"endpoint_url", "region_name"})
-#: Set, one of these says that botocore's chain is needed to find the credentials: it knows roles, files and profiles.
+#: Credentials in variables. Without them, botocore's chain finds roles, files and profiles.
 _DIRECT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def object_store(store: Store) -> Any | None:
-    """The obstore store of an S3 bucket, or None where s3fs has to do it. Paths in it are whole keys."""
+    """Return the obstore store of an S3 bucket, or None to use s3fs.
+
+    Paths in it are whole keys.
+    """
     if store.kind != "s3" or importlib.util.find_spec("obstore") is None:
         return None
     options: dict[str, Any] = {**store.record.options, **store.secrets.options()}
@@ -43,8 +46,8 @@ def object_store(store: Store) -> Any | None:
         provider = lambda: {**found, "token": token, "expires_at": None}  # noqa: E731
         endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     else:
-        # obstore does not read botocore's files and profiles; so it is given what botocore finds, and both libraries work
-        # as the same user.
+        # obstore does not read botocore's files and profiles. Use botocore's credentials, so that both libraries act as the
+        # same user.
         provider, chain_region, chain_endpoint = _botocore_chain(store, options.get("profile"))
         region, endpoint = region or chain_region, endpoint or chain_endpoint
     if endpoint is None and region is None:
@@ -58,7 +61,7 @@ def _is_plain(options: dict[str, Any], client: dict[str, Any]) -> bool:
 
 
 def _has_configuration(options: dict[str, Any]) -> bool:
-    """True if botocore would read a file, in which a region, an endpoint or a profile may stand."""
+    """Return True if botocore has a configuration file or profile to read."""
     if options.get("profile") or os.environ.get("AWS_PROFILE"):
         return True
     config = os.environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config")
@@ -66,10 +69,10 @@ def _has_configuration(options: dict[str, Any]) -> bool:
 
 
 def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dict[str, Any]] | None, str, str | None]:
-    """The choice of botocore, and so of s3fs: a provider of credentials, the region, an endpoint if one is configured.
+    """Return the credential provider, region and endpoint that botocore finds.
 
     Raises:
-        PacelineError: it finds no credentials.
+        PacelineError: botocore finds no credentials.
     """
     with store.telling("finding its credentials"):
         import botocore.exceptions
@@ -79,7 +82,7 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
         credentials = session.get_credentials()
         if credentials is None:
             raise botocore.exceptions.NoCredentialsError()
-        # Made for region and endpoint alone, which botocore takes from variables, files and profiles.
+        # A client only to resolve region and endpoint from variables, files and profiles.
         client = session.create_client("s3", region_name=None)
         region, endpoint = client.meta.region_name, client.meta.endpoint_url
 
@@ -88,7 +91,7 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
         store.secrets.add("secret_access_key", frozen.secret_key)
         if frozen.token:
             store.secrets.add("token", frozen.token)
-        # Credentials of a role expire; obstore asks again when they do. botocore keeps the time in a private name alone.
+        # Role credentials expire, and obstore then asks again. botocore has the time only in a private attribute.
         expiry = getattr(credentials, "_expiry_time", None)
         return {
             "access_key_id": frozen.access_key,
@@ -97,17 +100,16 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
             "expires_at": expiry,
         }
 
-    # Called once here, so that credentials that can't be read are an error before anything is fetched.
+    # Call once now, to fail on unreadable credentials before any transfer.
     provide()
-    # Amazon's own is left to obstore, which makes it of the region.
+    # obstore derives Amazon's own endpoint from the region.
     return provide, region, None if ".amazonaws.com" in endpoint else endpoint
 
 
 def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[], dict[str, Any]] | None) -> Any:
     from obstore.store import S3Store
 
-    # The bucket in the path: servers other than Amazon's are often reached by an address, in front of which no bucket's name
-    # can stand.
+    # Path style: other servers are often reached by an IP address, which can't have a bucket as subdomain.
     values: dict[str, Any] = {"region": region, "virtual_hosted_style_request": False}
     if endpoint is not None:
         values["endpoint"] = endpoint
@@ -119,14 +121,13 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
         bucket,
         **values,
         client_options={
-            # A server of one's own may speak plain HTTP. Whether this one does, its endpoint says.
+            # A private server may use plain HTTP; its endpoint decides.
             "allow_http": True,
             "connect_timeout": "15s",
             "read_timeout": "60s",
-            # This limits a whole request, and a large object on a slow line takes hours. A transfer that stalls is ended by
-            # `read_timeout`.
+            # Limits a whole request, and a large object on a slow line takes hours. `read_timeout` ends a stalled transfer.
             "timeout": "86400s",
         },
-        # Our own code tries again, because it knows which part has come already.
+        # Our own code retries, because it knows which bytes have arrived.
         retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=20)},
     )

@@ -1,9 +1,9 @@
-"""The record of a registered store: where it lies, how it is opened, and where its credentials are found. No secret.
+"""Records of registered stores: URL, options and places of credentials, no secrets.
 
     <workspace>/datastores/<name>.json     {"url": ..., "options": {...}, "credentials": {"secret": "env:LAB_SECRET"}}
-    <workspace>/datastores/.default        the name of the default store, where it is not "default"
+    <workspace>/datastores/.default        the name of the default store, unless it is "default"
 
-The store "default" is there without being registered: the folder `<workspace>/data`.
+The store "default" exists without registration: the folder `<workspace>/data`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.system.registry import Documents
 DEFAULT_NAME = "default"
 _NAME = name_rule("_-", 255)
 
-#: Scheme of a URL -> kind of store.
+#: URL scheme -> kind of store.
 KINDS = {
     **{"file": "local", "local": "local", "s3": "s3", "s3a": "s3"},
     **{"az": "azure", "abfs": "azure", "abfss": "azure", "gs": "gcs", "gcs": "gcs"},
@@ -33,10 +33,13 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRecord:
-    """A store as data. name: None for a place that a plain URL or path names, without a registration.
+    """The data of a store.
 
-    url: a URL, or the absolute path of a folder of this machine. options: as its fsspec file system takes them.
-    credentials: option -> place ("env:...", "keyring:...", "file:..."); None leaves them to the store's own library.
+    Attributes:
+        name: None for a plain URL or path without registration.
+        url: A URL, or the absolute path of a local folder.
+        options: Options of its fsspec file system.
+        credentials: Maps an option to a place ("env:...", "keyring:...", "file:..."). None leaves them to the store's library.
     """
 
     name: str | None
@@ -46,10 +49,10 @@ class StoreRecord:
 
     @property
     def kind(self) -> str:
-        """ "local", "s3", "azure", "gcs", "sftp", "http" or "memory".
+        """The kind: "local", "s3", "azure", "gcs", "sftp", "http" or "memory".
 
         Raises:
-            DataError: the URL's scheme is none that is known.
+            DataError: The scheme of the URL is unknown.
         """
         if self.url.startswith("/"):
             return "local"
@@ -63,7 +66,7 @@ class StoreRecord:
 
     @property
     def root(self) -> str:
-        """The part before every path of the store in its file system, without a `/` at the end; "" for a whole one.
+        """The prefix of every path in the file system, without a trailing `/`.
 
         s3, azure, gcs: bucket and prefix. sftp, local, memory: the absolute folder. http: the whole URL.
         """
@@ -71,7 +74,7 @@ class StoreRecord:
             return self.url.rstrip("/")
         if self.url.startswith("/"):
             return self.url.rstrip("/")
-        # A key may have a "#" in it.
+        # A key may contain a "#".
         parts = urlsplit(self.url, allow_fragments=False)
         host = parts.netloc.rpartition("@")[2]
         if self.kind in ("s3", "gcs"):
@@ -85,32 +88,31 @@ class StoreRecord:
 
     @property
     def title(self) -> str:
-        """The store as messages name it."""
+        """The store in messages."""
         return f"datastore {self.name!r} ({self.url})" if self.name is not None else repr(self.url)
 
     @property
     def identity(self) -> str:
-        """Equal for stores that hold the same files: what the cache goes by. Credentials are not part of it."""
-        # Options are part of it: a bucket of the same name at another endpoint holds other files.
+        """The cache's key of the store, equal for stores with the same files.
+
+        Credentials are not part of it.
+        """
+        # Include the options: a bucket of the same name at another endpoint holds other files.
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 
     def to_json(self) -> dict[str, Any]:
-        """The document that is kept under the name. No secret: credentials are places."""
+        """Return the JSON form. Credentials are places, so it holds no secret."""
         credentials = dict(self.credentials) if self.credentials else None
         return {"url": self.url, "options": dict(self.options), "credentials": credentials}
 
     @classmethod
     def from_json(cls, name: str | None, data: Mapping[str, Any]) -> StoreRecord:
-        """The record that `to_json` wrote, under this name."""
+        """Create a record from its JSON form."""
         return cls(name=name, url=data["url"], options=data.get("options") or {}, credentials=data.get("credentials"))
 
 
 def check_store_name(name: str) -> str:
-    """The same name.
-
-    Raises:
-        DataError: not letters, digits, `_` and `-`, beginning with a letter or digit.
-    """
+    """Return the name, or raise DataError if it breaks the naming rule."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DataError(
             f"the datastore name {name!r}: give letters, digits, '_' and '-', beginning with a letter or a digit."
@@ -119,10 +121,10 @@ def check_store_name(name: str) -> str:
 
 
 def read_record(workspace_dir: Path, name: str) -> StoreRecord:
-    """The store that is registered under this name.
+    """Return the record of a registered store.
 
     Raises:
-        DataError: there is none, or its file can't be read; the known ones are named.
+        DataError: It does not exist or can't be read; the message lists the known stores.
     """
     registry = _registry(workspace_dir)
     data, path = registry.read(check_store_name(name)), registry.path(name)
@@ -140,12 +142,12 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
 
 
 def is_registered(workspace_dir: Path, name: str) -> bool:
-    """True if there is a file for this name, readable or not."""
+    """Return True if a file exists for this name, readable or not."""
     return _registry(workspace_dir).path(check_store_name(name)).exists()
 
 
 def write_record(workspace_dir: Path, record: StoreRecord) -> None:
-    """Register the store, in the place of one of the same name."""
+    """Register the store, replacing one of the same name."""
     registry = _registry(workspace_dir)
     try:
         registry.put(check_store_name(str(record.name)), record.to_json())
@@ -156,22 +158,22 @@ def write_record(workspace_dir: Path, record: StoreRecord) -> None:
 
 
 def remove_record(workspace_dir: Path, name: str) -> None:
-    """Forget the store; its files stay where they are."""
-    # Raises where there is no such store.
+    """Remove the registration. The files stay in place."""
+    # Raises if the store does not exist.
     read_record(workspace_dir, name)
-    # First the mark of the default: left behind, it would name a store that is gone.
+    # Remove the default mark first: a leftover mark would name a missing store.
     if default_name(workspace_dir) == name:
         _default_path(workspace_dir).unlink(missing_ok=True)
     _registry(workspace_dir).remove(name)
 
 
 def record_names(workspace_dir: Path) -> list[str]:
-    """The names of all stores, sorted; "default" is always among them."""
+    """Return the names of all stores, sorted. "default" is always included."""
     return sorted({DEFAULT_NAME, *_registry(workspace_dir).names()})
 
 
 def default_name(workspace_dir: Path) -> str:
-    """The name of the default store."""
+    """Return the name of the default store."""
     try:
         name = _default_path(workspace_dir).read_text().strip()
     except OSError:

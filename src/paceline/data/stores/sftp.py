@@ -1,6 +1,6 @@
-"""SFTP through fsspec and paramiko, with a host's key checked against the known hosts.
+"""SFTP through fsspec and paramiko, with host keys checked against the known hosts.
 
-fsspec's own file system accepts every key that it does not know, and so anybody who answers in the host's place.
+fsspec's own file system accepts every unknown key, and so an impostor.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _CONNECT_TIMEOUT_S = 15
 
 
 class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
-    """An SFTP file system that refuses hosts which are not in the known hosts.
+    """An SFTP file system that refuses unknown hosts.
 
-    known_hosts: a file of them; default: the user's and the system's own. host_key_policy: of fsspec, default "reject".
+    known_hosts: a file; default: the user's and the system's files. host_key_policy: of fsspec, default "reject".
     """
 
-    # fsspec would give the same object, with its open connection and its password, to whoever asks with the same options.
+    # fsspec would share the object, with connection and password, with any caller that has the same options.
     cachable = False
 
     def __init__(self, host: str, known_hosts: str | None = None, **options: Any) -> None:
@@ -38,7 +38,7 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
         if self._known_hosts is not None:
             self.client.load_host_keys(os.path.expanduser(self._known_hosts))
         else:
-            # Without a path, paramiko means the user's own ~/.ssh/known_hosts.
+            # Without a path, paramiko reads the user's ~/.ssh/known_hosts.
             self.client.load_system_host_keys()
             if os.path.exists("/etc/ssh/ssh_known_hosts"):
                 self.client.load_system_host_keys("/etc/ssh/ssh_known_hosts")
@@ -53,14 +53,17 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
 
 
 def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
-    """The file system of this record; options may name `username`, `port`, `password`, `key_filename`, `known_hosts`."""
-    # It is meant for fsspec's cache, and would be handed on to paramiko's `connect`.
+    """Open the file system of a record.
+
+    Options: `username`, `port`, `password`, `key_filename`, `known_hosts`.
+    """
+    # For fsspec's cache only; paramiko's `connect` would refuse it.
     options.pop("skip_instance_cache", None)
     timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)
     given = {**timeouts, **_from_url(record), **options}
     if "key_filename" in given:
         given["key_filename"] = os.path.expanduser(given["key_filename"])
-    # With a password or key named, no others are tried: a server ends the connection after a few.
+    # With a password or key, try no others: a server disconnects after a few attempts.
     if "password" in given or "key_filename" in given:
         given = {"allow_agent": False, "look_for_keys": False, **given}
     if "port" in given:
@@ -69,14 +72,17 @@ def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
 
 
 def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
-    """(path below root, its attributes) of every file; links are followed, but not back into a folder they lie in."""
+    """Yield (path below root, attributes) of every file.
+
+    Follow links, except into a parent folder.
+    """
     waiting: list[tuple[str, tuple[str, ...]]] = [("", (fs.ftp.normalize(root),))]
     while waiting:
         folder, above = waiting.pop()
         for entry in fs.ftp.listdir_attr(f"{root}/{folder}".rstrip("/") or "/"):
             path = f"{folder}/{entry.filename}" if folder else entry.filename
             full, found = f"{root}/{path}", entry
-            # Listings show links as links, so what one leads to has to be asked for.
+            # Listings show the link itself, so stat its target.
             if stat.S_ISLNK(entry.st_mode or 0):
                 try:
                     found = fs.ftp.stat(full)

@@ -1,1 +1,1 @@
-"""Files on their way between stores and machines: listed, fetched, cached, uploaded."""
+"""Transfer of files between stores and machines: list, fetch, cache and upload."""

@@ -1,4 +1,4 @@
-"""A reference -> a folder on this node that has its files, before the workers start."""
+"""Fetch a reference into a folder on this node, before the workers start."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ _LINK_TRIES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A node's part of an input. path: the folder, or the file where one was named exactly.
+    """A node's part of an input.
 
-    mode: "mount" (the place itself, or links to it) or "download". files, bytes: of this node's part. fetched_bytes: what
-    came over the line; the rest was in the cache. fingerprint: of all files of the input, whichever node has them.
-    note: what the user should know, or "".
+    Attributes:
+        path: The folder, or the file if one was named exactly.
+        mode: "mount" (the place itself, or links to it) or "download".
+        files, bytes: Size of this node's part.
+        fetched_bytes: Bytes transferred; the rest was cached.
+        fingerprint: Of all files of the input, on any node.
+        note: A message for the user, or "".
     """
 
     name: str
@@ -62,13 +66,13 @@ def fetch(
     say: Say = lambda text: None,
     progress: Progress | None = None,
 ) -> Fetched:
-    """Make `view_dir/<name>`, the folder of what this node has of the input; by rank `view_dir/<name>/rank_<r>` each.
+    """Create `view_dir/<name>` with this node's files of an input.
 
-    view_dir: of `cache.view_dir`. ranks: the node's own. say: is told what is being done, for the run's log.
+    A partition by rank gets a folder `view_dir/<name>/rank_<r>` each. On an error there is no view.
 
     Raises:
-        DataError, TransferError: as `list_files`; a store of one process alone; two files of one name; an empty store; a
-            file that can't be read. The view is not there then.
+        DataError: As `list_files`; also a store that only one process sees, two files of one name, or an empty store.
+        TransferError: As `list_files`, or a file can't be read.
     """
     places = [place_of(source, workspace_dir) for source in reference.sources]
     _refuse_memory(reference, [record for record, _ in places])
@@ -83,7 +87,7 @@ def fetch(
         fingerprint=fingerprint(infos),
     )
     is_local = all(record.kind == "local" for record, _ in places)
-    # A part of the files is a choice, which no folder that is there already holds.
+    # A part of the files is a selection, which no existing folder holds.
     if reference.mode == "mount" and is_local and reference.partition is None:
         itself = _place_itself(reference.sources, places)
         if itself is not None:
@@ -125,7 +129,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
 
 
 def _place_itself(sources: Sequence[Source], places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
-    """The real path of one local folder or file; None for several, or for a pattern."""
+    """Return the real path of a single local folder or file, else None."""
     [(record, path), *others] = places
     if others or is_pattern(path):
         return None
@@ -133,7 +137,7 @@ def _place_itself(sources: Sequence[Source], places: Sequence[tuple[StoreRecord,
 
 
 def _check_names(reference: DataReference, infos: Sequence[FileInfo]) -> None:
-    """Raise where two files would have one name in the view, or a file would be a folder too."""
+    """Raise DataError if two files get the same name, or a file is also a folder."""
     seen: dict[str, FileInfo] = {}
     for info in infos:
         other = seen.setdefault(info.relative, info)
@@ -148,7 +152,7 @@ def _check_names(reference: DataReference, infos: Sequence[FileInfo]) -> None:
 def _parts(
     reference: DataReference, infos: Sequence[FileInfo], node_rank: int, ranks: range, node_count: int, world_size: int
 ) -> dict[str, list[FileInfo]]:
-    """Folder below the view -> its files."""
+    """Return the files of each folder below the view."""
     if reference.partition is None:
         return {"": list(infos)}
     by_name = {info.relative: info for info in infos}
@@ -161,7 +165,7 @@ def _parts(
 
 @contextlib.contextmanager
 def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
-    """A block in which the view is not taken for that of a dead run while it is filled, even if the run holds it already."""
+    """Keep the view from being removed as dead while it is filled."""
     if cache.views not in view_dir.parents:
         yield
         return
@@ -171,7 +175,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
     try:
         yield
         if is_unheld:
-            # Before the lock is let go of: from then on this note alone keeps the view.
+            # Before the lock is released: from then on only this note keeps the view.
             cache.note_unheld(fd)
     finally:
         os.close(fd)
@@ -179,7 +183,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
-    """A folder that gets its name only if all goes well; one of that name, of an earlier attempt, is replaced."""
+    """Create a folder that is renamed on success, replacing that of an earlier attempt."""
     target, beside = view_dir / name, view_dir / f".{name}.new"
     try:
         view_dir.mkdir(parents=True, exist_ok=True)
@@ -204,7 +208,7 @@ def _link_local(
     folder: Path, infos: Sequence[FileInfo], sources: Sequence[Source], places: Sequence[tuple[StoreRecord, str]]
 ) -> None:
     folder.mkdir(exist_ok=True)
-    # What the paths of each store are relative to; paths without a store are absolute.
+    # Store paths are relative to the store's root; paths without a store are absolute.
     roots = {source.datastore: record.root or "/" for source, (record, _) in zip(sources, places, strict=True)}
     for info in infos:
         target = folder / info.relative
@@ -215,7 +219,7 @@ def _link_local(
 def _download(
     folder: Path, parts: dict[str, list[FileInfo]], workspace_dir: Path, cache: DataCache, meter: Meter
 ) -> int:
-    """Fill the folder from the cache, and the cache from the stores; how many bytes came from those."""
+    """Fill the folder from cache and stores. Return the bytes transferred."""
     stores: dict[str | None, list[tuple[FileInfo, str]]] = {}
     folders: set[str] = set()
     for name, part in parts.items():
@@ -223,7 +227,7 @@ def _download(
         os.makedirs(top, exist_ok=True)
         for info in part:
             target = f"{top}/{info.relative}"
-            # Once for each folder: data sets have far more files than folders.
+            # Once per folder: data sets have far more files than folders.
             if (above := target.rpartition("/")[0]) not in folders:
                 os.makedirs(above, exist_ok=True)
                 folders.add(above)
@@ -239,12 +243,12 @@ def _download(
 
 def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCache, meter: Meter) -> int:
     identity, fetched = store.record.identity, 0
-    # A file that comes may be pushed out again before it is linked, by a run that needs the room.
+    # A run that needs room may evict a fetched file before it is linked.
     for _ in range(_LINK_TRIES):
         missing: list[tuple[FileInfo, str, str]] = []
         for info, target in wanted:
             key = cache.key(identity, info.path, info.version, info.size)
-            # A store that tells no version can't say that what is here is still what is there.
+            # Without a version, a cached file may be outdated.
             if info.version and cache.link(key, info.size, target):
                 meter.add(max(info.size, 0), files=1)
             else:
@@ -253,7 +257,7 @@ def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCac
             return fetched
         cache.make_room(sum(max(info.size, 0) for info, _, _ in missing))
         fetched += transfer(store, [_job(*item, cache) for item in missing], meter)
-        # What `cache.keep` has linked is done.
+        # `cache.keep` has linked the others.
         wanted = [(info, target) for info, target, _ in missing if not os.path.lexists(target)]
         if not wanted:
             return fetched
@@ -282,7 +286,7 @@ def _source(info: FileInfo) -> Source:
 
 
 def _store_key(info: FileInfo) -> str:
-    """Equal for files of one store."""
+    """Return a key that is equal for files of one store."""
     if info.datastore is not None or "://" not in info.path:
         return info.datastore or "/"
     # "https:", "", "host".

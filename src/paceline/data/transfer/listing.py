@@ -1,4 +1,4 @@
-"""Which files a reference means, as they lie in their stores now: names, sizes and versions. Nothing is fetched."""
+"""Listing of a reference's files in their stores: names, sizes and versions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class FileInfo:
-    """A file where it lies.
+    """A file in a store.
 
-    datastore, path: the store and the path in it; datastore None: `path` is a URL or an absolute path.
-    size: in bytes. version: what changes when the content does: an etag, or the time of change; "" where the store tells
-    neither. relative: the path below the reference's folder.
+    Attributes:
+        datastore, path: The store and the path in it. Without a datastore, `path` is a URL or an absolute path.
+        size: In bytes, -1 if unknown.
+        version: An etag or modification time, which changes with the content; "" if unknown.
+        relative: The path below the reference's folder.
     """
 
     datastore: str | None
@@ -41,13 +43,13 @@ class FileInfo:
 
 
 def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]:
-    """The files of these sources, sorted by path; a file that several of them mean comes once.
+    """List the files of these sources without duplicates, sorted by path.
 
-    A source is a folder with all below it, a file, or a pattern with `*`, `?` and `**`; "" is the whole store.
+    A source is a folder with everything below it, a file, or a pattern with `*`, `?` and `**`; "" is the whole store.
 
     Raises:
-        DataError: no such store, nothing at a path, or names that can't lie in a folder.
-        TransferError: the store can't be read.
+        DataError: A store or path does not exist, or names that can't be in one folder.
+        TransferError: The store can't be read.
     """
     found: dict[tuple[str | None, str], FileInfo] = {}
     for source in sources:
@@ -59,10 +61,10 @@ def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]
 
 
 def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
-    """The files of one source, unsorted. path: the source's, in the store.
+    """List the files of one source, unsorted.
 
     Raises:
-        DataError, TransferError: as `list_files`.
+        DataError, TransferError: As `list_files`.
     """
     path = clean_path(path, store.title)
     # In a plain http URL a "?" begins the query.
@@ -80,7 +82,7 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
     for entry in entries:
         below = entry.path[len(base) + 1 :] if base else entry.path
         if entry.path == base:
-            # A file that was named exactly has its own name alone, without the folders above it.
+            # A file that is named exactly loses the folders above it.
             below = base.rpartition("/")[2]
         if store.kind == "http" and source.datastore is None:
             # "a%20b.csv?version=3" is the file "a b.csv".
@@ -99,14 +101,14 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
 
 
 def path_in_store(info: FileInfo) -> str:
-    """The file's path in its store; of an unregistered one, which its URL names, what stands behind the host."""
+    """Return the file's path in its store. For a plain URL, that is the part after the host."""
     if info.datastore is not None:
         return info.path
     return info.path.split("/", 3)[3] if "://" in info.path else info.path.lstrip("/")
 
 
 def is_single_file(infos: Sequence[FileInfo], sources: Sequence[Source], workspace_dir: Path) -> bool:
-    """True if the sources name one file exactly, rather than a folder or a pattern that has just one."""
+    """Return True if the sources name one file exactly, not a folder or pattern."""
     if len(infos) != 1 or len(sources) != 1:
         return False
     record, path = place_of(sources[0], workspace_dir)
@@ -114,7 +116,7 @@ def is_single_file(infos: Sequence[FileInfo], sources: Sequence[Source], workspa
 
 
 def fingerprint(infos: Iterable[FileInfo]) -> str:
-    """A hash of path, size and version of all files, whatever their order: equal for the same data."""
+    """Return a hash of path, size and version of all files, in any order."""
     digest = hashlib.sha256(b"paceline files 1\0")
     for line in sorted((info.path, str(info.size), info.version, info.datastore or "") for info in infos):
         digest.update("\0".join(line).encode("utf-8", "surrogateescape") + b"\0\0")
@@ -129,14 +131,12 @@ class _Entry:
 
 
 def _plain(store: Store, path: str) -> str:
-    """A path of an unregistered store as the URL or absolute path that names it."""
+    """Return the URL or absolute path of a path in an unregistered store."""
     return f"/{path}" if store.kind == "local" else f"{store.record.url}/{path}"
 
 
 def _may_be_empty(store: Store, base: str) -> bool:
-    """True if having no files is the truth about a folder that is there; an object store has the top, and those
-    that a console made.
-    """
+    """Return True if a folder without files can exist: the top, or a console's empty folder."""
     if not base:
         return True
     if store.kind == "local":
@@ -148,7 +148,7 @@ def _may_be_empty(store: Store, base: str) -> bool:
 
 
 def _entries(store: Store, base: str, *, is_folder: bool) -> Iterator[_Entry]:
-    """The file `base`, or all files below the folder `base`; nothing where there is neither."""
+    """Yield the file `base`, or all files below the folder `base`."""
     if store.kind == "local":
         return _local(store, base)
     if store.kind == "sftp":
@@ -173,10 +173,10 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
 
 
 def _check_seen(entry: os.DirEntry[str]) -> None:
-    """Nothing for what is no file: a pipe, a link that leads nowhere or to itself.
+    """Ignore an entry that is not a file: a pipe, or a broken or circular link.
 
     Raises:
-        OSError: this can't be seen, as behind a link into a folder of somebody else's; there may be a file.
+        OSError: The entry can't be read, such as a link into another user's folder.
     """
     try:
         entry.stat()
@@ -186,7 +186,7 @@ def _check_seen(entry: os.DirEntry[str]) -> None:
 
 
 def _local_entry(path: str, found: os.stat_result) -> _Entry:
-    # With the inode, since a file that is put in the place of another may have its size and times, as rsync's copies have.
+    # With the inode: a replaced file may keep size and times, as rsync's copies do.
     return _Entry(path, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}")
 
 
@@ -209,7 +209,7 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
     url = store.full(base)
     if not is_folder:
         info = store.fs.info(url)
-        # A server of folders leads from "dir" to "dir/".
+        # Web servers redirect from "dir" to "dir/".
         if not str(info.get("url", "")).partition("?")[0].endswith("/"):
             yield _http_entry(base, info)
             return
@@ -220,12 +220,12 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
         folder = waiting.pop()
         for link in store.fs.ls(folder, detail=False):
             name = str(link).partition("#")[0]
-            # An index page also leads upwards, to other hosts, and to itself in another order ("?C=N;O=D").
+            # An index page also links to its parent, to other hosts, and to itself in another order ("?C=N;O=D").
             if "?" in name or not name.startswith(folder) or name in known:
                 continue
             known.add(name)
             (waiting if name.endswith("/") else seen).append(name)
-    # Index pages tell no sizes that could be relied on, so each file is asked for.
+    # Sizes on index pages are unreliable, so request each file.
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for name, info in zip(seen, pool.map(store.fs.info, seen), strict=True):
             path = name[len(root) :]
@@ -247,9 +247,9 @@ def _objects(store: Store, base: str) -> Iterator[_Entry]:
     bucket = f"{root.partition('/')[0]}/"
     entries = []
     for key, size, version in found:
-        # Keys come without the bucket; fsspec's memory has none.
+        # Keys lack the bucket; fsspec's memory store has none.
         full = key if store.kind == "memory" else bucket + key
-        # "data" must not list "database/x", and the bucket's own name is no file.
+        # "data" must not list "database/x", and the name of the bucket is not a file.
         if full.endswith("/") or not (full == whole or full.startswith(f"{whole}/")):
             continue
         entries.append(_Entry(full[len(root) :].removeprefix("/"), size, version))
@@ -261,7 +261,7 @@ def _objects(store: Store, base: str) -> Iterator[_Entry]:
 
 
 def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
-    """(key, size, etag) of what lies below; None where obstore can't tell."""
+    """Return (key, size, etag) of each object below, or None if obstore can't list."""
     objects = object_store(store)
     if objects is None:
         return None
@@ -276,7 +276,7 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
             for meta in batch
         ]
         if prefix and not found:
-            # A prefix means a folder to obstore.
+            # obstore treats a prefix as a folder.
             try:
                 meta = obstore.head(objects, prefix)
             except FileNotFoundError:
@@ -289,11 +289,14 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
 
 
 def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
-    """Return the keys of empty folders that a console made: "a/empty/", which obstore lists as "a/empty", a file of 0 bytes."""
+    """Return the keys of empty folders made by a console.
+
+    obstore lists "a/empty/" as "a/empty", a file of 0 bytes.
+    """
     import obstore
 
     empty = {key for key, size, _ in found if not size}
-    # One request for each folder with something empty in it, not one for each empty file.
+    # One request per folder with an empty object, not one per object.
     folders = [
         obstore.list_with_delimiter(objects, prefix=parent or None)
         for parent in {key.rpartition("/")[0] for key in empty}
@@ -305,7 +308,7 @@ def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
 
 def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:
     found = store.fs.find(store.full(base), detail=True, withdirs=False)
-    # A later look at one file must ask the store, not what was listed now.
+    # Later requests must see the store, not this listing.
     store.fs.invalidate_cache()
     bucket = "" if store.kind == "memory" else f"{store.record.root.partition('/')[0]}/"
     listed = []

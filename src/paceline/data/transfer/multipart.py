@@ -1,7 +1,8 @@
-"""An upload to S3 that goes on where it broke off, for objects that are named after their content.
+"""Resumable multipart uploads to S3, for objects named after their content.
 
-S3 keeps the parts of an unfinished upload. An upload that is found under such a name is one of the same bytes, whoever began it;
-still, a part counts only if its size and its ETag, an MD5 unless the store encrypts by keys of its own, are those of the file.
+S3 keeps the parts of an unfinished upload. An upload under a content-addressed name has the same bytes, no matter which process
+began it. Still, a part is reused only if its size and ETag match the file. An ETag is an MD5 unless the store encrypts with its
+own keys.
 
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html
 """
@@ -15,22 +16,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-#: Of a part, at the least. What is lost where the line breaks off is what was under way: `_AT_ONCE` parts.
+#: Least size of a part. An interruption loses at most `_AT_ONCE` parts.
 PART_BYTES = 16 << 20
 _MOST_PARTS = 9000
 _AT_ONCE = 4
 
 
 def is_large(size: int) -> bool:
-    """True for a file that is worth several parts."""
+    """Return True for a file worth several parts."""
     return size > 2 * PART_BYTES
 
 
 def put(fs: Any, file: Path, full: str, stop: threading.Event) -> None:
-    """Store a file whose name there says what it holds; parts that are there already are not sent again.
+    """Upload a file under a content-addressed name, reusing the parts that are stored.
 
-    fs: s3fs's. full: bucket and key. stop: once set, no further part is begun.
-    Raises whatever botocore raises; the parts that have come stay for the next try.
+    Args:
+        fs: An s3fs file system.
+        file: The local file.
+        full: Bucket and key.
+        stop: Once set, no further part is started.
+
+    Raises:
+        Exception: Any error of botocore. Stored parts stay for the next attempt.
     """
     bucket, key, _ = fs.split_path(full)
     size = os.stat(file).st_size
@@ -60,7 +67,7 @@ def put(fs: Any, file: Path, full: str, stop: threading.Event) -> None:
                 raise
         fs.call_s3("complete_multipart_upload", **to, UploadId=upload, MultipartUpload={"Parts": parts})
     except Exception:
-        # Of two who store the same content by one upload, one finds it finished by the other.
+        # A concurrent upload of the same content may have completed it.
         if not _is_there(fs, to, size):
             raise
     finally:
@@ -69,7 +76,10 @@ def put(fs: Any, file: Path, full: str, stop: threading.Event) -> None:
 
 
 def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str, int]]]:
-    """(the upload of this key that was begun last, number -> (ETag, bytes) of its parts); (None, {}) where there is none."""
+    """Return (latest upload of this key, its parts), or (None, {}).
+
+    The parts map a number to (ETag, bytes).
+    """
     try:
         answer = fs.call_s3("list_multipart_uploads", Bucket=to["Bucket"], Prefix=to["Key"])
         begun = [each for each in answer.get("Uploads", ()) if each["Key"] == to["Key"]]
@@ -91,5 +101,5 @@ def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str
 def _is_there(fs: Any, to: dict[str, str], size: int) -> bool:
     try:
         return bool(fs.call_s3("head_object", **to)["ContentLength"] == size)
-    except Exception:  # it is not, or nothing is answered: what went wrong before is told
+    except Exception:  # missing or no answer: the earlier error is raised
         return False

@@ -1,11 +1,11 @@
-"""A file while it is fetched: written beside its place, locked, resumable, renamed when it is whole.
+"""Partial files: written beside their destination, locked, resumable, renamed when whole.
 
-    <name>.part      what has come; flock: whoever holds it fetches, others wait for the same file
-    <name>.ranges    of a file that comes in several ranges: "start end" of what lies in the .part, one a line, appended
-                     after the bytes are written
+    <name>.part      the bytes; flock: the holder fetches, others wait for it
+    <name>.ranges    of a file fetched in several ranges: "start end" of each written range, one a line, appended after
+                     the bytes are written
 
-A file that comes in one piece needs no .ranges: the length of its .part says how far it is. Both are left behind by a
-process that is killed, and the next one goes on from there.
+A file fetched in one piece needs no .ranges: the length of its .part is its progress. A killed process leaves both behind, and
+the next one resumes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 
 from paceline.system import locks
 
-#: Larger files come in several ranges at once.
+#: Larger files are fetched in several concurrent ranges.
 SINGLE_BYTES = 32 << 20
 
 
 class Partial:
-    """A file that is being fetched, locked by this object until `close` or `finish`. Make it with `claim`.
+    """A partial file, locked until `close` or `finish`. Create it with `claim`.
 
-    size: of the whole file; -1 where the store does not tell. held: the bytes that the file has now.
+    size: of the whole file, -1 if unknown. held: the current bytes.
     """
 
     def __init__(self, path: Path, fd: int, size: int, held: int) -> None:
@@ -36,19 +36,18 @@ class Partial:
         self.size = size
         self._fd = fd
         self._ranges = path.with_suffix(".ranges") if size > SINGLE_BYTES else None
-        #: Guards `_done` and the journal: several ranges of one file are marked by as many threads. Bytes need no lock, for
-        #: `pwrite` has no common position.
+        #: Guards `_done` and the journal, which several threads mark. `pwrite` needs no lock: it has no shared position.
         self._guard = threading.Lock()
         self._journal: int | None = None
         self._done = self._read_ranges() if held else []
         if self._ranges is None and 0 < held <= size:
             self._done = [(0, held)]
-        # Bytes of which no record says where they belong, or more than the file has, are worth nothing.
+        # Bytes without a record of their range, or beyond the file's size, are useless.
         if not self._done and (held or self._ranges is not None):
             self.start_over()
 
     def missing(self) -> list[tuple[int, int]]:
-        """(start, end) of the gaps, in order."""
+        """Return the (start, end) of each gap, in order."""
         gaps, position = [], 0
         for start, end in sorted(self._done):
             if start > position:
@@ -63,23 +62,23 @@ class Partial:
         return max(self.size, 0) - sum(end - start for start, end in self.missing())
 
     def start_over(self) -> None:
-        """Forget what has come: the file in the store is another one now."""
-        # First the journal: if this is killed in between, it must not speak of bytes that are gone.
+        """Discard all bytes: the file in the store has changed."""
+        # The journal first: after a kill in between, it must not list bytes that are gone.
         self._unlink_ranges()
         self._close_journal()
         os.ftruncate(self._fd, 0)
         self._done = []
 
     def write(self, data: bytes, offset: int) -> None:
-        """Put bytes in their place. Without ranges, they must be written from the front."""
+        """Write bytes at their offset. A file without ranges must be written from the front."""
         view = memoryview(data)
         while view:
-            # A disk that is almost full takes a part, and says so only at the next call.
+            # An almost full disk writes a part, and fails only at the next call.
             written = os.pwrite(self._fd, view, offset)
             view, offset = view[written:], offset + written
 
     def mark(self, start: int, end: int) -> None:
-        """Remember that these bytes are written."""
+        """Record that these bytes are written."""
         if end <= start:
             return
         with self._guard:
@@ -88,32 +87,32 @@ class Partial:
                 return
             if self._journal is None:
                 self._journal = os.open(self._ranges, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            # One write of one line, to the end: what a kill cuts short is the last line alone, and that is left out when read.
+            # One write per line: a kill can truncate only the last line, which is ignored on reading.
             os.write(self._journal, f"{start} {end}\n".encode())
 
     def held_bytes(self) -> int:
-        """The number of bytes that the file has now."""
+        """Return the number of bytes written."""
         return os.fstat(self._fd).st_size
 
     def finish(self, target: str | Path, *, mode: int, mtime_ns: int | None) -> None:
-        """Give the whole file its name. Its times are set where `mtime_ns` is given."""
+        """Rename the whole file to `target`. Set its times if `mtime_ns` is given."""
         os.fchmod(self._fd, mode)
         if mtime_ns is not None:
             os.utime(self._fd, ns=(time.time_ns(), mtime_ns))
-        # First the ranges: beside another .part they would lie about it.
+        # The ranges first: beside another .part they would be wrong.
         self._unlink_ranges()
         os.replace(self.path, target)
         self.close()
 
     def discard(self) -> None:
-        """Remove what has come."""
+        """Delete the partial file."""
         with contextlib.suppress(OSError):
             self._unlink_ranges()
             self.path.unlink()
         self.close()
 
     def close(self) -> None:
-        """Let others go on with it."""
+        """Release the lock."""
         self._close_journal()
         if self._fd >= 0:
             os.close(self._fd)
@@ -134,7 +133,7 @@ class Partial:
         if self._ranges is None:
             return found
         with contextlib.suppress(OSError):
-            # A last line that a kill cut short has no line end.
+            # A truncated last line has no line end.
             for line in self._ranges.read_bytes().split(b"\n")[:-1]:
                 words = line.split()
                 if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
@@ -145,13 +144,13 @@ class Partial:
 
 
 def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
-    """The file at `path` (its name ends in .part), locked; None where another has it and `wait` is False, or had it.
+    """Lock the partial file at `path`, which ends in .part.
 
-    Waiting ends when the other has finished, given up or died; then the caller looks again whether there is still
-    something to fetch.
+    Return None if another process has it and `wait` is False, or if that process has released it. The caller then checks
+    whether there is still something to fetch.
     """
     while True:
-        # NOFOLLOW: a download grows beside its place, in a folder where others may have put a link of that name.
+        # NOFOLLOW: a download may go to a folder where others can plant a link of that name.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:
@@ -159,12 +158,12 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
             except BlockingIOError:
                 if not wait:
                     return None
-                # The other one has let go: it has renamed the file, or has failed. The caller looks which, and comes again.
+                # The other process has renamed the file or failed. The caller checks, and calls again.
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 return None
             status = os.fstat(fd)
             if _is_still(status, path):
-                # The open file is the object's from here on; -1 keeps the block below from closing it.
+                # `Partial` owns the open file now; -1 keeps the block below from closing it.
                 partial, fd = Partial(path, fd, size, status.st_size), -1
                 return partial
         finally:
@@ -173,12 +172,15 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
 
 
 def is_claimed(path: Path) -> bool:
-    """True if somebody is fetching this file now."""
+    """Return True if a process is fetching this file now."""
     return locks.is_held(path)
 
 
 def _is_still(status: os.stat_result, path: Path) -> bool:
-    """True if the open file is the one of that name; another may have finished or removed it while we waited."""
+    """Return True if the path still names the open file.
+
+    Another process may have finished or removed it during the wait.
+    """
     try:
         named = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -188,9 +190,13 @@ def _is_still(status: os.stat_result, path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class FileToFetch:
-    """A file to fetch. path, size, version: in the store. part: where it grows. place: gives the whole file its name.
+    """A file to fetch.
 
-    is_there: whether somebody else has finished it; asked once its lock is had.
+    Attributes:
+        path, size, version: In the store.
+        part: Path of the partial file.
+        place: Moves the whole file to its destination.
+        is_there: Whether another process has finished the file; called with the lock held.
     """
 
     path: str

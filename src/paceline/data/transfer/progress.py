@@ -1,4 +1,4 @@
-"""The progress of a transfer: counted by many threads, told at most ten times a second."""
+"""Progress of a transfer: counted by many threads, reported at most ten times a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO, TypeAlias
 
 from paceline.system.units import size_text as size_text  # noqa: PLC0414 - its other users take it from here
 
-#: Called with (bytes done, bytes in all, files done, files in all).
+#: Called with (bytes done, total bytes, files done, total files).
 Progress: TypeAlias = "Callable[[int, int, int, int], None]"
 
 _EVERY_S = 0.1
@@ -18,7 +18,7 @@ _BAR = 24
 
 
 class Meter:
-    """Adds up what has come. total_bytes, total_files: of the whole transfer."""
+    """A thread-safe counter of transferred bytes and files."""
 
     def __init__(self, progress: Progress | None, total_bytes: int, total_files: int) -> None:
         self._progress = progress
@@ -28,8 +28,8 @@ class Meter:
         self._guard = threading.Lock()
 
     def add(self, size: int, files: int = 0) -> None:
-        """Count bytes, and files that are whole; a negative size takes back what has to come again."""
-        # Told under the lock, so that of two threads the later one is not drawn first. `progress` must not call back.
+        """Count bytes and whole files. A negative size uncounts bytes that must be fetched again."""
+        # Report under the lock, to keep the order of the threads. `progress` must not call back.
         with self._guard:
             self._bytes += size
             self._files += files
@@ -39,19 +39,22 @@ class Meter:
             self._progress(*self._figures())
 
     def finish(self, files: int = 0) -> None:
-        """Tell the last figures, whenever the last ones were told. files: to be counted now, where nobody has counted them."""
+        """Report the final figures, after counting `files` more."""
         with self._guard:
             self._files += files
             if self._progress is not None:
                 self._progress(*self._figures())
 
     def _figures(self) -> tuple[int, int, int, int]:
-        # More may come than was listed, where a store tells no sizes.
+        # More bytes may arrive than were listed, if a store reports no sizes.
         return self._bytes, max(self._total_bytes, self._bytes), self._files, self._total_files
 
 
 def terminal_bar(verb: str, stream: IO[str] | None = None) -> Progress | None:
-    """A function that draws a bar of bytes on a terminal; None where standard error is none. verb: "downloading"."""
+    """Return a function that draws a progress bar, or None without a terminal.
+
+    verb: such as "downloading".
+    """
     out = stream or sys.stderr
     if not out.isatty():
         return None

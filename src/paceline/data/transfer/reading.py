@@ -1,4 +1,4 @@
-"""Bytes of a file of a store, as they come: one small reader for each kind of store, all with the one method `read`."""
+"""Readers of file bytes: one for each kind of store."""
 
 from __future__ import annotations
 
@@ -15,29 +15,35 @@ from paceline.data.stores.objects import object_store
 
 _CHUNK = 1 << 20
 _BLOCK = 4 << 20
-#: Of a stream that breaks off, fewer bytes than this are lost.
+#: A broken stream loses at most this many bytes.
 _STREAMED = 128 << 10
 
 Sink: TypeAlias = "Callable[[bytes], None]"
 
 
 class Reader(Protocol):
-    """Reads one store. Called from several threads at once."""
+    """A thread-safe reader of one store."""
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
-        """Give bytes start .. end - 1 of the file to `sink`, in order, in pieces.
+        """Pass bytes start .. end - 1 of the file to `sink`, in order, in chunks.
 
-        path: in the store. version: as it was listed. whole: these are all bytes of the file. end: -1, with `whole`, where
-        the store tells no size.
+        Args:
+            path: Path in the store.
+            start: First byte.
+            end: End of the range; -1, with `whole`, for an unknown size.
+            version: The version that was listed.
+            whole: True if the range is the whole file.
+            sink: Takes each chunk.
 
         Raises:
-            ChangedError: the file is another one now.
-            ShortError: it ended early, or did not end. Anything else: whatever the store's library raises.
+            ChangedError: The file has changed since the listing.
+            ShortError: The file has fewer or more bytes than expected.
+            Exception: Any error of the store's library.
         """
 
 
 def reader_of(store: Store) -> Reader:
-    """The reader of this store."""
+    """Return the reader for this store."""
     if store.kind == "local":
         return _LocalReader(store)
     if store.kind == "http":
@@ -49,7 +55,7 @@ def reader_of(store: Store) -> Reader:
 
 
 class _Counted:
-    """A sink that lets through as many bytes as were asked for."""
+    """A sink that limits the bytes to those that were requested."""
 
     def __init__(self, sink: Sink, wanted: int, path: str) -> None:
         self._sink, self._wanted, self._path, self._got = sink, wanted, path, 0
@@ -66,7 +72,7 @@ class _Counted:
 
 
 class ObjectReader:
-    """Reads S3 through obstore. The etag goes with every request, so a changed object is told by the server."""
+    """A reader of S3 through obstore. The server checks the etag of each request."""
 
     def __init__(self, store: Store, objects: Any) -> None:
         self._objects = objects
@@ -89,10 +95,10 @@ class ObjectReader:
         counted.check()
 
     async def get_whole(self, path: str, size: int, version: str) -> memoryview:
-        """All bytes of a small object.
+        """Return all bytes of a small object.
 
         Raises:
-            ChangedError, ShortError, others: as `read`.
+            ChangedError, ShortError, others: As `read`.
         """
         import obstore
 
@@ -107,7 +113,10 @@ class ObjectReader:
         return f"{self._prefix}/{path}" if self._prefix else path
 
     def _options(self, version: str) -> Any:
-        """Obstore's options of a request. Without an etag the version is a time, which servers know by the second only."""
+        """Return obstore's request options.
+
+        A version without an etag is a time, which servers know in seconds only.
+        """
         return {"if_match": version} if version.startswith(('"', "W/")) else {}
 
     def _check(self, meta: Any, path: str, version: str, size: int | None) -> None:
@@ -122,26 +131,26 @@ class _HttpReader:
         self._store = store
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
-        # fsspec has one event loop for the process, in a thread of its own; a session belongs to it, and is used nowhere else.
+        # fsspec has one event loop per process, in its own thread. A session can only be used there.
         from fsspec.asyn import sync
 
         fs = self._store.fs
-        # Runs in fsspec's thread while this one waits, so `sink` is called over there.
+        # Runs in fsspec's thread while this one waits, so `sink` is called there.
         sync(fs.loop, self._stream, fs, path, start, end, version, whole, sink)
 
     async def _stream(self, fs: Any, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
-        # Compressed, a range would be one of the compressed bytes, and sizes would not be those that were listed.
+        # With compression, ranges and sizes would be those of the compressed bytes.
         headers = {"Accept-Encoding": "identity", **fs.kwargs.get("headers", {})}
         if not whole:
             headers["Range"] = f"bytes={start}-{end - 1}"
-            # A strong etag alone: a weak one (W/"...") never matches in If-Match (RFC 9110, 13.1.1).
+            # Only a strong etag: a weak one (W/"...") never matches in If-Match (RFC 9110, 13.1.1).
             if version.startswith('"'):
                 headers["If-Match"] = version
         session = await fs.set_session()
         url = fs.encode_url(self._store.full(path))
         async with session.get(url, **{**fs.kwargs, "headers": headers}) as response:
             response.raise_for_status()
-            # Compared once more, for servers may pass over If-Match, and a request for all of it has none.
+            # Compare again: servers may ignore If-Match, and a request for the whole file has none.
             now = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
             if version and now != version:
                 raise ChangedError(path)
@@ -159,7 +168,7 @@ class _HttpReader:
                 if piece:
                     counted(piece)
                 if left == 0 and not whole:
-                    # The server sends the whole file although a range was asked for: the rest of it is not waited for.
+                    # The server ignores the range and sends the whole file: do not wait for the rest.
                     break
             counted.check()
 
@@ -167,8 +176,8 @@ class _HttpReader:
 class _SftpReader:
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: One connection serves the store. Of several threads that ask, paramiko gives each answer to whoever reads, and the
-        #: one that it was for waits for ever.
+        #: One connection serves the store. With concurrent requests, paramiko may give a response to the wrong thread, and the
+        #: other one waits forever.
         self._one_at_a_time = threading.Lock()
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
@@ -179,13 +188,13 @@ class _SftpReader:
                 raise ChangedError(path)
             for offset in range(start, end, _BLOCK):
                 size = min(_BLOCK, end - offset)
-                # Asked for all at once: one piece a round trip would make a distant host slow.
+                # Request all chunks at once: one round trip per chunk would be slow on a distant host.
                 for data in file.readv(
                     [(at, min(32768, offset + size - at)) for at in range(offset, offset + size, 32768)]
                 ):
                     counted(data)
             counted.check()
-            # SFTP has no versions: a file that is written to while it is read shows only by its time, before and after.
+            # SFTP has no versions: a write during the read shows only in the modification time, before and after.
             found = file.stat()
             if f"{found.st_mtime}" != version or (found.st_size or 0) < end:
                 raise ChangedError(path)
@@ -198,7 +207,7 @@ class _LocalReader:
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
         counted = _Counted(sink, end - start, path)
         with open(Path(self._store.local(path)), "rb", buffering=0) as file:
-            # Before and after, because a file of this machine may be written to at any time.
+            # Before and after: a local file may be written at any time.
             if _local_version(file.fileno()) != version:
                 raise ChangedError(path)
             file.seek(start)
@@ -217,7 +226,7 @@ def _local_version(fd: int) -> str:
 
 
 class _FsspecReader:
-    """Any other file system: by blocks, with a look at the version when the last one has come."""
+    """A reader of any other file system: in blocks, with a check of the version at the end."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -234,8 +243,8 @@ class _FsspecReader:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """The version of a file as fsspec tells it, as text; "" where it tells nothing."""
-    # An etag where there is one, else GCS's generation. fsspec's memory has only the time at which a file was made.
+    """Return the version of a file from fsspec's info, or ""."""
+    # An etag if there is one, else GCS's generation. fsspec's memory store has only a creation time.
     found = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
-    # fsspec's memory lists a number, and tells a time of one file.
+    # fsspec's memory store lists a number, but reports a datetime for one file.
     return str(found.timestamp() if isinstance(found, dt.datetime) else found)

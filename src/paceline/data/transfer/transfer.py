@@ -1,9 +1,9 @@
-"""Files from a store to this machine: many at once, large ones in ranges, tried again, resumed, never taken for whole
-before they are.
+"""Concurrent, resumable download of files from a store.
 
-    job -> a lock on its .part -> what is missing of it, from the reader -> its size -> renamed to its place
+    job -> lock of its .part -> missing ranges, from the reader -> check of the size -> renamed to its destination
 
-One thread works on one small file at a time, so no thread waits for a lock while it holds another.
+Large files are split into ranges; failed requests are retried. A thread works on one small file at a time, so no thread waits
+for a lock while it holds another.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     from paceline.data.transfer.reading import ObjectReader
 
 
-#: Files at once; ranges of large files at once. Guesses that were best of several on a loopback server and two cores.
+#: Concurrent files, and concurrent ranges of large files. The fastest of several values on a loopback server with two cores.
 _FILES_AT_ONCE = 16
 _RANGES_AT_ONCE = 8
 _RANGE_BYTES = 16 << 20
-#: What a kill may lose of each range.
+#: A kill loses at most this many bytes of each range.
 _MARK_BYTES = 4 << 20
-#: Tries without a byte of progress, and in all, of one range.
+#: Tries of one range without progress, and in all.
 _TRIES = 5
 _ALL_TRIES = 50
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
-#: An object that changes while it is read is read anew so many times.
+#: Restarts of an object that changes while it is read.
 _CHANGES = 3
 
-#: Larger ones are streamed, and resumed where they break off.
+#: Larger files are streamed, and resumed after an interruption.
 SMALL_BYTES = 1 << 20
 _AT_ONCE = 32
 
 
 def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
-    """Fetch these files; how many bytes came over the line.
+    """Fetch these files, and return the bytes transferred.
 
     Raises:
-        DataError, TransferError: the first file that can't be fetched; the others are given up, what has come is kept.
+        DataError, TransferError: The first file that failed. The others are cancelled; partial files are kept.
     """
     if not jobs:
         return 0
@@ -70,13 +70,13 @@ def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
 class _Work:
     def __init__(self, store: Store, reader: Reader, meter: Meter) -> None:
         self._store, self._reader, self._meter = store, reader, meter
-        #: Set at the first error and at the end. Each write looks at it, so what others fetch ends with their next piece.
+        #: Set at the first error and at the end. Each write checks it, so other threads stop at their next chunk.
         self._stop = threading.Event()
         self._fetched = 0
-        #: Guards `_fetched`, and the making of `_ranges`.
+        #: Guards `_fetched`, and the creation of `_ranges`.
         self._guard = threading.Lock()
-        # A second pool: threads of the first wait for ranges, and would wait for ever if these stood behind them in one pool.
-        # A range submits nothing itself.
+        # A second pool: threads of the first wait for ranges, so ranges queued in the same pool could deadlock. A range submits
+        # nothing itself.
         self._ranges: ThreadPoolExecutor | None = None
 
     def run(self, jobs: Sequence[FileToFetch]) -> int:
@@ -84,7 +84,7 @@ class _Work:
         try:
             if isinstance(self._reader, ObjectReader):
                 jobs = self._without_small(pool, self._reader, jobs)
-            # Large ones first, so that the end is not one large file alone.
+            # Large files first, so that the end is not a single large file.
             waiting = [pool.submit(self._do, job) for job in sorted(jobs, key=lambda job: -job.size)]
             _first_error(waiting, self._stop)
         finally:
@@ -95,12 +95,12 @@ class _Work:
     def _without_small(
         self, pool: ThreadPoolExecutor, reader: ObjectReader, jobs: Sequence[FileToFetch]
     ) -> Sequence[FileToFetch]:
-        """The jobs that remain when the small ones that go well at once are done."""
+        """Fetch the small files, and return the jobs that remain."""
         small = [job for job in jobs if 0 <= job.size <= SMALL_BYTES]
         left = [job for job in jobs if not 0 <= job.size <= SMALL_BYTES]
         if small:
             failed: list[FileToFetch] = []
-            # In a thread of its own: the caller may have an event loop running, as notebooks do.
+            # In a separate thread: the caller may have a running event loop, as notebooks do.
             self._fetched += pool.submit(fetch_small, reader, small, self._meter, failed).result()
             left += failed
         return left
@@ -114,7 +114,7 @@ class _Work:
         while not self._stop.is_set():
             with self._telling(job):
                 partial = claim(job.part, job.size, wait=True)
-                # Looked at under the lock, or after another has given it up: that one may have fetched the file.
+                # Check with the lock held, or after another process has released it: that process may have fetched the file.
                 if job.is_there():
                     if partial is not None:
                         partial.discard()
@@ -141,7 +141,7 @@ class _Work:
             except ChangedError:
                 self._meter.add(-partial.done_bytes)
                 partial.start_over()
-                # The version is the one that was listed; it comes back only where a server wavers between two.
+                # The listed version returns only if the server alternates between two.
                 if change == _CHANGES - 1 or self._stop.wait(_FIRST_DELAY_S * 2**change):
                     raise
 
@@ -153,7 +153,7 @@ class _Work:
         gaps = partial.missing()
         if job.size <= SINGLE_BYTES:
             if job.size == 0:
-                # Nothing will come, but the store has to say that the file is still the one that was listed.
+                # No bytes will come, but the store must confirm that the file is unchanged.
                 self._read(job, partial, 0, 0)
             for start, end in gaps:
                 self._read(job, partial, start, end)
@@ -172,12 +172,12 @@ class _Work:
         try:
             _first_error(reads, stop)
         finally:
-            # Until none of them writes any more: the caller closes the file, and its number goes to another.
+            # Wait until no range writes any more: the caller closes the file, and its fd is reused.
             stop.set()
             wait(reads)
 
     def _read(self, job: FileToFetch, partial: Partial, start: int, end: int) -> None:
-        """Fetch one range, again and again from where it broke off as long as that helps."""
+        """Fetch one range, resuming after each failure while there is progress."""
         position = marked = start
         idle = 0
 
@@ -191,7 +191,7 @@ class _Work:
             self._meter.add(size)
             with self._guard:
                 self._fetched += size
-            # Marked after it is written, so a kill in between only means that these bytes come again.
+            # Mark after writing: a kill in between only means that these bytes are fetched again.
             if position - marked >= _MARK_BYTES:
                 partial.mark(marked, position)
                 marked = position
@@ -199,13 +199,13 @@ class _Work:
         for _ in range(_ALL_TRIES):
             before = position
             try:
-                # Then the reader need not ask for a range, and can compare the size of the object.
+                # For a whole file the reader needs no range request, and can compare the size.
                 whole = position == 0 and end == job.size
                 self._reader.read(job.path, position, end, job.version, whole, sink)
                 partial.mark(marked, position)
                 return
             except Exception as error:
-                # What has come stays: the next try goes on behind it, and so does the next process.
+                # Keep the bytes: the next try resumes after them, and so does the next process.
                 with contextlib.suppress(OSError):
                     partial.mark(marked, position)
                 marked = position
@@ -213,12 +213,12 @@ class _Work:
                     raise
                 if position == end:
                     return  # all had come before the line broke
-                # Of unknown length: there is no end to ask for a range up to, so it comes from the front again.
+                # Without a known size there is no range to request, so start again.
                 if end < 0:
                     self._meter.add(before - position)
                     position = marked = before
                 idle = 0 if position > before else idle + 1
-                # Spread by chance: many nodes that lost the same server must not come back all at once.
+                # Random, so that many nodes that lost the same server do not return at once.
                 delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**idle) * random.uniform(0.5, 1.5)
                 if idle >= _TRIES or self._stop.wait(delay):
                     raise
@@ -232,7 +232,7 @@ class _Work:
             raise
         except Exception as error:
             told = translated(error, self._store.record, self._store.secrets, f"reading {job.path!r}")
-            # A full disk is this machine's, so nothing of the store stands in the message.
+            # A full disk is local, so the message does not name the store.
             if cause_of(error) == "disk":
                 told = _full_disk(job.part.parent, error)
             if told is error:
@@ -241,14 +241,14 @@ class _Work:
 
 
 class _StoppedError(Exception):
-    """Another file has failed, so this one is given up."""
+    """Another file has failed, so this one is cancelled."""
 
 
 def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None:
-    """Wait for all; at the first error, stop the others and raise it."""
+    """Wait for all futures. At the first error, stop the others and raise it."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
-    # Those that were stopped because of another's error tell nothing.
+    # Cancellations say nothing about the cause.
     errors.sort(key=lambda error: isinstance(error, _StoppedError))
     if errors:
         stop.set()
@@ -268,10 +268,9 @@ def _full_disk(folder: Path, error: BaseException) -> TransferError:
 
 
 def fetch_small(reader: ObjectReader, jobs: Sequence[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
-    """Fetch a batch and return how many bytes came.
+    """Fetch a batch of small files, and return the bytes transferred.
 
-    left: gets the jobs that are still to be done: those that failed in any way, that another process is fetching, or of
-        which something has come before.
+    Append to `left` the jobs that failed, that another process is fetching, or that have a partial file.
     """
     return asyncio.run(_fetch(reader, iter(jobs), meter, left))
 
@@ -282,15 +281,15 @@ async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter
 
 
 async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
-    """Fetch one after the other, as long as there are any and none has failed."""
+    """Fetch jobs one by one until none is left or one has failed."""
     fetched = 0
-    # All 32 take from one iterator: they run in one thread, and change only where they wait for a download.
+    # All 32 tasks share one iterator: they run in one thread, and switch only at a download.
     for job in waiting:
-        # After a failure the threads try again, slower; they also find out what is wrong.
+        # After a failure the threads retry, more slowly, and find the cause.
         if left:
             left.append(job)
             continue
-        # Never waits for another process's lock: this thread has all the other downloads to go on with.
+        # Never wait for another process's lock: this thread serves all other downloads.
         try:
             partial = claim(job.part, job.size, wait=False)
         except OSError:
@@ -325,12 +324,13 @@ async def _one(reader: ObjectReader, job: FileToFetch, partial: Partial, meter: 
 def download_files(
     store: Store, infos: Sequence[FileInfo], target: Path, *, overwrite: bool, progress: Progress | None
 ) -> int:
-    """Copy files to `target`, under their paths in the store; returns how many.
+    """Copy files to `target` under their paths in the store, and return their number.
 
-    Each grows under a name of its own beside its place, so another try goes on with it.
+    Interrupted downloads resume.
 
     Raises:
-        DataError: names that can't lie in a folder. TransferError: no room, or a file that can't be read.
+        DataError: Names that can't be in one folder.
+        TransferError: The disk is full, or a file can't be read.
     """
     names = {path_in_store(info): info for info in infos}
     for name in names:
@@ -340,7 +340,7 @@ def download_files(
     meter = Meter(progress, sum(max(info.size, 0) for _, info in wanted), len(wanted))
     try:
         target.mkdir(parents=True, exist_ok=True)
-        # Without links, to compare with: a link inside the folder may lead anywhere.
+        # Resolve links before comparing: a link inside the folder may lead anywhere.
         top = os.path.realpath(target)
         for name, _ in wanted:
             folder = (target / name).parent
@@ -352,7 +352,7 @@ def download_files(
                 )
     except OSError as error:
         raise TransferError(f"{str(error.filename or target)!r} can't be made: {error.strerror}. Mend that.") from error
-    # As other programs of the user make files. Until it is whole, a file is the user's alone.
+    # The usual mode of the user's files. A partial file is private to the user.
     mode = 0o666 & ~_umask()
     transfer(store, [_job(target / name, name, info, mode) for name, info in wanted], meter)
     meter.finish()
@@ -360,7 +360,7 @@ def download_files(
 
 
 def _job(target: Path, name: str, info: FileInfo, mode: int) -> FileToFetch:
-    # Of this version: what came of another one is no beginning of this.
+    # The hash covers the version: bytes of another version can't be resumed.
     sign = hashlib.sha256(f"{target.name}\0{info.size}\0{info.version}".encode("utf-8", "surrogateescape")).hexdigest()[
         :32
     ]
@@ -373,7 +373,7 @@ def _job(target: Path, name: str, info: FileInfo, mode: int) -> FileToFetch:
 
 
 def _umask() -> int:
-    # No call only reads the mask. For this moment other threads make files that are more private than asked for, never less.
+    # The mask can only be read by setting it. Meanwhile other threads create files that are more private, never less.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

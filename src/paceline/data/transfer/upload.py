@@ -1,4 +1,4 @@
-"""Files of this machine -> a store: what a run leaves, and what a user puts there by hand."""
+"""Upload of local files to a store: outputs of runs and files of users."""
 
 from __future__ import annotations
 
@@ -31,17 +31,21 @@ from paceline.system.links import entries
 _AT_ONCE = 8
 _TRIES = 4
 _FIRST_DELAY_S = 0.2
-#: With what the names of this process's unfinished files begin.
+#: Prefix of this process's unfinished files.
 _MARK = f".paceline-{os.getpid()}-{secrets.token_hex(4)}"
-#: How it is allowed to replace what is there: in Python, and in the words of the command line.
+#: How to allow overwriting, in Python and on the command line.
 _OVERWRITE = "as_upload(overwrite=True) allows it, on the command line ',overwrite' behind the output's path."
 READ_ONLY = {"http": "HTTP can only be read from", "memory": "it is the memory of one process, which no run shares"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
-    """The result of an upload. files, bytes: of this upload. skipped: relative names that were there and stayed as they were.
-    left_out: of a run's output, the names in it that are no files of the run, each with what it is instead.
+    """The result of an upload.
+
+    Attributes:
+        files, bytes: Of this upload.
+        skipped: Relative names that existed and were kept.
+        left_out: Entries of a run's output that are not files of the run, each with its type.
     """
 
     name: str
@@ -52,11 +56,11 @@ class Uploaded:
 
 
 def check_upload(reference: DataReference, workspace_dir: Path) -> None:
-    """Refuse a place where the run's output can't be stored; a small file is written and removed again to see it.
+    """Raise unless the run's output can be stored; writes and removes a small file to test it.
 
     Raises:
-        DataError: a store that can't be written, or files are there and the output may not overwrite.
-        TransferError: it can't be reached, or refuses.
+        DataError: The store is read-only, or files exist and the output may not overwrite them.
+        TransferError: The store can't be reached, or refuses.
     """
     record, path = _target(reference, workspace_dir)
     if record.kind in READ_ONLY:
@@ -69,11 +73,11 @@ def check_upload(reference: DataReference, workspace_dir: Path) -> None:
                 f"output {reference.name!r} is to be stored at {path or '/'!r} in {store.title}, where there are {len(there)} "
                 f"files already, such as {min(there)!r}. Name another path; {_OVERWRITE}"
             )
-        # By chance, because other runs may try the same place at the same time.
+        # Random: other runs may test the same place at the same time.
         probe = f"{path}/" * bool(path) + f".paceline-probe-{secrets.token_hex(4)}"
         with store.telling(f"writing to {path or '/'!r}"):
             _put_bytes(store, b"", probe)
-            # Some stores allow to write and not to remove. Then the empty file stays, and the run may begin.
+            # Some stores allow writing but not removing. The empty file then stays, and the run may start.
             with contextlib.suppress(Exception):
                 _remove(store, probe)
 
@@ -87,16 +91,23 @@ def upload_output(
     progress: Progress | None = None,
     begun: Path | None = None,
 ) -> Uploaded:
-    """Store all files of a run's output, which lie below `<run_dir>/uploads/<name>`, where the reference says.
+    """Store all files of a run's output from `<run_dir>/uploads/<name>`.
 
-    A link to another of the run's files or folders is stored as what it leads to. All other links, and pipes, sockets and
-    the like, are left out: named to `say`, and in the result.
-    begun: a file that is made once the first file may be stored. Where it is there, the same upload was killed: files that
-        are there already, with the same content, are its own. It stays; for stores that are folders.
+    A link to another file or folder of the run is stored as its target. Other links, pipes, sockets and the like are excluded,
+    and reported by `say` and in the result.
+
+    Args:
+        reference: The output.
+        run_dir: Folder of the run.
+        workspace_dir: Folder of the workspace.
+        say: Called with each message.
+        progress: Called with the progress.
+        begun: A marker file, written before the first file is stored. If it exists, an earlier attempt of this upload was
+            killed, and existing files with the same content are its own. Only for stores that are folders.
 
     Raises:
-        DataError: files are there that may not be replaced, or a name that no store takes.
-        TransferError: the store can't be written.
+        DataError: Existing files may not be replaced, or the store allows no such name.
+        TransferError: The store can't be written.
     """
     record, path = _target(reference, workspace_dir)
     files, left_out = output_files(reference, run_dir)
@@ -112,7 +123,7 @@ def upload_output(
                 f"{_OVERWRITE}"
             )
         if begun is not None:
-            # On the disk before the first file is stored: else a killed upload's own files would be taken for somebody else's.
+            # On disk before the first file is stored: otherwise the files of a killed upload would look foreign.
             write_json(begun, {"mark": _MARK}, sync=True)
         left = [(name, file) for name, file in files if name not in own]
         put_files(store, path, left, progress, are_plain=True)
@@ -123,11 +134,13 @@ def upload_output(
 
 
 def output_files(reference: DataReference, run_dir: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
-    """((relative name, where it lies, by a way without links) of every file of a run's output, (name, what it is) of what
-    is left out), both sorted.
+    """List the files of a run's output, and the excluded entries.
+
+    Returns:
+        Sorted (relative name, path without links) of each file, and (name, type) of each excluded entry.
 
     Raises:
-        DataError: a name that is no text.
+        DataError: A name is not valid text.
     """
     start, top = f"uploads/{reference.name}", Path(os.path.realpath(run_dir))
     files, left_out = [], []
@@ -142,15 +155,15 @@ def output_files(reference: DataReference, run_dir: Path) -> tuple[list[tuple[st
 
 
 def left_out_text(reference: DataReference, name: str, why: str) -> str:
-    """One line on a name in an output that is not stored."""
+    """Return one line about an excluded entry."""
     return f"output {reference.name!r}: {name!r} is {why}, and is left out"
 
 
 def files_below(folder: Path) -> list[tuple[str, Path]]:
-    """(relative name, file) of every file of a folder of the user's, sorted. Links are followed.
+    """Return sorted (relative name, file) pairs of a user's folder, following links.
 
     Raises:
-        DataError: no folder, or a name that is no text.
+        DataError: The folder does not exist, or a name is not valid text.
     """
     if not folder.is_dir():
         raise DataError(f"{str(folder)!r} is no folder. Name the folder whose files are to be stored.")
@@ -169,14 +182,19 @@ def put_files(
     are_plain: bool = False,
     by_content: bool = False,
 ) -> int:
-    """Store (relative name, file) below a path; how many bytes. A file appears in the store when it is whole.
+    """Store files below a path, and return the bytes. A file is visible only when whole.
 
-    are_plain: no link is on the way to any of them; one that has come there since is not followed.
-    by_content: each name says what the file holds, so that an upload to S3 that broke off within a large file goes on there.
+    Args:
+        store: The store.
+        path: Path in the store.
+        files: (relative name, file) pairs.
+        progress: Called with the progress.
+        are_plain: The paths contain no links. A link planted since is not followed.
+        by_content: Names are derived from the content, so an interrupted S3 upload resumes within a large file.
 
     Raises:
-        DataError: the store can only be read.
-        TransferError: the first file that can't be stored; the others are given up.
+        DataError: The store is read-only.
+        TransferError: The first file that failed; the others are cancelled.
     """
     if store.kind == "http":
         raise DataError(f"nothing can be stored in {store.title}: {READ_ONLY['http']}. Name another datastore.")
@@ -184,7 +202,7 @@ def put_files(
     meter, stop = Meter(progress, sum(sizes), len(files)), threading.Event()
     base = clean_path(path, store.title).rstrip("/")
     with store.telling("opening it"):
-        # Opened here, by one thread; each of those below would open it for itself.
+        # Open once here: otherwise each thread would open it.
         if store.kind != "local":
             assert store.fs is not None
 
@@ -192,7 +210,7 @@ def put_files(
         name, file = item
         if not stop.is_set():
             try:
-                # At the last moment, because a process that the script has left behind may have put a link there since.
+                # Check as late as possible: a process left behind by the script may have planted a link.
                 if are_plain and os.path.realpath(file) != os.fspath(file):
                     raise TransferError(f"{name!r} was a file of the run, and is a link now; it was not stored.")
                 _put_again(store, file, f"{base}/{name}" if base else name, stop, by_content)
@@ -201,13 +219,13 @@ def put_files(
                 raise
             meter.add(os.stat(file).st_size, files=1)
 
-    # One connection serves an SFTP store; its library mixes up what several threads write.
+    # One connection serves an SFTP store, and its library mixes up writes of several threads.
     with ThreadPoolExecutor(1 if store.kind == "sftp" else _AT_ONCE, thread_name_prefix="paceline-store") as pool:
         try:
             for done in [pool.submit(put, item) for item in files]:
                 done.result()
         except BaseException:
-            # Ctrl-C too: what waits is not begun, what is under way is given up.
+            # After Ctrl-C too: start no further file, cancel the running ones.
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -216,11 +234,13 @@ def put_files(
 
 
 def put_new(store: Store, data: bytes, path: str) -> bool:
-    """Store a small file unless there is one of this name; False then. Of two at once on S3 or a local folder, one is told.
+    """Store a small file. Return False if the name exists.
+
+    On S3 and local folders this is atomic: of two concurrent calls, one returns False.
 
     Raises:
-        DataError: the store can only be read.
-        TransferError: it can't be written.
+        DataError: The store is read-only.
+        TransferError: The store can't be written.
     """
     if store.kind == "http":
         raise DataError(f"nothing can be stored in {store.title}: {READ_ONLY['http']}. Name another datastore.")
@@ -249,7 +269,7 @@ def _put_new_here(data: bytes, target: Path) -> bool:
     beside = target.with_name(f"{_MARK}-{secrets.token_hex(4)}")
     try:
         beside.write_bytes(data)
-        os.link(beside, target)  # which fails where there is one; a rename would replace it
+        os.link(beside, target)  # fails if the name exists; a rename would replace it
         return True
     except FileExistsError:
         return False
@@ -258,10 +278,10 @@ def _put_new_here(data: bytes, target: Path) -> bool:
 
 
 def read_bytes(store: Store, path: str) -> bytes | None:
-    """A small file; None where there is none.
+    """Return the content of a small file, or None if it does not exist.
 
     Raises:
-        TransferError: the store can't be read.
+        TransferError: The store can't be read.
     """
     with store.telling(f"reading {path!r}"):
         try:
@@ -278,7 +298,7 @@ def _target(reference: DataReference, workspace_dir: Path) -> tuple[StoreRecord,
 
 
 def _existing(store: Store, path: str) -> set[str]:
-    """Relative names of the files that are at this path."""
+    """Return the relative names of existing files."""
     try:
         return {
             info.relative for info in list_source(store, Source(datastore=store.record.name or "", path=path), path)
@@ -288,7 +308,7 @@ def _existing(store: Store, path: str) -> set[str]:
 
 
 def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], begun: Path) -> set[str]:
-    """The names that an upload had stored before it was killed; the files that it had not finished go."""
+    """Return the names that a killed upload had stored, after removing its unfinished files."""
     told = read_json(begun)
     if told is None:
         return set()
@@ -297,7 +317,7 @@ def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], b
         target = store.local(f"{path}/{name}")
         for half in target.parent.glob(f"{told['mark']}-*"):
             half.unlink(missing_ok=True)
-        # Byte by byte, for the copy has a time of its own.
+        # Compare bytes: the copy has its own modification time.
         if target.is_file() and filecmp.cmp(file, target, shallow=False):
             names.add(name)
     return names
@@ -327,7 +347,7 @@ def _put_again(store: Store, file: Path, path: str, stop: threading.Event, by_co
 
 
 def _put_file(store: Store, file: Path, path: str, by_content: threading.Event | None) -> None:
-    """by_content: as for `put_files`, with what tells that the upload is given up."""
+    """Store one file. by_content: as for `put_files`, with the event that cancels the upload."""
     size = os.stat(file).st_size
     if store.kind == "local":
         target = store.local(path)
@@ -343,7 +363,7 @@ def _put_file(store: Store, file: Path, path: str, by_content: threading.Event |
         multipart.put(store.fs, file, full, by_content)
     else:
         store.fs.put_file(str(file), full)
-    # A store may have taken less than was sent, without an error.
+    # A store may have accepted fewer bytes without an error.
     found = store.fs.info(full)
     if int(found.get("size") or 0) != size:
         raise ShortError(f"{path!r} has {found.get('size')} bytes there, not {size}")
@@ -352,11 +372,11 @@ def _put_file(store: Store, file: Path, path: str, by_content: threading.Event |
 def _put_sftp(fs: Any, file: Path, full: str) -> None:
     folder, _, name = full.rpartition("/")
     fs.makedirs(folder or "/", exist_ok=True)
-    # Not the whole name, which may have all the 255 bytes that a server takes.
+    # A prefix of the name: the whole may already have the 255 bytes that a server allows.
     beside = f"{folder}/.{name[:200]}.{secrets.token_hex(4)}"
     try:
         fs.ftp.put(str(file), beside)
-        # This one replaces what is there; SFTP's own rename refuses to.
+        # Replaces an existing file; SFTP's own rename refuses to.
         fs.ftp.posix_rename(beside, full)
     except BaseException:
         with contextlib.suppress(Exception):
@@ -383,6 +403,6 @@ def _remove(store: Store, path: str) -> None:
 
 
 def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
-    """A name beside the target to write to, in a folder that is made if need be."""
+    """Yield a temporary path beside the target, creating the folder if needed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     return replacing(target, f"{_MARK}-")
