@@ -8,7 +8,7 @@ from __future__ import annotations
 from paceline import errors
 from paceline.system.lazy_import import face, hand_down
 
-# Not typing's: importing typing would take longer than all the rest. Type checkers go by the name.
+# Not typing's: that import would take longer than all others. Type checkers recognize the name.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Whoever reads a run asks the engine of the run's target, which stands above runs.
+# A read of a run asks the engine of its target, which is a layer above runs.
 hand_down("target_of_run", "paceline.targets.configured")
 
-# The imports above are for type checkers alone. A name that stands here and not there has no type for them, and one that stands
-# there alone can't be had.
+# The imports above are for type checkers. A name that is only there can't be imported, and a name that is only here has no
+# type.
 _HOMES = {
     "paceline.data.datasets.dataset": ("Dataset",),
     "paceline.data.stores.datastore": ("Datastore",),
@@ -169,6 +169,6 @@ __all__ = [
 __getattr__ = face(__name__, _HOMES)
 
 
-# Without this, `dir(paceline)` and the completion at a prompt would know the names alone that were loaded already.
+# Without this, `dir(paceline)` and completion would list only loaded names.
 def __dir__() -> list[str]:
     return __all__

@@ -1,7 +1,6 @@
-"""What the user writes: estimators, with the names and defaults of the Azure Machine Learning SDK.
+"""Estimators, with the names and defaults of the Azure Machine Learning SDK.
 
-An estimator is a description of a `Job`. The job is made with the estimator, so that all that is wrong with its values is said
-then, and submission takes that job.
+An estimator describes a `Job`. Its constructor makes the job, so wrong values are refused there. Submission takes that job.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class _Script:
             scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
         gpu_share: Part of a GPU that each worker reserves, above 0 and up to 1. With 0.5, two such runs use one GPU at a time. On
             target "local" alone.
-        cores: Cores of this machine that the run reserves for each worker; with 0 it waits for none. On target "local" alone.
+        cores: Cores of this machine that the run reserves for each worker; with 0 it waits for no others. On "local" only.
         conda_packages: Match specs of conda packages.
         conda_channels: Where conda packages come from, `file://` too. None: conda-forge.
         pip_packages: Packages that the script needs beyond its interpreter's, as pip takes them.
@@ -60,7 +59,7 @@ class _Script:
         pip_requirements_file: pip's file of requirements.
         layered: True adds the packages to those of the interpreter, False makes an environment of these packages alone. None:
             True for PyTorch, TensorFlow and SKLearn, False for Estimator.
-        user_managed: Use the interpreter as it is. No packages may be named.
+        user_managed: Use the interpreter unchanged, without further packages.
         environment_definition: An `Environment`, in place of packages, python, image and user_managed.
         custom_docker_image: Image of the container that the workers run in.
         shm_size: Size of the container's /dev/shm, such as "2g". None: the host's is shared.
@@ -78,17 +77,17 @@ class _Script:
             in use.
         restart_on_exception: Start over after an exception of the script's own as well.
         log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
-        notify: Whom to notify when the run ends: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh"; or a list.
+        notify: Receivers told at the run's end: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
         hang_seconds: Time without output, a metric or progress of a worker after which the run counts as hanging, and a report
             says why. 0: never. A text such as "10m" too.
-        on_hang: What happens to a run that hangs: "report", "fail", or "restart" (needs max_restarts).
+        on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
 
     Raises:
         JobError: A value is wrong. The message names it, the rule and what to write instead.
     """
 
     source_directory: str | os.PathLike[str] | None = "."
-    # All that follow are keywords: a field can be added between two others, and no call that gives values by position breaks.
+    # Keyword-only from here on, so that new fields never change the position of others.
     _: KW_ONLY
     entry_script: str | None = None
     entry_module: str | None = None
@@ -127,7 +126,7 @@ class _Script:
     backends: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        # `help(PyTorch)` has one text for all parameters, those of the classes above included.
+        # `help(PyTorch)` shows one text with all parameters, including inherited ones.
         if cls.__doc__:
             summary, _, own = inspect.cleandoc(cls.__doc__).partition("\n\nArgs:\n")
             above, _, end = inspect.cleandoc(cls.__base__.__doc__ or "").partition("\n\nArgs:\n")[2].partition("\n\n")
@@ -139,36 +138,37 @@ class _Script:
             self.source_directory = "."
         if not isinstance(self.source_directory, (str, os.PathLike)):
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
-        # An empty text is the working directory, as it is for `Path("")`; messages show the dot.
+        # An empty text means the working directory, as in `Path("")`; messages show the dot.
         self.source_directory = os.fspath(self.source_directory) or "."
-        # Made now, so that a wrong value is refused in the line that gives it and not at submission. The values are noted
-        # beside it, for a script may change one before it submits.
+        # Made here, so that a wrong value is refused in its own line and not at submission. The values are kept, because a
+        # script may
+        # change one before it submits.
         self._made = self._values(), self._make_job()
 
     def job(self) -> Job:
-        """The job that this describes: the one that was made with it. Where a value was changed since, or a file of
-        requirements may have been, it is made anew.
+        """Return the job, rebuilt if a value or a requirements file may have changed since the constructor.
 
         Raises:
-            JobError: a changed value is wrong, or a requirements file can't be read.
+            JobError: A changed value is wrong, or a requirements file can't be read.
         """
         (before, job), now = self._made, self._values()
-        # The text of a requirements file was read when the job was made, and the file may have other lines now. Lists of
-        # different length are told apart here, for `map` stops at the end of the shorter one.
+        # The job has the requirements file's text of then; the file may have changed. Lengths are compared because `map`
+        # stops at the
+        # shorter list.
         may_differ = self.pip_requirements_file or self.conda_dependencies_file or len(before) != len(now)
-        # By identity, for `==` takes True, 1 and 1.0 for the same, and the script gets each as another word.
+        # By identity: `==` equates True, 1 and 1.0, which become different words for the script.
         if may_differ or not all(map(is_, before, now)):
             job = self._make_job()
             self._made = now, job
         return job
 
     def _values(self) -> list[Any]:
-        """Every value, and each in its dicts and lists, which scripts change in place; to be compared by identity."""
+        """Return every value, also those in dicts and lists, which scripts change in place."""
         found: list[Any] = []
         for field in fields(self):
             value = getattr(self, field.name)
             found += [field.name, value]
-            # A dict stays the same object when a script sets an item in it, so what is in it is listed too.
+            # A dict keeps its identity when an item is set, so list its items, too.
             if isinstance(value, Mapping):
                 found += [*value, *value.values()]
             elif isinstance(value, Sequence) and not isinstance(value, str):
@@ -181,9 +181,9 @@ class _Script:
         environment = described(
             definition=self.environment_definition,
             source_directory=self.source_directory or ".",
-            # With an image the name is looked up on the image's PATH, which is not to be seen from here.
+            # With an image the name is looked up on the image's PATH, which is unknown here.
             python=interpreter(self.python) if self.custom_docker_image is None else self.python,
-            # Framework estimators run on what is there: their framework is not downloaded a second time.
+            # Framework estimators use the installed framework, without another download.
             layered=(self.framework is not None and not self.user_managed) if self.layered is None else self.layered,
             user_managed=self.user_managed,
             pip_packages=self.pip_packages,
@@ -195,8 +195,8 @@ class _Script:
             shm_size=self.shm_size,
         )
         variables = self.environment_variables
-        # The estimator's own variables are laid over those of its environment. What is no dict goes on as it is, so that the
-        # job refuses it by its name.
+        # The estimator's variables override its environment's. Anything but a dict goes on unchanged, so that the job
+        # refuses it by name.
         if variables is None or isinstance(variables, Mapping):
             variables = {**environment.environment_variables, **(variables or {})}
         values: dict[str, Any] = {
@@ -225,7 +225,7 @@ class _Script:
     def _entry(self) -> dict[str, Any]:
         words = argument_words(self.script_params, self.arguments)
         if self.command is None:
-            # Not given is "" for a job, which then asks for a script or a module.
+            # "" means not given for a job, which then asks for a script or a module.
             return {"entry_script": self.entry_script or "", "entry_module": self.entry_module, "arguments": words}
         if self.entry_script or self.entry_module or words:
             raise JobError(
@@ -248,7 +248,7 @@ class _Distributed(_Script):
         elastic_seconds: Least time between two stops of an elastic run to go on with more nodes.
     """
 
-    # The mark holds for the fields of one class alone, so each class that adds some repeats it.
+    # The marker covers the fields of one class, so each subclass with fields repeats it.
     _: KW_ONLY
     node_count: int | tuple[int, int] = 1
     process_count_per_node: int = 1
@@ -256,7 +256,7 @@ class _Distributed(_Script):
     elastic_seconds: float = DEFAULT_ELASTIC_S
 
     def __post_init__(self) -> None:
-        # Before the base makes the job: a job knows every backend, and would take "tensorflow" from PyTorch.
+        # Before the base class makes the job, which knows every backend and would accept "tensorflow" for PyTorch.
         backend = self.distributed_backend
         if backend is not None and backend not in self.backends:
             raise JobError(
@@ -276,14 +276,20 @@ class _Distributed(_Script):
 
 @dataclass
 class Estimator(_Distributed):
-    """Any Python script. Backends: "mpi", "gloo", "nccl", "tensorflow", or None for one process."""
+    """An estimator for any Python script.
+
+    Backends: "mpi", "gloo", "nccl", "tensorflow", or None for one process.
+    """
 
     backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl", "tensorflow")
 
 
 @dataclass
 class PyTorch(_Distributed):
-    """A PyTorch script. Backends: "mpi" (Open MPI), "gloo", "nccl" (with use_gpu=True), or None for one process."""
+    """An estimator for a PyTorch script.
+
+    Backends: "mpi" (Open MPI), "gloo", "nccl" (with use_gpu=True), or None for one process.
+    """
 
     framework: ClassVar[str | None] = "pytorch"
     backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
@@ -291,8 +297,9 @@ class PyTorch(_Distributed):
 
 @dataclass
 class TensorFlow(_Distributed):
-    """A TensorFlow script. Backends: "mpi", "tensorflow" (`TF_CONFIG` with workers alone), "ps" (with parameter
-    servers), or None for one process.
+    """An estimator for a TensorFlow script.
+
+    Backends: "mpi", "tensorflow" (`TF_CONFIG` with workers only), "ps" (with parameter servers), or None for one process.
 
     Args:
         worker_count: Number of workers with "ps", spread over `node_count` nodes.
@@ -313,7 +320,7 @@ class TensorFlow(_Distributed):
                 "worker_count": self.worker_count,
                 "parameter_server_count": self.parameter_server_count,
             }
-        # These are the defaults; whoever gives other numbers without "ps" expects servers that would never start.
+        # Other numbers than the defaults without "ps" ask for servers that would never start.
         if (self.worker_count, self.parameter_server_count) != (1, 1):
             raise JobError(
                 f"worker_count={self.worker_count}, parameter_server_count={self.parameter_server_count} with "
@@ -331,20 +338,23 @@ class SKLearn(_Script):
 
 
 def argument_words(script_params: Mapping[str, Any] | None, arguments: Sequence[Any] | None = None) -> tuple[str, ...]:
-    """The script's arguments: names and values in the dict's order, where the value of a bare flag, "", is left out; then
-    those of the list, each one word, an empty one too.
+    """Return the script's arguments: names and values of the dict, then the words of the list.
+
+    The value "" of a bare flag is dropped; an empty word of the list stays.
 
     Raises:
-        JobError: not a dict or not a list; a name that is no string; a value that is no string, number, path or data.
+        JobError: Not a dict or not a list; a name that is not a string; or a value that is not a string, number, path or data.
     """
     return (*_words_of_params(script_params), *_words_of_list(arguments))
 
 
 def command_line(command: object) -> str:
-    """A command as bash takes it: a text as it stands; of a list each word quoted, but for `$NAME` and what a shell joins by.
+    """Return a command line for bash: a text unchanged, or the quoted words of a list.
+
+    `$NAME` and the shell's operators in a list stay unquoted.
 
     Raises:
-        JobError: neither, or a word that no command could get.
+        JobError: Neither, or a word that no command could receive.
     """
     if isinstance(command, str) and command.strip():
         return command
@@ -353,14 +363,14 @@ def command_line(command: object) -> str:
         raise JobError(
             f"command={command!r} is no command. Write it as for a shell: command='python train.py --epochs 5'."
         )
-    # Of one word, that is the line: so those write it who come from the SDK.
+    # A list of one word is the command line, as in the SDK.
     return words[0] if len(words) == 1 else " ".join(map(_quoted, words))
 
 
 def _quoted(word: str) -> str:
     if word in ("&&", "||", "|", ";", ">", ">>", "<", "2>&1"):
         return word
-    # In double quotes a variable becomes its value, and stays one word.
+    # A variable in double quotes expands to one word.
     return f'"{word}"' if re.fullmatch(r"[\w\s@%+=:,./$(){}-]*\$[\w\s@%+=:,./$(){}-]*", word) else shlex.quote(word)
 
 
@@ -390,7 +400,7 @@ def _words_of_params(script_params: object) -> list[str]:
 def _words_of_list(arguments: object) -> list[str]:
     if arguments is None:
         return []
-    # A str is a sequence of letters, and bytes are one of numbers: the loop below would take both, a word for each.
+    # A str is a sequence of letters and bytes one of numbers: the loop below would accept both.
     if isinstance(arguments, str):
         raise JobError(f"arguments={arguments!r} is not a list. Write it as {arguments.split()!r}.")
     if isinstance(arguments, bytes) or not isinstance(arguments, Sequence):
@@ -408,21 +418,21 @@ def _words_of_list(arguments: object) -> list[str]:
 
 
 def _word(given: object) -> str | None:
-    """What the script gets for a value; None for one that no script could get."""
+    """Return the script's word for a value, or None."""
     value = _as_reference(given)
     if hasattr(value, "default_value"):
-        # A pipeline's parameter, which has its value when the pipeline is submitted.
+        # A pipeline's parameter has its value when the pipeline is submitted.
         return _word(value.default_value)
     if isinstance(value, os.PathLike):
-        # A path object may give bytes, of a name that is not UTF-8.
+        # A path object may return bytes for a name that is not UTF-8.
         return os.fsdecode(value)
-    # numpy's int64 and float32 are registered as numbers, and are neither int nor float.
+    # numpy's int64 and float32 are numbers but neither int nor float.
     return str(value) if isinstance(value, (str, Number, DataReference)) else None
 
 
 def _as_reference(value: Any) -> Any:
-    """A datastore or a dataset as a reference to its content as a folder; all else as it is."""
-    # By what it can do and not by its class, for that would load `paceline.data` in programs that use no data.
+    """Return a datastore or a dataset as a reference to its content; anything else unchanged."""
+    # By its method, not by its class: that would load `paceline.data` in programs without data.
     return value.as_reference() if hasattr(value, "as_reference") else value
 
 
@@ -449,10 +459,10 @@ def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def log_limit(given: object) -> Any:
-    """The limit of logs in bytes; what is no size is left to the job to refuse.
+    """Return the limit of logs in bytes. The job refuses other values.
 
     Raises:
-        JobError: a text that is no size.
+        JobError: A text is not a size.
     """
     if not isinstance(given, str):
         return 0 if given is None else given
@@ -463,35 +473,35 @@ def log_limit(given: object) -> Any:
 
 
 def interpreter(python: str | None) -> str | None:
-    """`python` as an absolute path, looked up on PATH as a shell would.
+    """Return `python` as an absolute path, looked up on PATH.
 
     Raises:
-        JobError: it is nowhere, or no path.
+        JobError: It is not found, or not a path.
     """
     if python is None:
         return None
     if not isinstance(python, str) or not python:
         raise JobError(f"python={python!r} is not a path. Give the path of a Python interpreter, or None.")
-    # which() takes a name with a slash as it stands, and looks whether the file may be executed.
+    # which() takes a name with a slash unchanged, and checks that the file is executable.
     found = shutil.which(python)
     if found is None:
         raise JobError(
             f"python={python!r} can't be run: there is no such program. Give the path of a Python interpreter."
         )
-    # Not resolved: a virtual environment's interpreter is a link, and is that environment by its own path alone.
+    # Not resolved: a virtual environment's interpreter is a link, and identifies the environment by its own path.
     return os.path.abspath(found)
 
 
 def is_estimator(config: object) -> bool:
-    """Whether this is an estimator of one of the kinds that there are."""
+    """Return True for an estimator of a concrete kind."""
     return isinstance(config, _Script)
 
 
 def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
-    """The estimator with what `submit` may override: arguments, inputs and single script_params, laid over its own as in the SDK.
+    """Return the estimator with overrides: arguments, inputs and single script_params, as in the SDK.
 
     Raises:
-        JobError: anything else.
+        JobError: Any other override.
     """
     allowed = {"script_params", "arguments", "inputs"}
     if unknown := sorted(set(overrides) - allowed):
@@ -499,34 +509,34 @@ def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
     params = overrides.get("script_params")
     if isinstance(params, Mapping) and isinstance(estimator.script_params, Mapping):
         overrides = {**overrides, "script_params": {**estimator.script_params, **params}}
-    # replace() calls the constructor, so that what is overridden is checked like the rest; the user's estimator stays as it is.
+    # replace() calls the constructor, which checks the overrides. The user's estimator is unchanged.
     return replace(estimator, **overrides) if overrides else estimator
 
 
 def references(inputs: object, script_params: object, arguments: object = None) -> tuple[DataReference, ...]:
-    """The data that a run takes or leaves: what `inputs` lists, and what stands in `script_params` and `arguments`.
+    """Return the data of a run, from `inputs`, `script_params` and `arguments`.
 
     Raises:
-        JobError: `inputs` is no list, or has something else in it.
+        JobError: `inputs` is not a list of data.
     """
     if inputs is None:
         inputs = ()
     if isinstance(inputs, (str, DataReference)) or not isinstance(inputs, Sequence):
         raise JobError(f"inputs={inputs!r} is not a list. Write it as [{inputs!r}].")
-    # What is no data stays in the list, for the job to refuse it with the message that names it.
+    # Other values stay in the list, so that the job refuses them by name.
     found = [_as_reference(value) for value in inputs]
     params = script_params.values() if isinstance(script_params, Mapping) else ()
     listed = arguments if isinstance(arguments, Sequence) else ()
     for value in map(_as_reference, (*params, *listed)):
-        # The same reference may stand in several places.
+        # The same reference may occur several times.
         if isinstance(value, DataReference) and value not in found:
             found.append(value)
-    # Each once. Only references are sure to be hashable, as a dictionary needs it.
+    # Each once. Only references are sure to be hashable.
     return tuple(dict.fromkeys(found)) if all(isinstance(value, DataReference) for value in found) else tuple(found)
 
 
 def _seconds(name: str, given: Any) -> Any:
-    """A duration that was given as text or timedelta, in seconds; all else is left to the job to take or refuse."""
+    """Return a text or timedelta as seconds, and anything else unchanged for the job to check."""
     if not isinstance(given, (str, dt.timedelta)):
         return given
     try:
@@ -536,5 +546,5 @@ def _seconds(name: str, given: Any) -> Any:
 
 
 def _name_of(target: Any) -> Any:
-    """The name of a target; what is none is left to the job to refuse."""
+    """Return the name of a target, and anything else unchanged for the job to refuse."""
     return "local" if target is None else getattr(target, "name", target)

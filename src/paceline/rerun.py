@@ -1,4 +1,4 @@
-"""A run's job submitted again, as `paceline rerun` and the page do it."""
+"""Submission of a run's job again, for `paceline rerun` and the page."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def rerun(
     values: Mapping[str, str] | None = None,
     display_name: str | None = None,
 ) -> RunFolder:
-    """Start a run with the job of another, its source and the exact versions of its packages; the new run's folder.
+    """Submit the job of another run, with its source and the exact versions of its packages.
 
-    values: of the job's secrets, in place of what lies at their places.
+    `values` of secrets replace those at their places.
 
     Raises:
-        RunStateError: the run was not submitted but logged by a program, or is a pipeline or a sweep.
-        UserError, TargetError: as for `paceline.submit.submit`.
+        RunStateError: A program logged the run, or the run is a pipeline or a sweep.
+        UserError, TargetError: As for `paceline.submit.submit`.
     """
     old = read.record(before)
     if old.pipeline is not None:
@@ -38,7 +38,7 @@ def rerun(
             f"run {old.run_id} is a pipeline. Submit it again as you did: its steps that have not changed are not run twice."
         )
     if old.sweep is not None:
-        # Its job alone, without a trial's values, is nothing that anybody has run.
+        # A sweep's job has no trial's values, so it never ran.
         raise RunStateError(
             f"run {old.run_id} is a sweep. Ask for further trials, paceline sweep more {old.run_id} --trials N, run one of its "
             "trials again by its own id, or submit the sweep again as you did."
@@ -48,7 +48,7 @@ def rerun(
     run_id = new_run_id(old.experiment)
     return submit(
         _with_own_places(_with_locked_environment(old.job, before), old, run_id),
-        # The snapshot is what runs. The folder may be gone; it is only written down.
+        # The snapshot runs. The folder, which may be gone, is only recorded.
         SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         workspace_dir,
         old.experiment,
@@ -60,14 +60,14 @@ def rerun(
 
 
 def _with_own_places(job: Job, old: RunRecord, run_id: str) -> Job:
-    """The job of a pipeline's step with its outputs at places of the new run's: those of the old one belong to its pipeline."""
+    """Return the job of a pipeline's step with outputs at places of the new run."""
     if old.step is None:
         return job
     return in_places_of(job, run_id, old.step.get("reused_from") or old.run_id)
 
 
 def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
-    """The job with the versions that its environment came to have, where one was built."""
+    """Return the job with the installed versions of its environment, if one was built."""
     built = read_json(folder.environment)
     if not built:
         return job

@@ -1,4 +1,4 @@
-"""Workspaces and experiments: where runs lie, and the names they belong under."""
+"""Workspaces, which hold runs, and experiments, which name them."""
 
 from __future__ import annotations
 
@@ -38,23 +38,25 @@ if TYPE_CHECKING:
     from paceline.sweeps.sweep_run import SweepRun
     from paceline.targets.configured import Configured
 
-#: What an experiment runs.
+#: Objects that an experiment runs.
 Submittable: TypeAlias = "Script | Job | Sweep | Pipeline"
 
 __all__ = ["Experiment", "Run", "Workspace"]
 
 
 class Workspace:
-    """A folder that holds one person's or one team's experiments and runs. Made on first use.
+    """A folder with the experiments and runs of a person or a team. Created on first use.
 
-    path: the folder. create: make it; with False it may be missing, and then has no runs.
+    Args:
+        path: The folder.
+        create: False leaves a missing folder uncreated; it has no runs then.
 
     Raises:
-        WorkspaceError: the folder can't be made, is no folder, has sources in it, or has a `:` in its path.
+        WorkspaceError: The folder can't be created, is a file, contains sources, or has a `:` in its path.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
-        # Not resolved: a workspace behind a link keeps the name by which people know it, in messages and in records.
+        # Not resolved: messages and records have the name by which people know a linked workspace.
         self._path = Path(os.path.abspath(os.path.expanduser(path)))
         if os.pathsep in str(self._path):
             raise WorkspaceError(
@@ -63,19 +65,18 @@ class Workspace:
             )
         try:
             if not create:
-                # Looked at though nothing is made: a folder that may not be read has to be said here, or it would pass for one
-                # without runs.
+                # Checked without creating anything: an unreadable folder would otherwise seem to have no runs.
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(self.runs_dir)
                 return
             if not self.runs_dir.exists():
                 self._refuse_sources()
                 self._path.mkdir(parents=True, exist_ok=True)
-                # Before anything else: another process may look at it already.
+                # First, because another process may use the workspace already.
                 if all(name.startswith(".") for name in os.listdir(self._path)):
                     note_made(self._path)
             self.runs_dir.mkdir(parents=True, exist_ok=True)
-            # The workspace ignores itself, so a repository that it lies in stays clean without a line of its own.
+            # The workspace ignores itself, so a repository around it stays clean.
             ignore = self._path / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n")
@@ -86,7 +87,7 @@ class Workspace:
             ) from error
 
     def _refuse_sources(self) -> None:
-        """A new workspace has git, and every snapshot, leave out all that lies in its folder."""
+        """Let git and snapshots ignore the whole workspace."""
         names = sorted(os.listdir(self._path)) if self._path.is_dir() else []
         own = [name for name in names if name == ".git" or name.endswith((".py", ".ipynb"))]
         if own:
@@ -97,20 +98,18 @@ class Workspace:
 
     @classmethod
     def from_config(cls, path: str | os.PathLike[str] | None = None, *, create: bool = True) -> Workspace:
-        """The workspace that is configured for the working directory.
+        """Return the workspace that is configured for the working directory.
 
-        In this order: the folder that `PACELINE_WORKSPACE` names; the one that the nearest `paceline.toml`, here or in
-        a parent folder, names (`[workspace]`, `path = "..."`, relative to that file; default `.paceline` beside it);
-        `./.paceline`.
-
-        path: a `paceline.toml`, or a folder in which to look instead of the working directory.
+        The first of: the folder in `PACELINE_WORKSPACE`; the folder that the nearest `paceline.toml`, here or in a parent
+        folder, names (`[workspace]`, `path = "..."`, relative to that file; default `.paceline` beside it); `./.paceline`.
 
         Args:
-            create: Make the workspace where it is missing.
+            path: A `paceline.toml`, or a folder in which to look instead of the working directory.
+            create: Create a missing workspace.
 
         Raises:
-            WorkspaceError: a configuration that can't be read, a folder that can't be made, or a workspace that this user has
-                neither made on this machine nor named.
+            WorkspaceError: The configuration can't be read, the folder can't be created, or this user has neither made the
+                workspace on this machine nor named it.
         """
         made = cls(found := configured(Path(path) if path is not None else None), create=create)
         if workspace_dir.only_shows and not workspace_dir.is_known(found):
@@ -133,47 +132,51 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """The folder's name, or that of its parent if it is a `.paceline`."""
+        """The folder's name, or that of its parent for a `.paceline`."""
         return self._path.parent.name if self._path.name == DEFAULT_FOLDER else self._path.name
 
     @property
     def runs_dir(self) -> Path:
-        """The folder that has a folder for each run."""
+        """The folder with a folder for each run."""
         return self._path / "runs"
 
     @property
     def experiments(self) -> dict[str, Experiment]:
-        """Experiment name -> experiment, for all that have a run."""
+        """Experiments by name, for all that have a run."""
         names = sorted({record.experiment for record in read.all_records(self.runs_dir)})
         return {name: Experiment(self, name) for name in names}
 
     @property
     def compute_targets(self) -> Mapping[str, Configured]:
-        """Name -> compute target: `local`, and those that `paceline compute add` has added."""
+        """Compute targets by name: `local`, and those of `paceline compute add`."""
         from paceline.targets.configured import ComputeTargets
 
         return ComputeTargets(self._path)
 
     @property
     def services(self) -> dict[str, Service]:
-        """Name -> service, for all that were deployed and not deleted."""
+        """Services by name, without deleted ones."""
         from paceline.services.service import Service
 
         return Service.list(self)
 
     def deploy(self, name: str, models: Models, **options: Unpack[DeployOptions]) -> Service:
-        """A new service of one model or several; options as `Service.deploy` takes them.
+        """Deploy a new service of one model or several.
 
         Args:
             name: Name of the service.
             models: One model or several: registered ones, references such as "digits:3", or paths.
+            options: As for `Service.deploy`.
         """
         from paceline.services.service import Service
 
         return Service.deploy(self, name, models, **options)
 
     def services_of(self, model: str) -> list[str]:
-        """The names of the services that serve a version of a model, or will when they are started. model: "digits:3"."""
+        """Return the names of services that serve a version of a model, or will when started.
+
+        `model` is a reference such as "digits:3".
+        """
         from paceline.services import store
 
         return store.services_using(self.path, model)
@@ -193,23 +196,23 @@ class Workspace:
         overwrite: bool = False,
         **settings: Unpack[ServingOptions],
     ) -> Path:
-        """Write a folder that serves models away from here, in a container or by hand; its path.
-
-        base: image to build on; default: python, in the version of the run that made the first model. The others are those of
-        `Service.deploy`.
+        """Write a folder that serves models anywhere, in a container or by hand, and return its path.
 
         Args:
+            models: As for `deploy`.
             directory: Folder to write.
             entry_script: Script with init() and run().
-            source_directory: Folder that holds the script and what it imports.
+            source_directory: Folder with the script and its imports.
+            environment: Environment of the script; default: that of the run which made the first model.
             environment_variables: Variables of the script.
             name: Name of the service; default: that of the model.
+            base: Base image; default: python, in the version of the run that made the first model.
             workers: Number of model processes.
-            overwrite: Replace a folder that is there.
+            overwrite: Replace an existing folder.
             settings: As for `Service.deploy`.
 
         Raises:
-            UserError: no such model or script, an environment that can't be had elsewhere, or a folder that is in use.
+            UserError: No such model or script, an environment that can't be rebuilt elsewhere, or a folder in use.
         """
         from paceline.services.package.write import package
         from paceline.services.revision_spec import make_spec
@@ -226,18 +229,18 @@ class Workspace:
 
     @property
     def environments(self) -> dict[str, Environment]:
-        """Name -> registered environment, in its latest version."""
+        """Registered environments by name, in their latest versions."""
         return Environment.list(self)
 
     @property
     def datastores(self) -> dict[str, Datastore]:
-        """Name -> datastore; `default`, a folder of the workspace, is always there."""
+        """Datastores by name; `default`, a folder of the workspace, always exists."""
         from paceline.data.stores.datastore import Datastore
 
         return Datastore.list(self)
 
     def get_default_datastore(self) -> Datastore:
-        """The datastore that `set_default_datastore` named, else the workspace's own folder `data`."""
+        """Return the datastore of `set_default_datastore`, by default the workspace's folder `data`."""
         from paceline.data.stores.datastore import Datastore
 
         return Datastore.get_default(self)
@@ -246,7 +249,7 @@ class Workspace:
         """Make a registered datastore the default.
 
         Raises:
-            DataError: there is none of this name.
+            DataError: There is no datastore of this name.
         """
         from paceline.data.stores.datastore import Datastore
 
@@ -254,14 +257,14 @@ class Workspace:
 
     @property
     def datasets(self) -> dict[str, Any]:
-        """Name -> registered dataset, in its latest version."""
+        """Registered datasets by name, in their latest versions."""
         from paceline.data.datasets.dataset import Dataset
 
         return {**Dataset.get_all(self)}
 
     @property
     def models(self) -> dict[str, Model]:
-        """Name -> registered model, in its latest version."""
+        """Registered models by name, in their latest versions."""
         from paceline.models.model import Model
 
         return {model.name: model for model in sorted(Model.list(self, latest=True), key=lambda one: one.name)}
@@ -277,19 +280,22 @@ class Workspace:
         kinds: Collection[str] = (),
         dry_run: bool = False,
     ) -> Pruned:
-        """Remove what is wanted no longer, and nothing that a living run uses; what is gone.
+        """Remove unwanted things that no living run uses, and return them.
 
-        Something goes if every criterion lets it. Runs with the tag `keep`, and those that made a model, stay.
+        All given criteria must match. Runs with the tag `keep`, and those that made a model, stay.
 
-        older_than: "30d", "12h", seconds or a timedelta since a run ended, or an environment or file was last used.
-        keep_last: the newest so many runs of each experiment stay. max_size: "20GB" or bytes, of each kind; the oldest go.
-        status, experiment: runs of these alone.
-        kinds: of "runs", "snapshots", "environments", "data" and "models", these alone; default: snapshots that no run uses,
-            contents that no model has, runs if a criterion says which, and the others if an age or a size is given.
-        dry_run: remove nothing.
+        Args:
+            older_than: "30d", "12h", seconds or a timedelta since a run ended, or an environment or file was last used.
+            keep_last: Newest runs of each experiment to keep.
+            max_size: "20GB" or bytes to leave of each kind; the oldest go.
+            status: Only runs in this state.
+            experiment: Only runs of this experiment.
+            kinds: Of "runs", "snapshots", "environments", "data" and "models", only these. Default: unused snapshots and model
+                files, runs with any criterion, and the others with an age or a size.
+            dry_run: Remove nothing.
 
         Raises:
-            UserError: a value that is none, or runs alone without a criterion.
+            UserError: A value is wrong, or runs are selected without a criterion.
         """
         from paceline import pruning
         from paceline.data.transfer.cache import parse_size
@@ -298,23 +304,23 @@ class Workspace:
             older_than_s = units.seconds(older_than) if older_than is not None else None
         except ValueError as error:
             raise WorkspaceError(f"older_than: {error}") from None
-        wish = pruning.Wish(
+        policy = pruning.PrunePolicy(
             older_than_s=older_than_s,
             keep_last=keep_last,
             max_bytes=parse_size(max_size) if isinstance(max_size, str) else max_size,
             status=status,
             experiment=experiment,
         )
-        return pruning.prune(self._path, wish, kinds, dry_run=dry_run)
+        return pruning.prune(self._path, policy, kinds, dry_run=dry_run)
 
     def get_run(self, run_id: str) -> Run:
-        """A run by its id, or by the beginning of it that no other run has.
+        """Return a run by its id or a unique beginning of it, or by its name.
 
         Args:
             run_id: The run's id, the beginning of it, or its name.
 
         Raises:
-            RunNotFoundError: there is none, or there are several.
+            RunNotFoundError: There is no such run, or there are several.
         """
         run: Run = Run.get(self, run_id)
         return run
@@ -323,16 +329,15 @@ class Workspace:
 class Experiment:
     """A name for runs that belong together.
 
-    name: a letter or digit, then letters, digits, `_` and `-`.
-
     Args:
-        workspace: Workspace that its runs lie in.
+        workspace: Workspace of its runs.
+        name: A letter or digit, then letters, digits, `_` and `-`.
 
     Raises:
-        WorkspaceError: the name is none of these.
+        WorkspaceError: The name is wrong.
     """
 
-    #: Of the runs that this gives.
+    #: Class of the experiment's runs.
     run_class: ClassVar[type[Run]] = Run
 
     def __init__(self, workspace: Workspace, name: str) -> None:
@@ -359,12 +364,12 @@ class Experiment:
 
     @property
     def workspace(self) -> Workspace:
-        """The workspace that the experiment lies in."""
+        """The experiment's workspace."""
         return self._workspace
 
     @property
     def runs_dir(self) -> Path:
-        """The folder that has a folder for each run."""
+        """The folder with a folder for each run."""
         return self._workspace.runs_dir
 
     @overload
@@ -386,23 +391,24 @@ class Experiment:
         run_id: str | None = None,
         **overrides: Any,
     ) -> Run:
-        """Submit an estimator, or a `Job` with its source_directory; returns at once with a run that goes on by itself.
-
-        tags: set on the run. overrides: an estimator's arguments or inputs, or single script_params, for this run alone; of a
-            pipeline pipeline_parameters (name -> value) and regenerate_outputs (run each step, whatever is known of it).
-        run_id: of the new run: letters, digits, `_`, `-`, `.`; default: made of the experiment's name and the time.
-        progress: called with (bytes done, bytes in all) while the source is hashed. display_name: a name of the run's own
-            beside its id, for people.
+        """Submit an estimator, or a `Job` with its source_directory, and return the run at once.
 
         Args:
-            config: What to run.
-            parent_run_id: Run that the new one stands below.
+            config: Object to run.
+            tags: Tags of the run.
+            source_directory: Source of a `Job`.
+            parent_run_id: Parent of the new run.
+            progress: Called with (bytes done, bytes in all) while the source is hashed.
+            run_id: Id of the run: letters, digits, `_`, `-`, `.`; default: made of the experiment's name and the time.
+            display_name: Name of the run for people, beside its id.
+            overrides: An estimator's arguments or inputs, or single script_params, for this run only. Of a pipeline,
+                pipeline_parameters (name -> value) and regenerate_outputs (run each step without reusing results).
 
         Raises:
-            UserError: a wrong value, a source that can't be copied, a target that can't hold the job. Nothing has
-                been started then.
+            UserError: A wrong value, a source that can't be copied, or a target that can't hold the job. Nothing has been
+                started.
         """
-        # Imported by the call, for a program that only reads runs has no use for what a submission loads.
+        # Imported here: a program that only reads runs does not need the modules of a submission.
         from paceline.estimator import _Script, with_overrides
         from paceline.pipelines.pipeline import Pipeline
         from paceline.pipelines.pipeline_run import PipelineRun
@@ -450,7 +456,7 @@ class Experiment:
             )
         folder = submit(
             job,
-            # Absolute, for the record keeps it and the program may change its working directory.
+            # Absolute: the record keeps it, and the program may change its working directory.
             SourceCopy(directory=directory.absolute()),
             self._workspace.path,
             self._name,
@@ -469,21 +475,22 @@ class Experiment:
         display_name: str | None = None,
         run_id: str | None = None,
     ) -> Run:
-        """A run, Running at once, that this program logs by itself and ends with `complete()`, `fail()` or a `with` block.
+        """Start a run that this program logs, and ends with `complete()`, `fail()` or a `with` block.
 
-        If the program ends without, the run ends as the program did; if it is killed, the run is Failed.
-
-        outputs: a folder of the working directory, made if it is not there; what the program writes into it, and into `./logs`,
-            is kept with the run (default "outputs"; False for none). snapshot_directory: a folder to keep a snapshot of, None
-            for none. run_id: default: made of the experiment's name and the time.
+        Otherwise the run ends as the program does; if it is killed, the run is Failed.
 
         Args:
+            outputs: A folder of the working directory, created if missing. The run keeps its files and those of `./logs`.
+                Default: "outputs"; False keeps no folder.
+            snapshot_directory: A folder to keep a snapshot of; None keeps no snapshot.
             display_name: Name of the run, for people.
+            run_id: Default: made of the experiment's name and the time.
 
         Raises:
-            SnapshotError: the folder can't be copied. RunStateError: there is a run of this id.
+            SnapshotError: The folder can't be copied.
+            RunStateError: There is already a run of this id.
         """
-        # The copy comes before the run: a folder that can't be copied leaves no run behind.
+        # Copy first: a folder that can't be copied leaves no run behind.
         taken = None
         if snapshot_directory is not None:
             from paceline import snapshot
@@ -507,15 +514,16 @@ class Experiment:
         *,
         status: str | None = None,
     ) -> Iterator[Run]:
-        """The experiment's runs, newest first; a sweep or pipeline is one of its own class.
-
-        kind: "script", "interactive", "sweep" or "pipeline". tags: tag -> value, or one tag's name whatever its value.
-        properties: property -> value. status: such as "Completed".
+        """Return the experiment's runs, newest first, each in the class of its kind.
 
         Args:
-            include_children: Give the runs below others as well.
+            kind: "script", "interactive", "sweep" or "pipeline".
+            tags: Tag -> value, or the name of a tag with any value.
+            properties: Property -> value.
+            status: A state such as "Completed".
+            include_children: Include child runs.
         """
-        # An id that was given by hand need not begin with its experiment's name, so the records say whose a run is.
+        # The records decide: a chosen id need not begin with its experiment's name.
         for record in read.all_records(self.runs_dir):
             folder = RunFolder(self.runs_dir / record.run_id)
             if record.experiment == self.name and matches(
@@ -529,7 +537,7 @@ def _make_experiment(runs_dir: Path, name: str) -> Experiment:
 
 
 def _open_dataset(reference: DataReference, path: str) -> object:
-    """What a script gets for an input by name: the path, or a table for one that was asked for directly."""
+    """Return a script's input by name: the path, or a table for a direct one."""
     if reference.mode != "direct":
         return path
     from paceline.data.datasets.dataset import opened
@@ -540,7 +548,7 @@ def _open_dataset(reference: DataReference, path: str) -> object:
 def _make_model(folder: RunFolder, model_name: str, model_path: Any, **given: Any) -> Model:
     from paceline.models.model import register_of_run
 
-    # Not made: it is there, for the run lies in it.
+    # Not created: it exists, because it holds the run.
     return register_of_run(Workspace(folder.path.parent.parent, create=False), folder, model_name, model_path, **given)
 
 
@@ -562,7 +570,7 @@ def _pipeline_run() -> type[Run]:
     return PipelineRun
 
 
-# Set from here, for `paceline.runs` imports nothing of what stands above it: workspaces, data, sweeps and pipelines.
+# Set from here: `paceline.runs` imports neither workspaces nor data, sweeps or pipelines.
 Run.kinds["sweep"] = _sweep_run
 Run.kinds["pipeline"] = _pipeline_run
 Run.make_experiment = staticmethod(_make_experiment)

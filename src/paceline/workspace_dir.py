@@ -1,15 +1,15 @@
-"""Where the workspace lies that is configured for the working directory, and whether it is this user's own.
+"""The configured workspace of the working directory, and the check that it is this user's own.
 
-Whoever can write to a workspace decides which programs its commands start. So a workspace counts only if this user has made it
-on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml`
-counts if it belongs to this user or to root, or is trusted; so does the `config.json` by which drivers of the Azure SDK find
-theirs. Git has such a rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
+Anyone who can write to a workspace decides which programs its commands start. So a workspace counts only if this user has made it
+on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml` counts if it
+belongs to this user or to root, or is trusted; so does the `config.json` of the Azure SDK's drivers. Git has such a rule since
+CVE-2022-24765 (`safe.directory` in git-config(1)).
 
-Files of an archive or a clone belong to the user who unpacks it. So a workspace that this user makes gets a mark: an
-HMAC of its folder's inode with a key of the user's. A move within a file system keeps the inode, and no copy has the same.
+Files of an archive or a clone belong to the user who unpacks it. So a workspace that this user makes gets a mark: an HMAC of its
+folder's inode with a key of the user's. A move within a file system keeps the inode; a copy changes it.
 
     <workspace>/.made-here                the mark
-    ~/.local/state/paceline/made.key      the key, for this user alone
+    ~/.local/state/paceline/made.key      the key, readable by this user only
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from pathlib import Path
 
 from paceline.errors import WorkspaceError
 
-#: Names the workspace's folder, above everything else.
+#: Variable with the workspace's folder, which overrides everything else.
 WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
 CONFIG_FILE = "paceline.toml"
 DEFAULT_FOLDER = ".paceline"
-#: Where the Azure SDK looks for the names of its workspace, in each folder upwards.
+#: Files in which the Azure SDK looks for its workspace, in each folder upwards.
 _SDK_FOLDERS = (".azureml", "aml_config", "")
 _SDK_FILES = ("config.json", "project.json")
 MARK = ".made-here"
 
-#: Whether this process only shows what a workspace holds. Then it may be one from elsewhere: nothing of it is started.
+#: Whether this process only shows a workspace, which may then be an untrusted one: nothing of it is started.
 only_shows = False
 
 
 def configured(start: Path | None = None) -> Path:
-    """The workspace's folder, as `Workspace.from_config` says. start: a configuration, or the folder in which to look.
+    """Return the workspace's folder, as `Workspace.from_config` says.
+
+    `start` is a configuration, or the folder in which to look.
 
     Raises:
-        WorkspaceError: a configuration that can't be read, or a workspace that this user has neither made nor named.
+        WorkspaceError: The configuration can't be read, or this user has neither made nor named the workspace.
     """
     named = os.environ.get(WORKSPACE_VARIABLE)
-    # Whoever names a configuration means that one, whatever variable the shell still has.
+    # An explicit configuration overrides the variable.
     if start is None and named:
         return Path(named)
     here = start if start is not None else Path.cwd()
@@ -52,13 +54,13 @@ def configured(start: Path | None = None) -> Path:
             f"there is no {str(here)!r}. Name a {CONFIG_FILE}, or a folder that holds one or shall hold a workspace."
         )
     config = here if here.is_file() else _nearest_config(here)
-    # Joined to another path, an absolute one stands alone, so the file may give either kind.
+    # The path may be relative to the file or absolute.
     if config is not None:
         found = config.parent / os.path.expanduser(_path_in(config))
     else:
         sdk_config = nearest_sdk_config(here)
         found = (here if sdk_config is None else project_of(sdk_config)) / DEFAULT_FOLDER
-    # A file that the caller names is the caller's word for what stands in it.
+    # The caller trusts a file that it names.
     if not here.is_file() and not is_own(found):
         raise WorkspaceError(
             f"the workspace {str(found)!r} belongs to {_owner(found)}, who could start programs as you by what lies in it. "
@@ -74,9 +76,9 @@ def configured(start: Path | None = None) -> Path:
 
 
 def is_known(path: Path) -> bool:
-    """Return whether this user has made this workspace on this machine, or has named it. True where nothing is in it yet."""
+    """Return True if this user has made or named the workspace, or if it is empty."""
     path = path.expanduser()
-    # A new workspace has its mark before anything else.
+    # A new workspace gets its mark first.
     if all(name.startswith(".") for name in _names(path)):
         return True
     named = os.environ.get(WORKSPACE_VARIABLE)
@@ -89,7 +91,7 @@ def is_known(path: Path) -> bool:
 
 
 def note_made(path: Path) -> None:
-    """Mark a workspace that this user is making. Without effect where the key can't be kept, and the user has to name it then."""
+    """Mark a workspace that this user is making. Without a key this does nothing, and the user has to name the workspace."""
     if (key := _key(create=True)) is not None:
         with contextlib.suppress(OSError):
             (path / MARK).write_text(_mark(path, key), encoding="ascii")
@@ -109,7 +111,7 @@ def _mark(path: Path, key: bytes) -> str:
 
 
 def _key(*, create: bool) -> bytes | None:
-    """Return this user's key for marks; None where it is not there, or not the user's alone."""
+    """Return this user's key for marks, or None if it is missing or readable by others."""
     file = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "paceline" / "made.key"
     with contextlib.suppress(OSError):
         if create and not file.exists():
@@ -118,7 +120,7 @@ def _key(*, create: bool) -> bytes | None:
             try:
                 with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
                     opened.write(os.urandom(32))
-                # Of several processes the first one gives it the name.
+                # The first of several processes creates it.
                 with contextlib.suppress(FileExistsError):
                     os.link(beside, file)
             finally:
@@ -137,7 +139,7 @@ def _names(path: Path) -> list[str]:
 
 
 def is_own(path: Path) -> bool:
-    """Return whether a file or folder belongs to this user or to root, is one that `trust` names, or is not there."""
+    """Return True for a file or folder of this user or root, for a trusted one, and for a missing one."""
     try:
         return path.stat().st_uid in (os.geteuid(), 0) or os.path.realpath(path) in trusted()
     except OSError:
@@ -147,7 +149,7 @@ def is_own(path: Path) -> bool:
 def trusted() -> list[str]:
     """Return the folders that this user has trusted."""
     file = _trust_file()
-    # Whoever could write this file could trust anything.
+    # A writer of this file could trust anything.
     try:
         return file.read_text().splitlines() if file.stat().st_uid in (os.geteuid(), 0) else []
     except (OSError, ValueError):
@@ -155,7 +157,7 @@ def trusted() -> list[str]:
 
 
 def trust(path: Path) -> str:
-    """Let a folder that came from elsewhere be a workspace of this user's from now on. Return its path without links.
+    """Trust a foreign folder as a workspace of this user. Return its path without links.
 
     Raises:
         WorkspaceError: There is no such folder, or the list can't be written.
@@ -192,14 +194,14 @@ def _owner(path: Path) -> str:
 def nearest_sdk_config(folder: Path, file_name: str | None = None) -> Path | None:
     """Return the file by which the Azure SDK's drivers find their workspace from a folder.
 
-    file_name: A name in place of `config.json` and `project.json`.
+    `file_name` replaces `config.json` and `project.json`.
     """
     names = (file_name,) if file_name else _SDK_FILES
     return _nearest(folder, [Path(below, name) for below in _SDK_FOLDERS for name in names])
 
 
 def project_of(sdk_config: Path) -> Path:
-    """Return the folder of the project that a configuration of the Azure SDK's is of."""
+    """Return the project's folder of a configuration of the Azure SDK."""
     return sdk_config.parent.parent if sdk_config.parent.name in _SDK_FOLDERS else sdk_config.parent
 
 
@@ -208,7 +210,7 @@ def _nearest_config(folder: Path) -> Path | None:
 
 
 def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
-    """Return the nearest file of these, here or above, that is this user's or trusted."""
+    """Return the nearest of these files, here or above, that is this user's or trusted."""
     for parent in (folder.absolute(), *folder.absolute().parents):
         for name in names:
             config = parent / name
@@ -225,7 +227,7 @@ def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
 
 
 def _is_sdk_s(file: Path) -> bool:
-    """Return whether a `config.json` of no certain folder has an Azure workspace: other programs have files of that name."""
+    """Return True if a `config.json` has an Azure workspace: other programs have files of that name."""
     import json
 
     try:
@@ -250,7 +252,7 @@ def _path_in(config: Path) -> str:
         raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is no table. Write [workspace], path = "folder".')
     if unknown := sorted(set(section) - {"path"}):
         raise WorkspaceError(f"{str(config)!r}: [workspace] has one key, path; found {', '.join(unknown)}. Remove it.")
-    # Such a file would else pass for one that says nothing, and runs would go to another folder than the one that is named.
+    # Ignored, such a file would send runs to another folder than the named one.
     if "workspace" not in tables and "path" in tables:
         raise WorkspaceError(f"{str(config)!r}: path stands outside of [workspace]. Write [workspace] above it.")
     path = section.get("path", DEFAULT_FOLDER)

@@ -14,7 +14,7 @@ from paceline.environments.store import EnvironmentStore
 from paceline.errors import DataError, UserError, WorkspaceError
 from paceline.models import check, registry, sources, staging
 from paceline.models.record import ModelRecord
-from paceline.pruning import Pruned, Wish, environments, prune
+from paceline.pruning import Pruned, PrunePolicy, environments, prune
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.system import files
@@ -64,12 +64,12 @@ def test_runs_go_by_age_and_never_one_that_lives_or_has_the_tag_keep(tmp_path):
     queued = make(tmp_path, 3, days=50, status=states.QUEUED)
     kept = make(tmp_path, 4, days=60)
     tags_and_properties.set_tags(RunFolder(tmp_path / "runs" / kept).notes, {"keep": None})
-    wish = Wish(older_than_s=30 * DAY)
+    policy = PrunePolicy(older_than_s=30 * DAY)
 
-    dry = prune(tmp_path, wish, ["runs"], dry_run=True)
+    dry = prune(tmp_path, policy, ["runs"], dry_run=True)
     assert gone(dry) == [old]
     assert len(store.ids(tmp_path / "runs")) == 4
-    assert prune(tmp_path, wish, ["runs"]) == dry
+    assert prune(tmp_path, policy, ["runs"]) == dry
     assert sorted(store.ids(tmp_path / "runs")) == sorted([new, queued, kept])
 
 
@@ -78,20 +78,22 @@ def test_the_last_runs_of_each_experiment_stay(tmp_path):
         make(tmp_path, number, days=10 - number)
     make(tmp_path, 5, days=99, experiment="other")
     failed = make(tmp_path, 6, days=9, status=states.FAILED)
-    wish = Wish(keep_last=2)
-    assert gone(prune(tmp_path, wish, ["runs"], dry_run=True)) == [
+    policy = PrunePolicy(keep_last=2)
+    assert gone(prune(tmp_path, policy, ["runs"], dry_run=True)) == [
         f"digits_{1_700_000_000 + number}_0000000{number}" for number in (1, 2, 3)
     ]
-    assert gone(prune(tmp_path, Wish(keep_last=0, status=states.FAILED), ["runs"], dry_run=True)) == [failed]
-    assert gone(prune(tmp_path, Wish(experiment="other"), ["runs"], dry_run=True)) == ["other_1700000005_00000005"]
+    assert gone(prune(tmp_path, PrunePolicy(keep_last=0, status=states.FAILED), ["runs"], dry_run=True)) == [failed]
+    assert gone(prune(tmp_path, PrunePolicy(experiment="other"), ["runs"], dry_run=True)) == [
+        "other_1700000005_00000005"
+    ]
     # All criteria have to let it.
-    assert len(gone(prune(tmp_path, Wish(keep_last=1, older_than_s=7.5 * DAY), ["runs"], dry_run=True))) == 2
+    assert len(gone(prune(tmp_path, PrunePolicy(keep_last=1, older_than_s=7.5 * DAY), ["runs"], dry_run=True))) == 2
 
 
 def test_the_oldest_runs_go_until_the_rest_has_the_size(tmp_path):
     ids = [make(tmp_path, number, days=10 - number, size=1_000_000) for number in range(1, 5)]
     living = make(tmp_path, 5, days=50, size=1_000_000, status=states.RUNNING)
-    found = prune(tmp_path, Wish(max_bytes=3_500_000), ["runs"])
+    found = prune(tmp_path, PrunePolicy(max_bytes=3_500_000), ["runs"])
     assert gone(found) == ids[:2]
     assert found.size_bytes > 2_000_000
     assert sorted(store.ids(tmp_path / "runs")) == sorted([*ids[2:], living])
@@ -102,23 +104,27 @@ def test_a_run_and_those_below_it_stay_or_go_together(tmp_path):
     child = make(tmp_path, 2, days=40, parent_run_id=root)
     grandchild = make(tmp_path, 3, days=1, parent_run_id=child)
     orphan = make(tmp_path, 4, days=40, parent_run_id="digits_1_gone")
-    wish = Wish(older_than_s=30 * DAY)
-    assert gone(prune(tmp_path, wish, ["runs"], dry_run=True)) == [orphan]
-    assert gone(prune(tmp_path, Wish(older_than_s=0, keep_last=1), ["runs"], dry_run=True)) == [grandchild, child, root]
+    policy = PrunePolicy(older_than_s=30 * DAY)
+    assert gone(prune(tmp_path, policy, ["runs"], dry_run=True)) == [orphan]
+    assert gone(prune(tmp_path, PrunePolicy(older_than_s=0, keep_last=1), ["runs"], dry_run=True)) == [
+        grandchild,
+        child,
+        root,
+    ]
     make(tmp_path, 5, parent_run_id=grandchild, status=states.RUNNING)
-    assert gone(prune(tmp_path, Wish(older_than_s=0), ["runs"], dry_run=True)) == [orphan]
+    assert gone(prune(tmp_path, PrunePolicy(older_than_s=0), ["runs"], dry_run=True)) == [orphan]
 
 
 def test_without_a_criterion_no_run_goes(tmp_path):
     make(tmp_path, 1, days=400)
-    assert not prune(tmp_path, Wish())
+    assert not prune(tmp_path, PrunePolicy())
     with pytest.raises(UserError, match="which runs are to go"):
-        prune(tmp_path, Wish(), ["runs"])
+        prune(tmp_path, PrunePolicy(), ["runs"])
     with pytest.raises(UserError, match="'logs' can't be pruned"):
-        prune(tmp_path, Wish(), ["logs"])
+        prune(tmp_path, PrunePolicy(), ["logs"])
     for values in ({"older_than_s": -1}, {"keep_last": -1}, {"max_bytes": -1}, {"status": "Done"}):
         with pytest.raises(UserError):
-            Wish(**values)
+            PrunePolicy(**values)
 
 
 # --- snapshots
@@ -138,9 +144,9 @@ def test_snapshots_go_that_no_run_has_but_not_one_that_was_asked_for_just_now(tm
     make(tmp_path, 2, status=states.QUEUED, snapshot_id="r")
     write_tree(tmp_path / "snapshots", {".scans/a.json": b"{}", ".gone-x/a": b"", ".new-1-2/a": b""})
 
-    dry = prune(tmp_path, Wish(), ["snapshots"], dry_run=True)
+    dry = prune(tmp_path, PrunePolicy(), ["snapshots"], dry_run=True)
     assert [(one.name, one.size_bytes) for one in dry.snapshots] == [("u", 9)]
-    assert prune(tmp_path, Wish(), ["snapshots"]) == dry
+    assert prune(tmp_path, PrunePolicy(), ["snapshots"]) == dry
     left = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
     assert left == sorted([".new-1-2", ".scans", "f", "l", "r"])
     assert not unused.exists()
@@ -150,9 +156,9 @@ def test_snapshots_go_that_no_run_has_but_not_one_that_was_asked_for_just_now(tm
 def test_the_snapshot_of_a_run_that_goes_goes_with_it_also_in_a_dry_run(tmp_path):
     path = snapshot(tmp_path, "s")
     make(tmp_path, 1, days=40, snapshot_id="s")
-    wish = Wish(older_than_s=30 * DAY)
+    policy = PrunePolicy(older_than_s=30 * DAY)
     for dry_run in (True, False):
-        found = prune(tmp_path, wish, ["runs", "snapshots"], dry_run=dry_run)
+        found = prune(tmp_path, policy, ["runs", "snapshots"], dry_run=dry_run)
         assert (len(found.runs), [one.name for one in found.snapshots]) == (1, ["s"])
     assert not path.exists()
 
@@ -164,7 +170,7 @@ def test_files_that_snapshots_share_count_where_the_last_of_them_goes(tmp_path):
         os.link(tmp_path / "snapshots/a/train.py", tmp_path / f"snapshots/{name}/shared")
         os.utime(tmp_path / "snapshots" / name, (1, 1))
     make(tmp_path, 1, snapshot_id="c")
-    found = prune(tmp_path, Wish(), ["snapshots"])
+    found = prune(tmp_path, PrunePolicy(), ["snapshots"])
     assert [(one.name, one.size_bytes) for one in found.snapshots] == [("a", 0), ("b", 1)]
 
 
@@ -177,7 +183,7 @@ def test_a_snapshot_that_is_asked_for_while_it_is_pruned_stays(tmp_path, monkeyp
         rename(source, target)
 
     monkeypatch.setattr("paceline.pruning.snapshots.os.rename", asked_for_meanwhile)
-    assert not prune(tmp_path, Wish(), ["snapshots"])
+    assert not prune(tmp_path, PrunePolicy(), ["snapshots"])
     assert (path / "train.py").exists()
 
 
@@ -209,7 +215,7 @@ def keys(found: Pruned) -> list[str]:
 
 def test_environments_go_by_age_and_size_and_not_those_that_living_runs_need(tmp_path, layers):
     def dry(**values) -> list[str]:
-        return keys(prune(tmp_path, Wish(**values), ["environments"], dry_run=True))
+        return keys(prune(tmp_path, PrunePolicy(**values), ["environments"], dry_run=True))
 
     assert dry() == ["a", "b", "c"]
     assert dry(older_than_s=30 * DAY) == ["a"]
@@ -218,7 +224,7 @@ def test_environments_go_by_age_and_size_and_not_those_that_living_runs_need(tmp
     files.write_json(run.environment, {"key": "a"})
     assert dry() == ["b", "c"]
     assert dry(max_bytes=1500) == ["b", "c"]
-    found = prune(tmp_path, Wish(older_than_s=10 * DAY), ["environments"])
+    found = prune(tmp_path, PrunePolicy(older_than_s=10 * DAY), ["environments"])
     assert [(one.name, one.size_bytes) for one in found.environments] == [("b", 1000)]
     assert not (layers / "b").exists()
 
@@ -242,9 +248,9 @@ def test_env_prune_leaves_what_living_runs_need(tmp_path, layers):
 
 
 def test_only_named_kinds_go_unless_an_age_or_a_size_is_given(tmp_path, layers):
-    assert not prune(tmp_path, Wish(), dry_run=True)
-    assert keys(prune(tmp_path, Wish(older_than_s=30 * DAY), dry_run=True)) == ["a"]
-    assert not prune(tmp_path, Wish(keep_last=3), dry_run=True)
+    assert not prune(tmp_path, PrunePolicy(), dry_run=True)
+    assert keys(prune(tmp_path, PrunePolicy(older_than_s=30 * DAY), dry_run=True)) == ["a"]
+    assert not prune(tmp_path, PrunePolicy(keep_last=3), dry_run=True)
 
 
 # --- data
@@ -258,10 +264,10 @@ def test_cached_files_go_by_age_and_size_and_not_those_in_use(tmp_path, monkeypa
         os.utime(path, (time.time() - days * DAY, 10**9))
     os.link(cache.folder / "objects/dd/dd4", tmp_path / "in use")
 
-    assert prune(tmp_path, Wish(older_than_s=30 * DAY), ["data"], dry_run=True).data_bytes == 100
-    assert prune(tmp_path, Wish(max_bytes=250), ["data"], dry_run=True).data_bytes == 200
-    assert prune(tmp_path, Wish(), ["data"], dry_run=True).data_bytes == 300
-    assert prune(tmp_path, Wish(older_than_s=10 * DAY), ["data"]).data_bytes == 200
+    assert prune(tmp_path, PrunePolicy(older_than_s=30 * DAY), ["data"], dry_run=True).data_bytes == 100
+    assert prune(tmp_path, PrunePolicy(max_bytes=250), ["data"], dry_run=True).data_bytes == 200
+    assert prune(tmp_path, PrunePolicy(), ["data"], dry_run=True).data_bytes == 300
+    assert prune(tmp_path, PrunePolicy(older_than_s=10 * DAY), ["data"]).data_bytes == 200
     assert sorted(path.name for path in (cache.folder / "objects").glob("*/*")) == ["cc3", "dd4"]
 
 
@@ -297,11 +303,11 @@ def test_a_run_that_made_a_model_stays_and_so_does_its_snapshot(tmp_path):
         write_tree(tmp_path / "snapshots" / name, {"train.py": "x"})
         os.utime(tmp_path / "snapshots" / name, (time.time() - DAY,) * 2)
     record = registered(tmp_path, "1", maker)
-    found = prune(tmp_path, Wish(older_than_s=DAY), ["runs", "snapshots"])
+    found = prune(tmp_path, PrunePolicy(older_than_s=DAY), ["runs", "snapshots"])
     assert gone(found) == [other]
     assert [one.name for one in found.snapshots] == ["b" * 64]
     registry.remove(tmp_path, record)
-    found = prune(tmp_path, Wish(older_than_s=DAY), ["runs", "snapshots"])
+    found = prune(tmp_path, PrunePolicy(older_than_s=DAY), ["runs", "snapshots"])
     assert (gone(found), [one.name for one in found.snapshots]) == ([maker], ["a" * 64])
 
 
@@ -312,11 +318,11 @@ def test_contents_of_no_version_and_killed_registrations_go_and_versions_stay(tm
     write_tree(registry.parts_dir(tmp_path), {"0000aaaa-1/files/part": "p" * 7})
     monkeypatch.setattr(staging, "_ABANDONED_S", -1.0)
 
-    looked = prune(tmp_path, Wish(), ["models"], dry_run=True)
+    looked = prune(tmp_path, PrunePolicy(), ["models"], dry_run=True)
     assert looked.models_bytes >= 500
     assert registry.parts_dir(tmp_path).joinpath("gone-1").exists()
-    assert prune(tmp_path, Wish()).models_bytes >= 507
+    assert prune(tmp_path, PrunePolicy()).models_bytes >= 507
     assert os.listdir(registry.parts_dir(tmp_path)) == []
     assert [path.stat().st_size for path in registry.blobs_dir(tmp_path).glob("*/*")] == [300]
     assert check.changes(registry.files_dir(tmp_path, second), second) == []
-    assert not prune(tmp_path, Wish())
+    assert not prune(tmp_path, PrunePolicy())

@@ -13,7 +13,7 @@ from paceline.cli.options import DRY_RUN, JSON, YES, Duration, VerbOption, takes
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
 from paceline.errors import PacelineError, RunNotFoundError, TargetError, UserError
-from paceline.pruning import Pruned, Removed, Wish
+from paceline.pruning import Pruned, PrunePolicy, Removed
 from paceline.pruning import prune as prune_workspace
 from paceline.runs import read, removal, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -132,7 +132,7 @@ def prune(
                 "--compute goes alone: it removes what ended runs left on nodes, and nothing of the workspace."
             )
         return _prune_nodes(compute, yes=yes, dry_run=dry_run, as_json=as_json)
-    wish = Wish(
+    policy = PrunePolicy(
         older_than_s=older_than_s,
         keep_last=keep_last,
         max_bytes=parse_size(max_size) if max_size is not None else None,
@@ -144,7 +144,7 @@ def prune(
     workspace_dir = Workspace.from_config(create=False).path
     # A dry run first: the question names the result.
     if dry_run or not yes:
-        found = prune_workspace(workspace_dir, wish, kinds, dry_run=True)
+        found = prune_workspace(workspace_dir, policy, kinds, dry_run=True)
         if dry_run:
             return _tell(found, dry_run=True, as_json=as_json)
         if found:
@@ -153,7 +153,7 @@ def prune(
             if not confirmed(f"Remove {_summary(found)}, for good?", yes=False, as_json=as_json):
                 return _DECLINED
     # Search again: runs may have started to use something while the question was open.
-    found = prune_workspace(workspace_dir, wish, kinds)
+    found = prune_workspace(workspace_dir, policy, kinds)
     return _tell(found, dry_run=False, as_json=as_json)
 
 

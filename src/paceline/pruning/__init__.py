@@ -1,6 +1,6 @@
 """Removal of old runs, and of unused snapshots, environments, cached data and model files."""
 
-from paceline.pruning.families import Wish
+from paceline.pruning.families import PrunePolicy
 from paceline.pruning.prune import KINDS, Pruned, Removed, prune
 
-__all__ = ["KINDS", "Pruned", "Removed", "Wish", "prune"]
+__all__ = ["KINDS", "PrunePolicy", "Pruned", "Removed", "prune"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.containers import all_layers, prune_layers
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import PacelineError
-from paceline.pruning.families import Wish
+from paceline.pruning.families import PrunePolicy
 from paceline.runs.folder import RunFolder
 from paceline.runs.read import all_records
 from paceline.runs.record import RunRecord, parse_utc
@@ -27,7 +27,7 @@ class _Kept:
 
 
 def prune(
-    workspace_dir: Path, wish: Wish, living: Iterable[RunRecord], *, dry_run: bool = False
+    workspace_dir: Path, policy: PrunePolicy, living: Iterable[RunRecord], *, dry_run: bool = False
 ) -> list[tuple[str, int]]:
     """Remove unwanted environments that no run uses or will use, and return (key, bytes) of each.
 
@@ -40,12 +40,12 @@ def prune(
     there = [_Kept(built.key, parse_utc(built.last_used_utc).timestamp(), built.size_bytes) for built in store.all()]
     there += [_Kept(layer.key, layer.used_at, tree_size(images / layer.key)) for layer in all_layers(images)]
     needed = _needed(workspace_dir, store, living)
-    latest = time.time() - (wish.older_than_s or 0.0)
+    latest = time.time() - (policy.older_than_s or 0.0)
     left = sum(kept.size_bytes for kept in there)
     chosen: dict[str, int] = {}
     # The longest unused first, until the rest fits.
     for kept in sorted(there, key=lambda kept: kept.used_s):
-        if wish.max_bytes is not None and left <= wish.max_bytes:
+        if policy.max_bytes is not None and left <= policy.max_bytes:
             break
         if kept.key not in needed and kept.used_s <= latest:
             chosen[kept.key] = kept.size_bytes

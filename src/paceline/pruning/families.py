@@ -56,16 +56,16 @@ def families(runs_dir: Path) -> list[Family]:
     ]
 
 
-def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
+def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
     """Return the unwanted families, the oldest first, without those that live, are kept, or made a model."""
-    if not wish.is_for_runs:
+    if not policy.is_for_runs:
         return []
     there = families(runs_dir)
-    asked = [family for family in there if _is_asked_for(family, wish)]
+    asked = [family for family in there if _is_asked_for(family, policy)]
     # Before ages and tags: the last five are those of the experiment, of any age.
-    if wish.keep_last is not None:
-        asked = _but_the_last(asked, wish.keep_last)
-    latest = time.time() - (wish.older_than_s or 0.0)
+    if policy.keep_last is not None:
+        asked = _but_the_last(asked, policy.keep_last)
+    latest = time.time() - (policy.older_than_s or 0.0)
     makers = made_by(runs_dir.parent)
     found = [
         family
@@ -73,7 +73,7 @@ def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
         if family.is_over and family.ended_s <= latest and not _is_kept(family.folders(runs_dir), makers)
     ]
     found.sort(key=lambda family: family.ended_s)
-    return found if wish.max_bytes is None else _excess(runs_dir, there, found, wish.max_bytes)
+    return found if policy.max_bytes is None else _excess(runs_dir, there, found, policy.max_bytes)
 
 
 def _root(record: RunRecord, records: dict[str, RunRecord]) -> str:
@@ -85,8 +85,8 @@ def _root(record: RunRecord, records: dict[str, RunRecord]) -> str:
     return record.run_id
 
 
-def _is_asked_for(family: Family, wish: Wish) -> bool:
-    return wish.experiment in (None, family.root.experiment) and wish.status in (None, family.root.status)
+def _is_asked_for(family: Family, policy: PrunePolicy) -> bool:
+    return policy.experiment in (None, family.root.experiment) and policy.status in (None, family.root.status)
 
 
 def _but_the_last(found: Iterable[Family], count: int) -> list[Family]:
@@ -119,7 +119,7 @@ def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class PrunePolicy:
     """Criteria of runs, snapshots, environments and cached files to remove. All that apply must match.
 
     Attributes:

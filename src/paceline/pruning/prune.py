@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import PacelineError, UserError
 from paceline.pruning import environments, snapshots
-from paceline.pruning.families import Wish, unwanted
+from paceline.pruning.families import PrunePolicy, unwanted
 from paceline.runs import removal
 from paceline.system.files import tree_size
 
@@ -66,7 +66,7 @@ class Pruned:
         }
 
 
-def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_run: bool = False) -> Pruned:
+def prune(workspace_dir: Path, policy: PrunePolicy, kinds: Collection[str] = (), *, dry_run: bool = False) -> Pruned:
     """Remove unwanted things that no living run uses, and return them.
 
     `kinds` selects of `KINDS`. By default these are unused snapshots and model files; runs, with any criterion; environments and
@@ -77,33 +77,33 @@ def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_r
     """
     if unknown := sorted({*kinds} - {*KINDS}):
         raise UserError(f"{unknown[0]!r} can't be pruned. There are {', '.join(KINDS)}.")
-    if "runs" in kinds and not wish.is_for_runs:
+    if "runs" in kinds and not policy.is_for_runs:
         raise UserError(
             "which runs are to go? Give --older-than 30d, --keep-last N, --max-size 20GB, --status or --experiment "
             "(older_than=, keep_last=, max_size=, status=, experiment=). A single run goes with `paceline rm RUN`."
         )
     if not kinds:
-        kinds = KINDS if wish.is_for_all else ("runs", "snapshots", "models")
+        kinds = KINDS if policy.is_for_all else ("runs", "snapshots", "models")
     if not dry_run:
         # Remnants of killed removals and submissions always go.
         removal.sweep(workspace_dir / "runs")
         snapshots.sweep(workspace_dir)
     # Runs first, because they free snapshots and environments.
-    runs, failed = _prune_runs(workspace_dir, wish, dry_run) if "runs" in kinds else ([], [])
+    runs, failed = _prune_runs(workspace_dir, policy, dry_run) if "runs" in kinds else ([], [])
     return Pruned(
         runs=tuple(runs),
         failed=tuple(failed),
         snapshots=_prune_snapshots(workspace_dir, runs, dry_run) if "snapshots" in kinds else (),
-        environments=_prune_environments(workspace_dir, wish, dry_run) if "environments" in kinds else (),
-        data_bytes=_prune_data(wish, dry_run) if "data" in kinds else 0,
+        environments=_prune_environments(workspace_dir, policy, dry_run) if "environments" in kinds else (),
+        data_bytes=_prune_data(policy, dry_run) if "data" in kinds else 0,
         models_bytes=snapshots.prune(workspace_dir, dry_run=dry_run) if "models" in kinds else 0,
     )
 
 
-def _prune_runs(workspace_dir: Path, wish: Wish, dry_run: bool) -> tuple[list[Removed], list[str]]:
+def _prune_runs(workspace_dir: Path, policy: PrunePolicy, dry_run: bool) -> tuple[list[Removed], list[str]]:
     runs_dir = workspace_dir / "runs"
     gone, failed = [], []
-    for family in unwanted(runs_dir, wish):
+    for family in unwanted(runs_dir, policy):
         for folder in family.folders(runs_dir):
             size = tree_size(folder.path)
             try:
@@ -124,15 +124,15 @@ def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) ->
     )
 
 
-def _prune_environments(workspace_dir: Path, wish: Wish, dry_run: bool) -> tuple[Removed, ...]:
+def _prune_environments(workspace_dir: Path, policy: PrunePolicy, dry_run: bool) -> tuple[Removed, ...]:
     living = environments.living_runs(workspace_dir)
-    found = environments.prune(workspace_dir, wish, living, dry_run=dry_run)
+    found = environments.prune(workspace_dir, policy, living, dry_run=dry_run)
     return tuple(Removed(name=key, size_bytes=size) for key, size in found)
 
 
-def _prune_data(wish: Wish, dry_run: bool) -> int:
+def _prune_data(policy: PrunePolicy, dry_run: bool) -> int:
     from paceline.data.transfer.cache import DataCache
 
     with contextlib.suppress(FileNotFoundError):
-        return DataCache().prune(wish.max_bytes or 0, unused_for_s=wish.older_than_s or 0.0, dry_run=dry_run)
+        return DataCache().prune(policy.max_bytes or 0, unused_for_s=policy.older_than_s or 0.0, dry_run=dry_run)
     return 0
