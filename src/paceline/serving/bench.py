@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline.errors import ServingError
 from paceline.serving.model.answers import message_of
@@ -151,10 +151,10 @@ class _Client(asyncio.Protocol):
         self._need = 0
         self._closes = False
         self._began = 0.0
-        self._transport: Any = None
+        self._transport: asyncio.Transport
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
         self._ask()
 
     def _ask(self) -> None:

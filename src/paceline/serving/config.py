@@ -165,7 +165,7 @@ class ServerConfig:
         }
 
     @classmethod
-    def from_json(cls, value: Any) -> ServerConfig:
+    def from_json(cls, value: object) -> ServerConfig:
         """Build the configuration from a JSON value.
 
         Raises:
@@ -200,7 +200,7 @@ def _check_number(name: str, value: Any, least: int, kind: Any) -> None:
         raise ServingError(f"{name}={value!r} is not {whole} of {least} or more.")
 
 
-def _keys(cls: Any, value: Any, what: str) -> dict[str, Any]:
+def _keys(cls: type[ServedModel | ServerConfig], value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ServingError(f"{what} is {type(value).__name__}, not an object of JSON.")
     fields = {each.name: each for each in dataclasses.fields(cls)}

@@ -95,7 +95,7 @@ def frame(kind: int, payload: bytes) -> bytes:
     return FRAME.pack(kind, len(payload)) + payload
 
 
-def json_frame(kind: int, value: Any) -> bytes:
+def json_frame(kind: int, value: object) -> bytes:
     return frame(kind, json.dumps(value).encode())
 
 

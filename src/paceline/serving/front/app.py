@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,9 +34,10 @@ from paceline.serving.front.metrics import AccessLog
 from paceline.serving.front.pool import GONE, Pool
 from paceline.serving.model.answers import error, in_protocol
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message: TypeAlias = MutableMapping[str, Any]
+Scope: TypeAlias = Message
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 #: Most characters of a request's id (431 beyond, as in Azure's server).
 _ID_LIMIT = 100
@@ -265,7 +266,7 @@ class App:
     async def _other(self, exchange: _Exchange) -> None:
         status, size = 0, 0
 
-        async def sent(message: MutableMapping[str, Any]) -> None:
+        async def sent(message: Message) -> None:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -429,7 +430,7 @@ def _routes(app: App) -> Any:
             "application/json",
         )
 
-    paths: dict[str, Any] = {
+    paths: dict[str, Callable[[Request], Awaitable[Response]]] = {
         "/": healthy,
         "/livez": live,
         "/readyz": ready,

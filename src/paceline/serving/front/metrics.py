@@ -9,7 +9,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Iterable
 
 from paceline.serving.front.pool import Pool
 
@@ -56,7 +56,7 @@ class Metrics:
         service = f'service="{self._service}"'
         lines: list[str] = []
 
-        def family(name: str, kind: str, text: str, values: Any) -> None:
+        def family(name: str, kind: str, text: str, values: Iterable[tuple[str, object]]) -> None:
             lines.extend((f"# HELP paceline_{name} {text}", f"# TYPE paceline_{name} {kind}"))
             lines.extend(f"paceline_{name}{{{labels}}} {value}" for labels, value in values)
 

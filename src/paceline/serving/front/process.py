@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, cast
 
 from paceline.serving import wire
 from paceline.serving.config import SOURCE_VARIABLE, ServerConfig
@@ -109,7 +109,7 @@ class ModelProcess(asyncio.Protocol):
         self.is_new = True
         self._on_change, self._on_reply = on_change, on_reply
         self._got = bytearray()
-        self._transport: Any = None
+        self._transport: asyncio.Transport
 
     async def listen(self, link: socket.socket) -> None:
         link.setblocking(False)
@@ -152,7 +152,7 @@ class ModelProcess(asyncio.Protocol):
         self.kill(reason)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         got = self._got

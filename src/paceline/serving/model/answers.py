@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.serving.wire import Reply
 
@@ -75,7 +75,7 @@ def parsed(body: bytes) -> Any:
         raise InputError(f"the body is no JSON: {reason}.") from None
 
 
-def as_json(value: Any) -> bytes:
+def as_json(value: object) -> bytes:
     """Encode a result as JSON, with arrays, tensors, frames and dataclasses.
 
     Raises:
@@ -91,7 +91,7 @@ def as_json(value: Any) -> bytes:
         raise OutputError(where or f"the result is no JSON: {reason}.") from None
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> object:
     """Convert a value that `json` does not know; its `default` function."""
     # By methods, not classes, to import no library.
     for name in ("tolist", "to_pylist"):  # numpy's, torch's; pyarrow's
@@ -124,11 +124,11 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} is no JSON")
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _fault(value: Any, where: str) -> str | None:
+def _fault(value: object, where: str) -> str | None:
     """Describe the first part of a value without a JSON form."""
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{where} is {value}, which JSON has not."

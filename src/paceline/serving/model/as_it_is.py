@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.serving.config import ServerConfig
 from paceline.serving.model import swagger, tensors
 from paceline.serving.model.answers import InputError, OutputError, as_json, error, in_protocol, parsed, show
-from paceline.serving.model.runners.base import Runner, TensorInfo
+from paceline.serving.model.runners.base import Array, Outputs, Runner, TensorInfo
 from paceline.serving.wire import INFER, Documents, ModelCall, Reply
 
 _FAILED = "the model failed on this input. Check the logs for more info."
@@ -25,7 +25,7 @@ _FAILED = "the model failed on this input. Check the logs for more info."
 class _Asked(NamedTuple):
     """A parsed request. rows: number of rows, if all inputs have the same."""
 
-    inputs: dict[str, Any]
+    inputs: dict[str, Array]
     wanted: list[str]
     rows: int
     is_infer: bool
@@ -68,7 +68,7 @@ class AsItIs:
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         replies: dict[int, Reply] = {}
-        groups: dict[Any, list[tuple[int, _Asked]]] = {}
+        groups: dict[Hashable, list[tuple[int, _Asked]]] = {}
         for at, call in enumerate(calls):
             try:
                 asked = self._infer(call) if call.operation == INFER else self._score(call)
@@ -81,7 +81,7 @@ class AsItIs:
                 replies[at] = reply
         return [replies[at] for at in range(len(calls))]
 
-    def _kind(self, asked: _Asked, at: int) -> Any:
+    def _kind(self, asked: _Asked, at: int) -> Hashable:
         """Return the batching key: requests with the same key differ only in their number of rows."""
         if not self.is_batched or asked.rows < 0:
             return at
@@ -103,7 +103,7 @@ class AsItIs:
         ran_us = int((time.perf_counter() - before) * 1e6)
         return [self._told(asked, outputs, ran_us) for asked, outputs in zip(group, found, strict=True)]
 
-    def _together(self, group: list[_Asked]) -> list[dict[str, Any]]:
+    def _together(self, group: list[_Asked]) -> list[Outputs]:
         """Call the model once with the rows of all requests. Return the outputs of each."""
         joined = {name: np.concatenate([asked.inputs[name] for asked in group]) for name in group[0].inputs}
         outputs = self._runner.run(joined, group[0].wanted)
@@ -118,7 +118,7 @@ class AsItIs:
             at += asked.rows
         return found
 
-    def _told(self, asked: _Asked, outputs: dict[str, Any], ran_us: int) -> Reply:
+    def _told(self, asked: _Asked, outputs: Outputs, ran_us: int) -> Reply:
         try:
             if not asked.is_infer:
                 return Reply(200, as_json(outputs), [], ran_us)
@@ -180,7 +180,7 @@ class AsItIs:
         return list(dict.fromkeys(names)) or self._runner.default
 
 
-def _rows(inputs: dict[str, Any]) -> int:
+def _rows(inputs: dict[str, Array]) -> int:
     """Return the common size of the first dimension, or -1."""
     sizes = {value.shape[0] if value.ndim else -1 for value in inputs.values()}
     return sizes.pop() if len(sizes) == 1 else -1

@@ -29,7 +29,7 @@ class Script:
         self._many: Any = getattr(module, self._many_name, None)
         self.is_batched = self._many is not None and config.max_batch > 1
 
-    def _arguments(self, call: ModelCall) -> dict[str, Any]:
+    def _arguments(self, call: ModelCall) -> dict[str, object]:
         """Return the arguments of the function for a request, by name.
 
         Raises:
@@ -37,7 +37,7 @@ class Script:
         """
         raise NotImplementedError
 
-    def _item(self, arguments: dict[str, Any]) -> Any:
+    def _item(self, arguments: dict[str, object]) -> object:
         """Return a request's item for the batch function."""
         return arguments
 
@@ -47,7 +47,7 @@ class Script:
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         """Return a response to each request; for an invalid one, the reason."""
-        given: list[dict[str, Any]] = []
+        given: list[dict[str, object]] = []
         replies: list[Reply | None] = []
         for call in calls:
             try:
@@ -60,7 +60,7 @@ class Script:
         results = iter(self._together(list(map(self._item, given))) if self.is_batched else map(self._alone, given))
         return [reply if reply is not None else next(results) for reply in replies]
 
-    def _alone(self, arguments: dict[str, Any]) -> Reply:
+    def _alone(self, arguments: dict[str, object]) -> Reply:
         before = time.perf_counter()
         try:
             result = self._function(**arguments)
@@ -68,7 +68,7 @@ class Script:
             return self._failed(raised)
         return _answered(result, before)
 
-    def _together(self, items: list[Any]) -> list[Reply]:
+    def _together(self, items: list[object]) -> list[Reply]:
         """Call the batch function; if it fails, retry each item alone."""
         if not items:
             return []
@@ -107,9 +107,9 @@ def _failed(raised: Exception) -> Reply:
     return error(500, FAILED_TEXT, in_script=True)
 
 
-def values_of(call: ModelCall) -> dict[str, Any]:
+def values_of(call: ModelCall) -> dict[str, object]:
     """Return the query's parameters, parsed as JSON if possible; repeated ones as a list."""
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[object]] = {}
     for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):
         try:
             value = json.loads(text)

@@ -22,13 +22,13 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 from paceline.errors import ServingError
 from paceline.serving.model.answers import InputError
 
-Read = Callable[[Any, str], Any]
+Read = Callable[[object, str], object]
 
 _LISTS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
 _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
@@ -38,7 +38,7 @@ class Hint(NamedTuple):
     """A converted type hint. read: converts a JSON value, or raises InputError with its place. schema: JSON Schema."""
 
     read: Read
-    schema: dict[str, Any]
+    schema: dict[str, object]
     title: str
 
 
@@ -46,8 +46,8 @@ class Hints:
     """The type hints of one function. schemas: of named types, which other schemas refer to."""
 
     def __init__(self) -> None:
-        self.schemas: dict[str, Any] = {}
-        self._known: dict[Any, Hint] = {}
+        self.schemas: dict[str, object] = {}
+        self._known: dict[object, Hint] = {}
 
     def of(self, hint: Any) -> Hint:
         """Convert a type hint.
@@ -75,7 +75,7 @@ class Hints:
             return _one_of([each.value for each in hint], list(hint))
         return self._container(hint, origin or hint, arguments)
 
-    def _container(self, hint: Any, kind: Any, arguments: tuple[Any, ...]) -> Hint:
+    def _container(self, hint: object, kind: Any, arguments: tuple[object, ...]) -> Hint:
         if kind is tuple and arguments and arguments[-1] is not Ellipsis:
             return _tuple([self.of(each) for each in arguments])
         if kind in (*_LISTS, tuple):
@@ -104,7 +104,7 @@ class Hints:
         readers: dict[str, Read] = {}
         needed: set[str] = set()
 
-        def read(value: Any, where: str) -> Any:
+        def read(value: object, where: str) -> object:
             fields = read_fields(value, where, readers, needed)
             try:
                 return kind(**fields)
@@ -119,7 +119,7 @@ class Hints:
         return self._known[kind]
 
 
-def object_schema(fields: dict[str, Hint], needed: set[str]) -> dict[str, Any]:
+def object_schema(fields: dict[str, Hint], needed: set[str]) -> dict[str, object]:
     return {
         "type": "object",
         "properties": {name: hint.schema for name, hint in fields.items()},
@@ -128,7 +128,7 @@ def object_schema(fields: dict[str, Hint], needed: set[str]) -> dict[str, Any]:
     }
 
 
-def read_fields(value: Any, where: str, fields: dict[str, Read], needed: set[str]) -> dict[str, Any]:
+def read_fields(value: object, where: str, fields: dict[str, Read], needed: set[str]) -> dict[str, object]:
     """Convert the fields of an object.
 
     Raises:
@@ -146,7 +146,7 @@ def read_fields(value: Any, where: str, fields: dict[str, Read], needed: set[str
     return {name: fields[name](each, f"{at}{name}") for name, each in value.items()}
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Describe a value in a message, shortened and in JSON terms."""
     if isinstance(value, dict):
         return "an object"
@@ -157,14 +157,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _wrong(value: Any, where: str, wanted: str) -> InputError:
+def _wrong(value: object, where: str, wanted: str) -> InputError:
     return InputError(f"{where} should be {wanted}, not {shown(value)}.")
 
 
 def _only(kind: type, title: str, name: str) -> Hint:
     """Return the hint of a value of exactly this type. name: type in JSON Schema."""
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if type(value) is not kind:
             raise _wrong(value, where, title)
         return value
@@ -172,7 +172,7 @@ def _only(kind: type, title: str, name: str) -> Hint:
     return Hint(read, {"type": name}, title)
 
 
-def _float(value: Any, where: str) -> float:
+def _float(value: object, where: str) -> float:
     if type(value) is float:
         if math.isfinite(value):
             return value
@@ -185,7 +185,7 @@ def _float(value: Any, where: str) -> float:
     raise _wrong(value, where, "a number")
 
 
-def _int(value: Any, where: str) -> int:
+def _int(value: object, where: str) -> int:
     if type(value) is int:
         return value
     if type(value) is float and value.is_integer():
@@ -193,20 +193,21 @@ def _int(value: Any, where: str) -> int:
     raise _wrong(value, where, "a whole number")
 
 
-def _bytes(value: Any, where: str) -> bytes:
+def _bytes(value: object, where: str) -> bytes:
     try:
-        return base64.b64decode(value, validate=True)
+        return base64.b64decode(cast(str, value), validate=True)
     except (TypeError, ValueError, binascii.Error):
         raise _wrong(value, where, "a text in base64") from None
 
 
-def _time(kind: Any) -> Hint:
+def _time(kind: type[dt.datetime] | type[dt.date]) -> Hint:
     title = "a time as 2026-01-31T12:00:00" if kind is dt.datetime else "a date as 2026-01-31"
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         try:
             # Python 3.10 does not accept "Z".
-            return kind.fromisoformat(value.replace("Z", "+00:00") if kind is dt.datetime else value)
+            text = cast(str, value)
+            return kind.fromisoformat(text.replace("Z", "+00:00") if kind is dt.datetime else text)
         except (AttributeError, TypeError, ValueError):
             raise _wrong(value, where, title) from None
 
@@ -229,7 +230,7 @@ _PLAIN: dict[type, Hint] = {
 def _list(each: Hint, kind: Any) -> Hint:
     read_one = each.read
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if not isinstance(value, list):
             raise _wrong(value, where, "a list")
         # Fast path for the common case: error places are only needed for errors.
@@ -246,7 +247,7 @@ def _list(each: Hint, kind: Any) -> Hint:
 
 
 def _tuple(items: list[Hint]) -> Hint:
-    def read(value: Any, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if not isinstance(value, list) or len(value) != len(items):
             raise _wrong(value, where, f"a list of {len(items)}")
         return tuple(
@@ -258,7 +259,7 @@ def _tuple(items: list[Hint]) -> Hint:
 
 
 def _dict(each: Hint) -> Hint:
-    def read(value: Any, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         if not isinstance(value, dict):
             raise _wrong(value, where, "an object")
         return {name: each.read(item, f"{where}[{name[:100]!r}]") for name, item in value.items()}
@@ -271,7 +272,7 @@ def _union(parts: list[Hint]) -> Hint:
     # Try float last: it would convert whole numbers.
     order = sorted(parts, key=lambda hint: hint.read is _float)
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         reasons = []
         for hint in order:
             try:
@@ -285,10 +286,10 @@ def _union(parts: list[Hint]) -> Hint:
     return Hint(read, {"anyOf": [hint.schema for hint in parts]}, title)
 
 
-def _one_of(values: list[Any], meant: list[Any]) -> Hint:
+def _one_of(values: Sequence[object], meant: Sequence[object]) -> Hint:
     title = f"one of {', '.join(map(shown, values))}"
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         for each, stands_for in zip(values, meant, strict=True):
             # 1 == True, but their types differ.
             if type(value) is type(each) and value == each:
@@ -298,7 +299,7 @@ def _one_of(values: list[Any], meant: list[Any]) -> Hint:
     return Hint(read, {"enum": values}, title)
 
 
-def _is_array(hint: Any) -> bool:
+def _is_array(hint: object) -> bool:
     kind = typing.get_origin(hint) or hint
     return isinstance(kind, type) and (kind.__module__.partition(".")[0], kind.__name__) in (
         ("numpy", "ndarray"),
@@ -306,16 +307,16 @@ def _is_array(hint: Any) -> bool:
     )
 
 
-def _array(hint: Any, shape: tuple[Any, ...] | None) -> Hint:
+def _array(hint: object, shape: tuple[int | None, ...] | None) -> Hint:
     """Return the hint of a numpy array or a torch tensor. shape: sizes, None for any."""
-    is_tensor = (typing.get_origin(hint) or hint).__name__ == "Tensor"
+    is_tensor = getattr(typing.get_origin(hint) or hint, "__name__", None) == "Tensor"
     dtype = None
     if len(arguments := typing.get_args(hint)) == 2 and (inner := typing.get_args(arguments[1])):
         # Ignore numpy's abstract scalar types, such as `number`: no array can have them.
         dtype = inner[0] if isinstance(inner[0], type) and not inspect.isabstract(inner[0]) else None
     title = "a list of numbers" if shape is None else f"numbers of shape {_shape(shape)}"
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: object, where: str) -> object:
         import numpy as np
 
         from paceline.serving.model.tensors import array_of
@@ -346,7 +347,7 @@ def _array(hint: Any, shape: tuple[Any, ...] | None) -> Hint:
             raise InputError(f"{where} should hold values of {np.dtype(dtype).name} alone.")
         return made
 
-    schema: dict[str, Any] = {"type": "number"}
+    schema: dict[str, object] = {"type": "number"}
     if shape is None:
         return Hint(read, {"type": "array", "items": {}}, title)
     for size in reversed(shape):
@@ -354,11 +355,11 @@ def _array(hint: Any, shape: tuple[Any, ...] | None) -> Hint:
     return Hint(read, schema, title)
 
 
-def _shape(shape: Any) -> str:
+def _shape(shape: Sequence[int | None]) -> str:
     return " x ".join("any" if size is None else str(size) for size in shape) or "one number"
 
 
-def _field_hints(kind: Any) -> dict[str, Any]:
+def _field_hints(kind: Any) -> dict[str, object]:
     hints = typing.get_type_hints(kind, include_extras=True)
     if dataclasses.is_dataclass(kind):
         return {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init}
@@ -367,7 +368,7 @@ def _field_hints(kind: Any) -> dict[str, Any]:
     return {name: hints.get(name, Any) for name in kind._fields}
 
 
-def _bare(hint: Any) -> Any:
+def _bare(hint: object) -> object:
     """Strip Required and NotRequired, which `typing` has since Python 3.11."""
     name = getattr(typing.get_origin(hint), "_name", None)
     return typing.get_args(hint)[0] if name in ("Required", "NotRequired", "ReadOnly") else hint
@@ -386,5 +387,5 @@ def _needed(kind: Any) -> set[str]:
     return set(kind._fields) - set(kind._field_defaults)
 
 
-def _name(hint: Any) -> str:
+def _name(hint: object) -> str:
     return getattr(hint, "__name__", None) or str(hint)

@@ -15,7 +15,6 @@ import inspect
 import json
 import traceback
 from types import ModuleType
-from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.config import ServerConfig
@@ -53,7 +52,7 @@ class SdkScript(Script):
     def documents(self) -> Documents:
         return swagger.documents(self._function, self._config)
 
-    def _item(self, arguments: dict[str, Any]) -> Any:
+    def _item(self, arguments: dict[str, object]) -> object:
         return arguments[self._parameters[0].name]
 
     def _failed(self, raised: Exception) -> Reply:
@@ -61,11 +60,11 @@ class SdkScript(Script):
             return error(400, " ".join(str(raised).split()))
         return super()._failed(raised)
 
-    def _arguments(self, call: ModelCall) -> dict[str, Any]:
+    def _arguments(self, call: ModelCall) -> dict[str, object]:
         headers = {"request_headers": dict(_titled(call))} if self._has_headers else {}
         return {**self._data(call), **headers}
 
-    def _data(self, call: ModelCall) -> dict[str, Any]:
+    def _data(self, call: ModelCall) -> dict[str, object]:
         name = self._parameters[0].name
         if self._is_raw:
             return {name: AMLRequest(call)}
@@ -98,7 +97,7 @@ def _is_of_the_input(raised: Exception) -> bool:
     )
 
 
-def _object(call: ModelCall) -> dict[str, Any]:
+def _object(call: ModelCall) -> dict[str, object]:
     kind = Headers(call.head.get("headers", [])).get("content-type", "").partition(";")[0].strip().lower()
     if not is_json_type(kind):
         raise InputError("Expects Content-Type to be application/json", 415)

@@ -69,7 +69,7 @@ def swagger2(title: str, version: str, given: object, returned: object) -> dict[
 
 
 def openapi(
-    title: str, version: str, given: object, returned: object, schemas: dict[str, Any] | None = None
+    title: str, version: str, given: object, returned: object, schemas: dict[str, object] | None = None
 ) -> dict[str, object]:
     """Return an OpenAPI 3.0 document of /score.
 

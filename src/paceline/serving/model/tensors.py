@@ -72,7 +72,7 @@ def named(found: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]
     return found
 
 
-def array_of(value: Any, where: str) -> Array:
+def array_of(value: object, where: str) -> Array:
     """Convert nested JSON lists to an array.
 
     Raises:
@@ -84,7 +84,7 @@ def array_of(value: Any, where: str) -> Array:
         raise InputError(f"{where}: its lists differ in length.") from None
 
 
-def from_lists(value: Any, info: TensorInfo) -> Array:
+def from_lists(value: object, info: TensorInfo) -> Array:
     """Convert nested JSON lists to an input of the model.
 
     Raises:
@@ -103,7 +103,7 @@ def from_lists(value: Any, info: TensorInfo) -> Array:
     return found.astype(DTYPES.get(info.datatype, "float32"))
 
 
-def tensor(name: str, value: Any) -> dict[str, Any]:
+def tensor(name: str, value: Any) -> dict[str, object]:
     """Encode an output for the protocol.
 
     Raises:
@@ -121,7 +121,7 @@ def datatype_of(dtype: Any) -> str:
     return "BYTES" if dtype.kind in "USO" else DATATYPES.get(dtype.name, "FP64")
 
 
-def _tensor(each: dict[str, Any], where: str) -> Array:
+def _tensor(each: dict[str, object], where: str) -> Array:
     shape, datatype, data = each.get("shape"), each.get("datatype"), each.get("data")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise InputError(f"{where}: shape should be a list of sizes.")

@@ -57,6 +57,6 @@ class TypedScript(Script):
     def documents(self) -> Documents:
         return {"openapi": self._document, "swagger3": self._document}
 
-    def _arguments(self, call: ModelCall) -> dict[str, Any]:
+    def _arguments(self, call: ModelCall) -> dict[str, object]:
         value = values_of(call) if call.head.get("method") == "GET" else parsed(call.body)
         return read_fields(value, "", self._readers, self._needed)

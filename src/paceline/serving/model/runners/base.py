@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Array = np.ndarray[Any, Any]
+Array: TypeAlias = "np.ndarray[Any, Any]"
+#: Outputs by name: arrays, tensors or lists, as the framework returns them.
+Outputs: TypeAlias = "dict[str, Any]"
 
 
 class TensorInfo(NamedTuple):
@@ -35,7 +37,7 @@ class Runner(Protocol):
     default: list[str]
     batches: bool
 
-    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
         """Return the outputs of these names.
 
         Raises:

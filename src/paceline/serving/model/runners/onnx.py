@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model.answers import InputError
-from paceline.serving.model.runners.base import TensorInfo, blamed
+from paceline.serving.model.runners.base import Array, Outputs, TensorInfo, blamed
 
 _TYPES = {
     **{"tensor(float)": "FP32", "tensor(double)": "FP64", "tensor(float16)": "FP16", "tensor(bool)": "BOOL"},
@@ -39,7 +39,7 @@ class OnnxRunner:
         # A fixed first dimension prevents batching.
         self.batches = all(each.shape is not None and each.shape[:1] == (-1,) for each in (*self.inputs, *self.outputs))
 
-    def run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
         try:
             found = self._session.run(list(wanted), dict(inputs))
         except Exception as reason:  # onnxruntime raises RuntimeError and its own classes

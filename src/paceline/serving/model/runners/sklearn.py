@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.errors import ServingError
 from paceline.serving.model.answers import InputError
-from paceline.serving.model.runners.base import TensorInfo, blamed
+from paceline.serving.model.runners.base import Array, Outputs, TensorInfo, blamed
 from paceline.serving.model.tensors import datatype_of
 
 _METHODS = ("predict", "predict_proba", "decision_function", "transform")
@@ -74,7 +74,7 @@ class SklearnRunner:
             return None
         return [str(name) for name in names]
 
-    def run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
         (rows,) = inputs.values()
         if self._names is not None and getattr(rows, "ndim", 0) == 2:
             import pandas

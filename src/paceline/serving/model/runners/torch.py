@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model.answers import InputError
-from paceline.serving.model.runners.base import TensorInfo, blamed
+from paceline.serving.model.runners.base import Array, Outputs, TensorInfo, blamed
 from paceline.serving.model.tensors import DATATYPES
 from paceline.system.locks import locked
 
@@ -39,7 +39,7 @@ class _TorchRunner:
         # The setting applies to the calling thread, which runs the model.
         torch.set_num_threads(max(1, torch.get_num_threads()))
 
-    def run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
         torch = self._torch
         given = [torch.from_numpy(inputs[each.name]).to(self._device) for each in self.inputs]
         try:
@@ -52,7 +52,7 @@ class _TorchRunner:
             raise InputError(f"the model can't take this input: {text}") from None
         return self._named(found, wanted)
 
-    def _named(self, found: Any, wanted: Sequence[str]) -> dict[str, Any]:
+    def _named(self, found: Any, wanted: Sequence[str]) -> Outputs:
         """Return named outputs: a dict's own names, else "output", or "output_0" and so on."""
         if isinstance(found, dict):
             named = found
