@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.remote.foreign_python import answer_in
-from paceline.targets import leases
+from paceline.targets import host_leases as leases
 from paceline.targets.ssh.probe import host_program
 from tests.helpers import old_python, write_program
 

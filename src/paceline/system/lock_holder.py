@@ -1,6 +1,6 @@
 """Find the holder of a file lock in /proc/locks.
 
-Hosts without Paceline run this text, in front of `paceline.targets.leases`, with their own Python, 3.6 or later: standard
+Hosts without Paceline run this text, in front of `paceline.targets.host_leases`, with their own Python, 3.6 or later: standard
 library only, annotations in quotes.
 """
 

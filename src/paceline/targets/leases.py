@@ -2,39 +2,22 @@
 
 A ticket is a small file, whose name gives its place. Runs are served strictly in order, so large demands do not starve. A
 ticket is valid while its run lives: for `local` while the lock of the run's folder is held (`paceline.targets.local_leases`),
-on a host of an `ssh` target while the run's agent lives (below). No process serves the queue and nothing needs cleaning:
-readers ignore invalid tickets, and remove their own.
-
-The second half is the program of a host. The file is sent as text to a bare Python there
-(`paceline.targets.ssh.probe.host_program`), which reports resources and grants leases.
-
-    /tmp/paceline-leases-<hostname>.guard     shared by all users: locked while tickets are read or changed
-    /tmp/paceline-leases-<uid>/<hostname>/ 2026-11-21T...Z_<run id>.ticket       valid while the run's agent on this machine
-    lives: until its supervisor ends or
-                                              the link is cut
-
-The variable PACELINE_LEASES replaces /tmp.
+on a host of an `ssh` target while the run's agent lives (`paceline.targets.host_leases`). No process serves the queue and
+nothing needs cleaning: readers ignore invalid tickets, and remove their own.
 
 Tickets of several users are ordered by the times that the kernel gave to their files. A ticket may claim up to `_CLAIM_S`
 before that, since runs are submitted elsewhere. Among one user's tickets, the older submission is first.
 
-Users write in their own folders and read the others'. A ticket always counts as its file owner's. Links, files of other
-owners and invalid tickets are ignored. So no user can make another's program write elsewhere, remove another's tickets or
-forge them. Everybody can hold the guard, but the error names the holder.
-
-The code is Python 3.6, so an interpreter that is too old can report that.
+Hosts run this text with their own Python, 3.6 or later: standard library only, annotations in quotes.
 """
 
 # ruff: noqa: UP031
 
 import calendar
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import stat
-import sys
 import time
 
 TYPE_CHECKING = False  # typing is slow to load
@@ -45,14 +28,9 @@ if TYPE_CHECKING:
 
     Ticket = dict[str, Any]
 
-if "devices" not in globals():  # on a host, the texts of these modules precede this one
-    from paceline.observe.node.gpus import devices
-    from paceline.system.lock_holder import holder, user_name
+if "user_name" not in globals():  # on a host, the text of this module precedes this one
+    from paceline.system.lock_holder import user_name
 
-_PARENT = "/tmp"
-_PREFIX = "paceline-leases-"
-#: Longer than the guard is ever needed, shorter than the time limit of a host's answer.
-_GUARD_S = 8.0
 #: How long before its file was written a ticket may claim to be submitted.
 _CLAIM_S = 60.0
 #: Limits on the size of a ticket and the tickets per user.
@@ -229,118 +207,6 @@ def free_gpus(ticket: "Ticket", holders: "Sequence[Ticket]", all_gpus: "Sequence
     return sorted(free, key=lambda gpu: -round(used[gpu], 6))
 
 
-def answer(verb: str, given: "dict[str, Any]") -> "dict[str, Any]":
-    """Return the result of "look", "take" or "give_back", or {"error": reason}, and the Python that ran it."""
-    try:
-        found = {"look": look, "take": take, "give_back": give_back}[verb](given)
-    except OSError as error:
-        found = {"error": str(error)}
-    return dict(found, python=[sys.executable, *sys.version_info[:3]])
-
-
-def look(given: "dict[str, Any]") -> "dict[str, Any]":
-    """Report the machine's resources and tickets. GPUs only if `with_gpus`, since listing them is slow."""
-    answer: dict[str, Any] = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
-    if given.get("with_gpus"):
-        answer["gpus"] = list(devices())
-    answer["tickets"] = []
-    # On a machine without runs, don't create a file.
-    if user_folders():
-        with locked():
-            answer["tickets"] = host_queue().tickets()
-    return answer
-
-
-def take(given: "dict[str, Any]") -> "dict[str, Any]":
-    """Return the run's lease {"granted": {"gpus": [...]}} if it is first and fits; else the runs in the way.
-
-    Args:
-        given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
-            and `all_gpus`, and at_once: don't queue unless granted.
-    """
-    offered = [given.pop("all_cores"), given.pop("all_gpus"), given.pop("at_once", False)]
-    mine = dict(given, boot_id=boot_id(), started=start_time(given["pid"]), uid=os.geteuid(), granted=None)
-    mine["since"] = since(mine["key"], time.time())
-    queue = host_queue()
-    with locked():
-        for folder in (os.path.dirname(queue.own), queue.own):
-            make_own_folder(folder)
-        others = []
-        # The pid is part of the identity: a new agent must not take over the ticket of a living old one.
-        for item in queue.tickets():
-            if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
-                mine.update(granted=item["granted"], since=item["since"])
-            else:
-                others.append(item)
-        return queue.grant(mine, others, *offered)
-
-
-def give_back(given: "dict[str, Any]") -> "dict[str, Any]":
-    """Remove the run's ticket."""
-    with locked():
-        host_queue().remove(given["key"])
-    return {}
-
-
-def note(given: "dict[str, Any]") -> "dict[str, Any]":
-    """Record in the run's ticket since when it hangs (`hangs_since`, None to clear), for waiting runs."""
-    queue = host_queue()
-    with locked():
-        found = read(os.path.join(queue.own, given["key"] + ".ticket"), os.geteuid())
-        if found is not None:
-            queue.write(dict(found, hangs_since=given["hangs_since"]))
-    return {}
-
-
-def host_queue() -> Queue:
-    """Return the queue of this host, which all of its users share."""
-    # Machines that boot without a disk may share a /tmp.
-    own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
-    return Queue(own, user_folders, locked, is_alive)
-
-
-def is_alive(ticket: "Ticket") -> bool:
-    """Return whether the ticket's agent runs and belongs to its owner."""
-    pid = ticket.get("pid")
-    if not isinstance(pid, int) or not 0 < pid < 1 << 31 or ticket.get("boot_id") != boot_id():
-        return False
-    # Signal 0 only checks whether the process exists.
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # another user's process, which /proc may hide
-    owner = process_owner(pid)
-    if owner is not None and owner != ticket["uid"]:
-        return False
-    # With hidepid, /proc hides other users' processes: then a used pid has to suffice.
-    found = start_time(pid)
-    return found == ticket.get("started") if found else not os.path.isdir("/proc/%d" % pid)
-
-
-def start_time(pid: int) -> str:
-    """Return the start time of a process, which distinguishes reused pids; "" if unknown or dead."""
-    try:
-        with open("/proc/%d/stat" % pid) as file:
-            state, *others = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else others[18]
-
-
-def process_owner(pid: int) -> "int | None":
-    """Return the uid of a process's owner, or None if unknown."""
-    try:
-        with open("/proc/%d/status" % pid) as file:
-            for line in file:
-                if line.startswith("Uid:"):
-                    return int(line.split()[2])
-    except (OSError, ValueError):
-        pass
-    return None
-
-
 def forget(path: str) -> None:
     # An undeletable ticket is ignored anyway.
     with contextlib.suppress(OSError):
@@ -393,167 +259,3 @@ def share_of(ticket: "Ticket") -> float:
     """Return the share of each GPU that a run takes. Invalid values of other users' tickets count as 1."""
     share = ticket.get("gpu_share", 1.0)
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
-
-
-def parent_dir() -> str:
-    return os.environ.get("PACELINE_LEASES") or _PARENT
-
-
-def user_folders() -> "list[Any]":
-    """Return (uid, folder of tickets) of all users that own theirs."""
-    parent, found = parent_dir(), []
-    try:
-        names = os.listdir(parent)
-    except OSError:
-        return []
-    for name in names:
-        number = name[len(_PREFIX) :]
-        if not name.startswith(_PREFIX) or not number.isdigit():
-            continue
-        outer = os.path.join(parent, name)
-        inner = os.path.join(outer, os.uname().nodename)
-        # Check the outer folder too: its writers could replace the inner one.
-        if is_own_folder(outer, int(number)) and is_own_folder(inner, int(number)):
-            found.append((int(number), inner))
-    return sorted(found)
-
-
-def is_own_folder(path: str, uid: int) -> bool:
-    """Return whether a path is a folder (not a link) of this user that only they can write to."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o022
-
-
-@contextlib.contextmanager
-def locked() -> "Iterator[None]":
-    """Exclude other readers and writers of tickets during a `with` block.
-
-    Raises:
-        LeasesError: A folder is unsafe, or a process holds the guard too long.
-    """
-    check_parent()
-    fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))
-    try:
-        yield
-    # Closing releases the lock. The file stays: removing it could lead to two locks of one name.
-    finally:
-        os.close(fd)
-
-
-def check_parent() -> None:
-    parent = parent_dir()
-    if parent != _PARENT and not os.path.isdir(parent):
-        with contextlib.suppress(FileExistsError):
-            os.makedirs(parent, 0o755)
-    found = os.stat(parent)
-    if not stat.S_ISDIR(found.st_mode):
-        raise LeasesError("PACELINE_LEASES=%r is no folder" % parent)
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise LeasesError("everybody can rename what lies in %r. Set its sticky bit: chmod +t %s" % (parent, parent))
-    if parent != _PARENT and found.st_uid not in (0, os.geteuid()):
-        raise LeasesError(
-            "PACELINE_LEASES=%r belongs to user %s, who could take leases away. Let root make a folder of mode 1777, or "
-            "leave the variable out" % (parent, user_name(found.st_uid))
-        )
-
-
-def make_own_folder(path: str) -> None:
-    """Create this user's folder, readable for others."""
-    try:
-        # Create it private, then open it to readers: others can't get in between.
-        os.mkdir(path, 0o700)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        os.fchmod(fd, 0o755)
-        os.close(fd)
-    except FileExistsError:
-        pass
-    if not is_own_folder(path, os.geteuid()):
-        found = os.lstat(path)
-        what = "is a link" if stat.S_ISLNK(found.st_mode) else "belongs to user %s" % user_name(found.st_uid)
-        if found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode):
-            what = "is no folder" if not stat.S_ISDIR(found.st_mode) else "can be written to by others"
-        raise LeasesError("%r %s: it is not used. Remove it, or let an administrator do so" % (path, what))
-
-
-def take_guard(path: str) -> int:
-    """Return an open file that holds the lock of the guard, which is never removed.
-
-    Raises:
-        LeasesError: It is not a plain file, or another process holds it; the message names the process.
-    """
-    deadline = time.monotonic() + _GUARD_S
-    while True:
-        fd, why = open_guard(path), "user %s keeps it from being opened" % owner_of(path)
-        if fd is not None:
-            try:
-                # Non-blocking: the holder may be stopped, and this process has to report it.
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The owner may have removed it between open and flock, leading to two locks of one name.
-                if is_still(path, fd):
-                    return fd
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    os.close(fd)
-                    raise
-                why = "%s holds it" % holder(path)
-            os.close(fd)
-        if time.monotonic() > deadline:
-            raise LeasesError(
-                "the lock %r of the machine's leases can't be had: %s, and has for %g s. It is needed for milliseconds: "
-                "let that process end, or be ended" % (path, why, _GUARD_S)
-            )
-        time.sleep(0.02)
-
-
-def open_guard(path: str) -> "int | None":
-    """Open or create the guard. Return None if another user has just created it or denies reading."""
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        # Read access suffices for a lock, and is all that another user's file grants.
-        fd = os.open(path, os.O_RDONLY | flags)
-    except FileNotFoundError:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o600)
-        except FileExistsError:
-            return None
-        os.fchmod(fd, 0o644)
-    except PermissionError:
-        return None
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise LeasesError("%r is a link, of user %s: it is not followed. Remove it" % (path, owner_of(path))) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise LeasesError("%r of user %s is no plain file: it is not used. Remove it" % (path, owner_of(path)))
-    return fd
-
-
-def is_still(path: str, fd: int) -> bool:
-    """Return whether the path still leads to the open file."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(fd))
-    except OSError:
-        return False
-
-
-def owner_of(path: str) -> str:
-    try:
-        return user_name(os.lstat(path).st_uid)
-    except OSError:
-        return "?"
-
-
-def core_count() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import EngineError, TargetError
-from paceline.targets import leases
+from paceline.targets import host_leases as leases
 from paceline.targets.ssh import allocate
 from paceline.targets.ssh.allocate import Gathering, HeldHosts, HostDemand
 from paceline.targets.ssh.hosts import SshHost

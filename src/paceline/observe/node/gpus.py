@@ -1,7 +1,7 @@
 """The GPUs of this machine, without any framework: what the driver's own tool lists.
 
-A host that has nothing of Paceline is given this text, in front of `paceline.targets.leases`, for its own Python, 3.6 or later:
-standard library alone, and annotations in quotes.
+Hosts without Paceline run this text, in front of `paceline.targets.host_leases`, with their own Python, 3.6 or later: standard
+library only, annotations in quotes.
 """
 
 import os

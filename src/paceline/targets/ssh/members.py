@@ -14,7 +14,7 @@ from paceline.errors import EngineError, TargetError
 from paceline.remote.foreign_python import bootstrap_words
 from paceline.remote.link.link import Link
 from paceline.remote.link.messages import LinkError
-from paceline.targets import leases
+from paceline.targets import host_leases
 from paceline.targets.polling import all_within
 from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
@@ -41,14 +41,14 @@ class HostMember:
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer of `paceline.targets.leases` to a verb.
+        """Return the answer of `paceline.targets.host_leases` to a verb.
 
         Raises:
             EngineError: The host did not answer.
             TargetError: The host refuses.
         """
         try:
-            answer: dict[str, Any] = self.link.call(f"{leases.__name__}:{verb}", given)
+            answer: dict[str, Any] = self.link.call(f"{host_leases.__name__}:{verb}", given)
             return answer
         except LinkError:
             raise

@@ -18,7 +18,7 @@ from paceline.observe.node import gpus
 from paceline.remote import foreign_python
 from paceline.remote.agent.boot import OLDEST
 from paceline.system import lock_holder, processes
-from paceline.targets import leases
+from paceline.targets import host_leases, leases
 from paceline.targets.leases import has_room
 from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
@@ -107,8 +107,10 @@ def look_at(
 
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
-    """Return the text of the program that answers `verb` on a host (`paceline.targets.leases.answer`)."""
-    return foreign_python.program(leases.__file__, "answer", verb, given, above=(lock_holder.__file__, gpus.__file__))
+    """Return the text of the program that answers `verb` on a host (`paceline.targets.host_leases.answer`)."""
+    return foreign_python.program(
+        host_leases.__file__, "answer", verb, given, above=[str(m.__file__) for m in (lock_holder, gpus, leases)]
+    )
 
 
 def login(ssh: Ssh, host: SshHost) -> list[str]:
