@@ -256,7 +256,7 @@ def _check_comm(comm: Any, world_size: int) -> None:
 
 
 class HorovodBasics:
-    """Return this module's functions as attributes: scripts and libraries read `mpi_ops._basics.size()`.
+    """An object with this module's functions as attributes: scripts and libraries read `mpi_ops._basics.size()`.
 
     The arguments, which describe Horovod's compiled library, are ignored.
     """

@@ -1,13 +1,17 @@
-"""`horovod.runner`: `horovod.run`, and the command `horovodrun`. Standard library alone at import.
+"""`horovod.runner`: `horovod.run` and the command `horovodrun`. Imports only the standard library.
 
-    options    the command line and the file of `--config-file`      settings   options as the engine's variables
-    hosts      hosts and slots, the place of each rank               start      mpirun's command line, or plain processes
-    driver     one job: start, watch, end                            output     the ranks' lines, with their prefixes
-    rank       beside each rank; kills it when the driver is gone    wire       the line between the two
-    call       functions for `horovod.run`                           launch     the command itself
-    launcher_arguments, common/, util/                               what launchers and helpers built on Horovod import
+    launch         the command, and `_run` for launchers built on Horovod
+    call           functions for `horovod.run`
+    options        the command line, the file of `--config-file`, `_HorovodArgs`
+    asked_job      the requested job, from its options to its end
+    hosts          hosts and slots, the place of each rank, host discovery
+    start          mpirun's command line, or plain processes
+    driver         one job: start, watch, end              elastic_driver   attempts of an elastic job
+    rank           the process beside each rank            wire             its connection to the driver
+    output         the ranks' lines with their prefixes    ranks            results and variables of ranks
+    common/, util/ modules that launchers and helpers built on Horovod import
 
-No run of Paceline's is made: nothing is copied, nothing recorded (docs/horovodrun.md).
+The job is not a Paceline run: nothing is copied, nothing recorded (docs/horovodrun.md).
 """
 
 from __future__ import annotations
@@ -20,14 +24,14 @@ __all__ = ["run", "run_commandline"]
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:
-    """The results of a function on several ranks, in order of rank; see `call.run`."""
+    """Run a function on several ranks and return its results in rank order; see `call.run`."""
     from paceline.compat.horovod.runner.call import run as run_function
 
     return run_function(*args, **kwargs)
 
 
 def run_commandline() -> None:
-    """The command `horovodrun`."""
+    """Run the command `horovodrun`."""
     from paceline.compat.horovod.runner.launch import run_commandline as command
 
     command()

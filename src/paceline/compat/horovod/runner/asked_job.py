@@ -1,4 +1,4 @@
-"""The common part of `horovodrun` and `horovod.run`: the job that is asked for, run to its end."""
+"""The job that `horovodrun` or `horovod.run` asks for, from its options to its end."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ _WITHOUT_MEANING = {
 def run(
     options: Namespace, output: Output, argv: Sequence[str], files: Mapping[str, bytes], python: str | None = None
 ) -> RankOutcome:
-    """Run the job that the options describe, an elastic one too, and return its outcome. argv, files, python: see `RanksJob`.
+    """Run the job, which may be elastic, and return its outcome. See `RanksJob` for argv, files and python.
 
     Raises:
-        UserError: the job can't be run as it is.
-        LauncherError, RunFailedError: there is no Open MPI; there are not enough hosts for too long.
+        UserError: The options are invalid.
+        LauncherError: There is no Open MPI.
+        RunFailedError: There were not enough hosts for too long.
     """
     if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
         raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is no file. Name the private key.")
@@ -73,7 +74,7 @@ def run(
         return RanksJob(
             argv=tuple(argv),
             slots=tuple(slots),
-            # What is asked for here stands over this process's own GLOO_SOCKET_IFNAME and the like.
+            # The options override this process's own GLOO_SOCKET_IFNAME and the like.
             environment=environment_of(os.environ) | variables(options),
             transport=transport_of(options, is_elastic=limits is not None),
             files=files,
@@ -96,15 +97,15 @@ def run(
 
 
 def transport_of(options: Namespace, *, is_elastic: bool) -> str:
-    """ "mpi" or "gloo": as asked; unasked, MPI where there is one.
+    """Return "mpi" or "gloo": the requested one, else MPI if it is there.
 
     Raises:
-        UserError: there is neither.
+        UserError: Neither is there.
     """
     # --gloo is taken at its word. Whether there is a torch is for the ranks to say, whose interpreter may be another one.
     if options.gloo:
         return "gloo"
-    # Where a host is lost, mpirun ends all ranks, and what they have committed with them.
+    # When a host is lost, mpirun ends all ranks, which loses their commits.
     if options.mpi or (not (is_elastic and has_torch()) and start.has_mpi()):
         return "mpi"
     if not has_torch():
@@ -116,14 +117,14 @@ def transport_of(options: Namespace, *, is_elastic: bool) -> str:
 
 
 def has_torch() -> bool:
-    """True if torch, and with it Gloo, is installed beside this process."""
+    """Return whether torch, and with it Gloo, is installed beside this process."""
     from importlib.util import find_spec
 
     return find_spec("torch") is not None
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that ranks inherit: without what another launcher has set for this process alone."""
+    """Return the environment for ranks, without variables that another launcher set for this process only."""
     from paceline.launchers.environment import inherited
 
     kept = inherited(environ)
@@ -135,7 +136,7 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ) -> float:
-    """The seconds that ranks may take to come up: as given, else as HOROVOD_START_TIMEOUT says."""
+    """Return the start timeout: the given one, else HOROVOD_START_TIMEOUT."""
     text = environ.get("HOROVOD_START_TIMEOUT", "")
     if given is not None or not text:
         return _START_TIMEOUT_S if given is None else float(given)
@@ -146,7 +147,7 @@ def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ
 
 
 def variables(options: Namespace) -> dict[str, str]:
-    """The environment variables that these options make; those that were not given make none."""
+    """Return the environment variables for these options. Options without a value set none."""
     found = {name: str(value) for dest, name in _VARIABLES.items() if (value := getattr(options, dest)) is not None}
     found |= {
         name: str(int(value)) for dest, name in _SWITCHES.items() if (value := getattr(options, dest)) is not None
@@ -163,12 +164,12 @@ def variables(options: Namespace) -> dict[str, str]:
 
 
 def of_interfaces(names: str | None) -> dict[str, str]:
-    """The variables that hold Gloo and NCCL to these interfaces ("eth0,eth1"); none for None."""
+    """Return the variables that restrict Gloo and NCCL to these interfaces ("eth0,eth1"); none for None."""
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names) if names else {}
 
 
 def without_meaning(options: Namespace) -> list[str]:
-    """A line for each option that was given and changes nothing here; one line for all of autotuning's."""
+    """Return a line for each given option without effect here, and a single line for all of autotuning."""
     given = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
     # A number of 0 is given, a switch that is turned off changes nothing anyway.
     meant = (_WITHOUT_MEANING[dest] for dest, value in given.items() if value is not None and value is not False)
@@ -176,10 +177,10 @@ def without_meaning(options: Namespace) -> list[str]:
 
 
 def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
-    """What the options say of an elastic job; None where they ask for none.
+    """Return the limits of an elastic job, or None if the options do not ask for one.
 
     Raises:
-        UserError: numbers that contradict each other.
+        UserError: The numbers contradict each other.
     """
     given = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
     if all(value is None for value in (*given, options.reset_limit, options.blacklist_cooldown_range)):
@@ -198,10 +199,10 @@ def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
 
 
 def elastic_hosts(options: Any, np: int) -> HostWatch:
-    """The hosts of an elastic job, which are asked for from now on. Without any, all ranks are on this machine.
+    """Start watching the hosts of an elastic job, by default this machine.
 
     Raises:
-        UserError: the hosts can't be read, or the script does not work.
+        UserError: The hosts cannot be read, or the script fails.
     """
     if options.host_discovery_script:
         ask = from_script(options.host_discovery_script, options.slots)

@@ -1,4 +1,4 @@
-"""`horovod.run`: a function on several ranks, its results back in the caller."""
+"""`horovod.run`: call a function on several ranks and return its results."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """The results of `func(*args, **kwargs)` on `num_proc` ranks (1), in order of rank.
+    """Call `func(*args, **kwargs)` on `num_proc` ranks (1) and return the results in rank order.
 
-    func, args and results cross by cloudpickle: a function of the main program or of a notebook works. What the ranks
-    print is shown with their prefix. With min_num_proc or host_discovery_script the job is elastic; the results are those of the
-    last attempt's ranks. hosts, output_filename and the like are those of `horovodrun`. network_interface, np: old
-    names of network_interfaces and num_proc. disable_cache: nothing is cached here.
+    Arguments and results travel by cloudpickle, so functions of the main program or a notebook work. The ranks' output has a
+    prefix. With min_num_proc or host_discovery_script the job is elastic, and the results are those of the last attempt's ranks.
+    hosts, output_filename and the like are those of `horovodrun`. network_interface and np are old names of network_interfaces
+    and num_proc. disable_cache has no effect: nothing is cached.
 
     Raises:
-        RunFailedError: a rank raised an exception or ended otherwise, or could not be started. The message has the rank
-            and its traceback; `__cause__` is the exception itself where it could be sent. Also a RuntimeError.
-        UserError: a wrong argument; func or its arguments can't be pickled. Also a ValueError.
+        RunFailedError: A rank failed or could not be started. The message has the rank and its traceback, and `__cause__` the
+            exception itself if it could be sent. Also a RuntimeError.
+        UserError: An argument is invalid, or func or its arguments cannot be pickled. Also a ValueError.
     """
     from paceline.compat.horovod.runner import options as command_line
 
@@ -97,7 +97,7 @@ def on_ranks(
     kwargs: Mapping[str, Any] | None = None,
     executable: str | None = None,
 ) -> list[Any]:
-    """`run`, with the options of `horovodrun`."""
+    """Call `func` like `run`, with the options of `horovodrun`."""
     from paceline.compat.horovod.runner import asked_job, wire
     from paceline.compat.horovod.runner.output import Output
     from paceline.compat.horovod.runner.rank_command import MAIN_SCRIPT
@@ -118,7 +118,7 @@ def on_ranks(
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if outcome.stopped_by is not None:
-        # For whoever handled it before; most often it ends this process.
+        # Pass the signal to the earlier handler, which usually ends this process.
         signal.raise_signal(outcome.stopped_by)
         raise RunFailedError(f"horovod.run was stopped by {signal.Signals(outcome.stopped_by).name}.")
     if outcome.problem is not None:
@@ -157,12 +157,12 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
             f"{getattr(func, '__name__', func)!r} or its arguments can't be sent to other processes: {error}. Make what "
             "can't be pickled (open files, locks, connections) inside the function."
         ) from error
-    # The path first: the function's modules may lie where only this process looks.
+    # The path first: only this process may have the folder of the function's modules on its path.
     return pickle.dumps({"path": [os.path.abspath(place) for place in sys.path], "call": call})
 
 
 def _loaded(data: bytes | None) -> Any:
-    """The result that a rank has sent, None for none; an error where this process can't read it."""
+    """Unpickle a rank's result (None if it sent none), or return an error that says why it cannot be read."""
     if data is None:
         return None
     # A pickle within a pickle. The outer one has plain types only, so the traceback is there even where the class of the

@@ -1,4 +1,4 @@
-"""One job of `horovodrun`: start a process beside each rank, hear from all of them, end them all together."""
+"""One job of `horovodrun`: start a process beside each rank, watch them all, end them together."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ _LAUNCHER_LINES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticPart:
-    """What a job is that may go on with other hosts. commits: files of the attempt before, for rank 0.
+    """The elastic part of a job, which may continue on other hosts.
 
-    have_changed: True once there are other hosts than the job has; asked several times a second.
+    `have_changed` returns True once the job should move to other hosts; it is called several times a second. `commits` holds the
+    earlier attempt's files, for rank 0.
     """
 
     commits: Mapping[str, bytes]
@@ -50,19 +51,19 @@ class ElasticPart:
 
 
 class RanksDriver:
-    """Runs one job. `run` returns when nothing of it is left."""
+    """A job in progress. When `run` returns, no process of the job is left."""
 
     def __init__(self, job: RanksJob, output: Output, elastic: ElasticPart | None = None) -> None:
         self._elastic = elastic
-        #: Whether the ranks were told that there are other hosts.
+        #: Whether the ranks have received the message about other hosts.
         self.is_asked_to_change = False
         self._kept_at = 0.0
         self._job, self._output = job, output
         output.grow(len(job.slots))
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
         routes = self._routes()
-        # Where no way leads to a host (a name that ssh alone knows), whoever connects may come from anywhere, and the ranks
-        # try each name that may lead here.
+        # Without a route to a host (a name that only ssh knows), ranks may connect from any address, and try each name of
+        # this machine.
         is_anywhere = not routes and not job.is_local
         #: The ranks' hosts may reach this machine by these.
         self._names = [*routes, *([socket.gethostname()] if is_anywhere else []), "127.0.0.1"]
@@ -70,14 +71,15 @@ class RanksDriver:
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
-        # Until the ranks are asked to end, no exception can have come after that.
+        # Before the ranks are asked to end, every exception is a failure of its own.
         self._asked_at = float("inf")
 
     def run(self) -> RankOutcome:
-        """See the job through.
+        """Run the job to its end.
 
         Raises:
-            UserError, LauncherError: it can't be started as it is.
+            UserError: The job cannot be started with these options.
+            LauncherError: There is no launcher for it.
         """
         # On a disk, the kernel would write the ranks' shared memory back to it again and again.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
@@ -86,9 +88,9 @@ class RanksDriver:
         self._kept = tempfile.mkdtemp(prefix="horovodrun-")
         problem = None
         try:
-            # The listener before anything that connects to it; the handlers before anything is started, so that no signal
-            # can end this process while something of the job runs.
-            # SIGHUP as well: it comes when the terminal is closed, and would end this process before the ranks are asked to end.
+            # The listener before the processes that connect to it. The handlers before any process, so that no signal ends this
+            # process while a part of the job runs.
+            # SIGHUP as well: it arrives when the terminal closes, and would end this process before the ranks can end.
             signals = handled(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             with self._listener, signals, open(self._log_path, "wb") as log:
                 self._start(log)
@@ -124,13 +126,13 @@ class RanksDriver:
                 env=dict(command.environment),
                 # The key is in that text. On a command line every user of the machine could read it.
                 stdin=subprocess.PIPE if command.text else subprocess.DEVNULL,
-                # A file, not a pipe: nobody reads what a launcher says while the job runs, and a full pipe would stop it.
+                # A file, not a pipe: a full pipe would block the launcher, whose output is not read while the job runs.
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
             if process.stdin is not None:
-                # A launcher that has ended already, such as an ssh that can't log in, is noticed in `_gather`.
+                # `_gather` detects a launcher that has ended already, such as an ssh that cannot log in.
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(command.text.encode())
                     process.stdin.flush()
@@ -138,7 +140,7 @@ class RanksDriver:
             self._launchers.append((command, process))
 
     def _routes(self) -> list[str]:
-        """This machine's addresses by which the other hosts are reached; none where that is not known of all."""
+        """Return this machine's addresses on the routes to the other hosts, or none if a route is unknown."""
         found = []
         for host in dict.fromkeys(slot.host for slot in self._job.slots):
             if is_here(host):
@@ -154,10 +156,10 @@ class RanksDriver:
         return [address for address in dict.fromkeys(found) if address != "127.0.0.1"]
 
     def _gather(self) -> str | None:
-        """Wait until every rank has come up; why not, if one hasn't."""
+        """Wait until every rank has come up. Return the reason if one has not."""
         deadline = time.monotonic() + self._job.start_timeout_s
         while any(rank.connection is None for rank in self._ranks):
-            # Set by the handler, between any two lines of this thread; so it is looked at after each short wait.
+            # The signal handler sets it between any two lines of this thread, so check it after each short wait.
             if self._signal is not None:
                 return None
             with contextlib.suppress(queue.Empty):
@@ -197,7 +199,7 @@ class RanksDriver:
         return None
 
     def _tell(self) -> None:
-        """Tell every rank what to run."""
+        """Send every rank its program."""
         job, head = self._job, self._ranks[0]
         is_local = self._job.is_local or is_here(head.host)
         # On one machine the loopback address, which no other machine reaches; else rank 0's host, by a name or address that
@@ -233,7 +235,10 @@ class RanksDriver:
     # --- watching
 
     def _watch(self) -> str | None:
-        """Until all ranks have ended, one has failed, or this process is told to stop; why, if the launcher is gone."""
+        """Wait until all ranks have ended, one has failed, or a stop is requested.
+
+        Return the reason if the launcher has gone.
+        """
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):
             self._look(_TICK_S)
@@ -244,7 +249,7 @@ class RanksDriver:
                 self._say({"hosts": True})
             if failed_at is None and any(place.exit_code for place in self._ranks):
                 failed_at = time.monotonic()
-            # Others get a moment to report theirs: what failed first may be reported last.
+            # Give the others a moment to report: the first failure may be reported last.
             if failed_at is not None and time.monotonic() - failed_at > _SETTLE_S:
                 return None
             # A negative code: mpirun was killed. Its other exit codes are not looked at, for ranks tell their own ends, and
@@ -255,7 +260,7 @@ class RanksDriver:
         return None
 
     def _look(self, timeout_s: float) -> None:
-        """Take what has come, for so long at most."""
+        """Process incoming messages for at most this time."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -296,7 +301,7 @@ class RanksDriver:
         place = self._ranks[rank]
         self._output.finish(rank)
         place.exit_code, place.ended_at = exit_code, time.time()
-        # An exception on the way out after it was told to end is no failure of its own.
+        # An exception after the request to end is not a failure of its own.
         place.error = None if place.stopped and (error or {}).get("time", 0) > self._asked_at else error
 
     # --- ending
@@ -308,14 +313,14 @@ class RanksDriver:
         self._signal = number
 
     def _end(self) -> None:
-        """Ask the ranks that still run to end, and wait for them for a while."""
+        """Ask the running ranks to end, and wait for them for a while."""
         self._asked_at = time.time()
         # SIGINT is passed on as SIGINT: a script that catches KeyboardInterrupt saves its state as it would on its own.
         word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}
         for place in self._say(word):
             place.stopped = True
         deadline = time.monotonic() + _GRACE_S
-        # A large commit may take longer; as long as some of it comes, it is waited for.
+        # A large commit may take longer: wait while pieces of it arrive.
         while any(p.stopped and p.exit_code is None for p in self._ranks) and (
             time.monotonic() < max(deadline, self._kept_at + _GRACE_S)
         ):
@@ -326,7 +331,7 @@ class RanksDriver:
                 self._say(word)
 
     def _say(self, word: Mapping[str, bool]) -> list[RankEnd]:
-        """Tell it to the ranks that run, and return these."""
+        """Send a message to the running ranks, and return these."""
         running = []
         for place in self._ranks:
             if place.connection is not None and place.exit_code is None:
@@ -336,7 +341,7 @@ class RanksDriver:
         return running
 
     def _close(self) -> None:
-        """Let go of everything: a rank whose connection closes is killed by the process beside it."""
+        """Close everything: the process beside a rank kills it when its connection closes."""
         if self._closed:
             # The handler of a second signal calls this in the middle of `run`, whose `finally` calls it again.
             return
@@ -349,13 +354,13 @@ class RanksDriver:
         for _, process in self._launchers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.05, deadline - time.monotonic()))
-            # Its ranks are gone, so it should end by itself; mpirun removes its own files when it may.
+            # Its ranks are gone, so mpirun should end, and remove its files if it has the time.
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(2.0)
             if process.poll() is None:
-                # All are listed before the first is killed: what has lost its parent would not be found below it any more.
+                # List all processes before killing the first: orphans would no longer be found below it.
                 for pid in [*processes.descendants(process.pid), process.pid]:
                     processes.send(pid, signal.SIGKILL)
                 process.wait()

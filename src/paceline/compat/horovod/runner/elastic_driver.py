@@ -1,10 +1,10 @@
-"""An elastic job of `horovodrun`: attempts with as many ranks as there are hosts for, each going on from the last commit.
+"""An elastic job of `horovodrun`: attempts with as many ranks as hosts allow, each from the last commit.
 
-    hosts -> ranks start -> a rank is killed, or a host is lost     the others end; those hosts that are left
+    hosts -> ranks start -> a rank is killed, or a host is lost     end the others; continue on the remaining hosts
                          -> there are other hosts                   the ranks end at their next commit, with EXIT_RESIZE
                          -> all end with 0                          done
 
-What ranks have committed comes to this process when they end, and goes to the first rank of the next attempt.
+The ranks' commits arrive in this process when they end, and go to the first rank of the next attempt.
 """
 
 from __future__ import annotations
@@ -34,9 +34,14 @@ _DEFAULT_WAIT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticLimits:
-    """start, least, most: numbers of ranks: to start with, to go on with, and at most (None: as many as there are slots).
+    """Limits of an elastic job.
 
-    wait_s: for enough hosts. resets: so many attempts more than the first; None without limit.
+    Attributes:
+        start: Number of ranks of the first attempt.
+        least: Minimum number of ranks to continue with.
+        most: Maximum number of ranks; None for the number of slots.
+        wait_s: How long to wait for enough hosts.
+        resets: Number of attempts after the first; None for no limit.
     """
 
     start: int
@@ -47,9 +52,9 @@ class ElasticLimits:
 
 
 class ElasticDriver:
-    """Runs attempts until one ends well, or none can be started any more.
+    """Attempts until one succeeds or no further one can start.
 
-    job: makes the job of an attempt from its slots. Its outcome is that of the last attempt.
+    `job` makes an attempt's job from its slots. The outcome is that of the last attempt.
     """
 
     def __init__(
@@ -59,11 +64,12 @@ class ElasticDriver:
         self._commits: dict[str, bytes] = {}
 
     def run(self) -> RankOutcome:
-        """See the job through.
+        """Run the attempts to the end.
 
         Raises:
-            RunFailedError: there are not enough hosts for too long.
-            UserError, LauncherError: it can't be started as it is.
+            RunFailedError: There were not enough hosts for too long.
+            UserError: The job cannot be started with these options.
+            LauncherError: There is no launcher for it.
         """
         resets = failures = 0
         while True:
@@ -119,32 +125,32 @@ class ElasticDriver:
             time.sleep(_TICK_S)
 
     def _have_changed(self, slots: Sequence[Slot]) -> bool:
-        """True if there are hosts for more ranks, or a host that has some was taken away."""
+        """Return whether there are hosts for more ranks, or a used host was removed."""
         hosts = self._watch.usable()
         usable = {host.name: host.slots for host in hosts}
         taken = {slot.host: slot.local_size for slot in slots}
         are_gone = any(usable.get(name, 0) < count for name, count in taken.items())
         ranks = self._ranks_on(hosts)
-        # Where too few are left it goes on: the ranks that there are do what they can.
+        # With too few hosts left, continue: the present ranks do what they can.
         return ranks >= self._limits.least and (are_gone or ranks > len(slots))
 
     def _take_commits(self, outcome: RankOutcome) -> bool:
-        """Keep what has come whole, in place of what the attempt began with; True if there was any."""
+        """Replace the earlier commits by those that arrived whole. Return whether there were any."""
         found: dict[str, bytes] = {}
         for number, rank in enumerate(outcome.ranks):
             for name, content in rank.whole_files().items():
                 if name != wire.RESULT:
-                    # Another name: the next attempt may write one of the same host, which must not be taken for this one.
+                    # A different name: the next attempt may write a file for the same host, which must stay distinct.
                     found[f"{_state_of(name)}.of_before-{number}.safetensors"] = content
             for name in rank.files.keys() - {wire.RESULT}:
                 del rank.files[name]
-        # An attempt goes on from the newest, so whatever it has committed is newer than what it was given.
+        # An attempt starts from the newest commit, so its own commits are newer than its input.
         states = set(map(_state_of, found))
         self._commits = {name: data for name, data in self._commits.items() if _state_of(name) not in states} | found
         return bool(found)
 
     def _leave_out(self, outcome: RankOutcome) -> None:
-        """Start no rank again on a host that is gone or could not be reached; where a rank has failed, if others are enough."""
+        """Exclude hosts that are gone or unreachable; exclude a failed rank's host if the others suffice."""
         lost = {rank.host for rank in outcome.ranks if rank.is_lost or rank.connection is None}
         failed = why(outcome)
         if not lost and failed is not None:

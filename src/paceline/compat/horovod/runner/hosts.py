@@ -1,4 +1,4 @@
-"""Hosts and their slots, as `-H` and `--hostfile` name them, and the place of each rank on them."""
+"""Hosts and slots from `-H`, `--hostfile` or a discovery script, and the place of each rank on them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.system.processes import kill_group
 
-#: How often the script is asked.
+#: Interval between two calls of the script.
 _LOOK_S = 1.0
-#: A script that takes longer is asked again.
+#: A slower script is stopped and called again.
 _SCRIPT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A machine, by the name that reaches it, and how many ranks it takes."""
+    """A machine, by the name that reaches it, and its number of ranks."""
 
     name: str
     slots: int = 1
@@ -33,7 +33,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """The place of one rank. cross_rank, cross_size: its place among the hosts that have as many ranks."""
+    """The place of one rank. The cross rank counts hosts that have as many ranks."""
 
     rank: int
     host: str
@@ -44,20 +44,20 @@ class Slot:
 
 
 def parse(text: str) -> list[Host]:
-    """The hosts of `a:2,b:4`; a host without a number has one slot.
+    """Parse hosts like `a:2,b:4`; a host without a number has one slot.
 
     Raises:
-        UserError: a part that is no host.
+        UserError: A part is not a host.
     """
     # From the right, for an address of IPv6 has colons of its own: `[fe80::1]:2`.
     return [_host(part.strip(), *part.strip().rpartition(":")[::2], of=f"-H {text!r}") for part in text.split(",")]
 
 
 def read(path: str) -> list[Host]:
-    """The hosts of a file with a line `name slots=2` for each; `name:2` and `name` are taken too, `#` begins a comment.
+    """Read a host file with lines `name slots=2`, `name:2` or `name`; `#` begins a comment.
 
     Raises:
-        UserError: the file can't be read, or has a line that is no host.
+        UserError: The file cannot be read, or has an invalid line.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -79,10 +79,10 @@ def read(path: str) -> list[Host]:
 
 
 def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
-    """The hosts of `-H` or `--hostfile`. Without either this machine, with so many slots: more ranks than cores are allowed.
+    """Return the hosts of `-H` or `--hostfile`, by default this machine with `slots` slots, which may exceed its cores.
 
     Raises:
-        UserError: they can't be read.
+        UserError: The hosts cannot be read.
     """
     if hosts:
         return parse(hosts)
@@ -90,10 +90,10 @@ def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
 
 
 def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
-    """The place of each rank: the hosts are filled in the order in which they are first named.
+    """Place the ranks, filling the hosts in order of their first mention.
 
     Raises:
-        UserError: there are fewer slots than ranks.
+        UserError: There are fewer slots than ranks.
     """
     # A host that is named twice is one host: mpirun gives it all of its ranks at once.
     names = dict.fromkeys(host.name for host in hosts)
@@ -128,10 +128,10 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
 
 
 def is_here(name: str) -> bool:
-    """True if the name is this machine's.
+    """Return whether the name is this machine's.
 
     Raises:
-        UserError: nobody knows the name.
+        UserError: The name is unknown.
     """
     # Without the resolver, for a machine that is off its network may not find its own name.
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
@@ -155,19 +155,17 @@ def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
         name, slots_text = text, "1"
     # The brackets only part the address from the slots; ssh and the resolver want it without them.
     name = name.removeprefix("[").removesuffix("]")
-    # What begins with a dash would be an option of ssh.
+    # ssh would read a name that begins with a dash as an option.
     if not re.fullmatch(r"[\w.:%][\w.:%-]*", name) or not slots_text.isdigit() or int(slots_text) < 1:
         raise UserError(f"{text!r} in {of} is no host with its slots. Write it as name:2, the slots from 1 on.")
     return Host(name=name, slots=int(slots_text))
 
 
 def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
-    """Return a function that runs the command in a shell, as Horovod does: it prints a line `host:slots` or `host` for each host.
+    """Return a function that runs a discovery command in a shell, like Horovod, and returns its hosts.
 
-    command: or the path of a program or a shell script. slots: of a host without a number, 1.
-
-    Raises (the function):
-        UserError: it can't be run, ends with another code than 0, takes too long, or prints what is no host.
+    The command prints a line `host:slots` or `host` for each host. `slots` is the number for hosts without one, by default 1. The
+    function raises UserError if the command cannot run, fails, takes too long, or prints an invalid line.
     """
     line = shlex.quote(os.path.abspath(command)) if os.path.exists(command) else command
 
@@ -192,7 +190,7 @@ def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
 
 
 def _run(line: str) -> tuple[int, str, str]:
-    """Return exit code, output and errors of a shell's line."""
+    """Run a shell command and return its exit code, output and errors."""
     # A group of its own: of a shell that takes too long its programs have to end too.
     process = subprocess.Popen(
         line,
@@ -215,10 +213,10 @@ def _run(line: str) -> tuple[int, str, str]:
 
 
 class HostWatch:
-    """The hosts that there are now, asked for in a thread, without those that have failed.
+    """The present hosts, polled in a thread, without those that have failed.
 
-    cooldown: seconds (from, to) after which a failed host may come back: the first number after its first failure, then twice as
-    long each time, at most the second. None: never.
+    `cooldown` holds the seconds (from, to) after which a failed host may return: the first number after its first failure, then
+    twice as long each time, at most the second. None means never.
     """
 
     def __init__(
@@ -230,7 +228,7 @@ class HostWatch:
         self._ask, self._cooldown, self._clock = ask, cooldown, clock
         self._failures: dict[str, int] = {}
         self._until: dict[str, float] = {}
-        # At once, and in this thread: a script that does not work is told before anything starts.
+        # The first call runs in this thread, so that a broken script raises before anything starts.
         self._found: list[Host] = ask()
         self.error: UserError | None = None
         self._closed = threading.Event()
@@ -240,12 +238,12 @@ class HostWatch:
         self._closed.set()
 
     def usable(self) -> list[Host]:
-        """The hosts, in the order in which they are told, without those that have failed."""
+        """Return the hosts in their order, without those that have failed."""
         now = self._clock()
         return [host for host in self._found if self._until.get(host.name, 0.0) <= now]
 
     def failed(self, name: str) -> None:
-        """Leave this host out."""
+        """Exclude this host."""
         number = self._failures[name] = self._failures.get(name, 0) + 1
         if self._cooldown is None:
             self._until[name] = float("inf")

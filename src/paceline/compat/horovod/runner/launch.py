@@ -22,7 +22,7 @@ from paceline.system import processes
 
 
 def run_commandline() -> None:
-    """`horovodrun` with this process's arguments. Leaves with 0, or the exit code of the first rank that failed."""
+    """Run `horovodrun` with this process's arguments. Exit with 0, or the first failed rank's exit code."""
     # What a rank has started comes to this process if all between the two are killed.
     processes.become_subreaper()
     try:
@@ -34,7 +34,7 @@ def run_commandline() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code of `horovodrun` with these arguments."""
+    """Run `horovodrun` with these arguments and return its exit code."""
     try:
         options = command_line.parse(argv)
         if options.version:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             outcome = _driven(options)
         except BrokenPipeError:
-            # Nobody reads any more: `horovodrun ... | head`. What Python would still flush would fail as well.
+            # The reader has gone, as in `horovodrun ... | head`. Python's final flush would fail as well.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 128 + signal.SIGPIPE
     except PacelineError as error:
@@ -60,18 +60,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_args() -> Namespace:
-    """The options that this process was given, for `_run`; a launcher of its own may change them in between."""
+    """Return this process's options for `_run`. A launcher may change them in between."""
     return command_line.parse(sys.argv[1:])
 
 
 def _run(args: Any) -> list[Any] | None:
-    """Run a job that a launcher built on Horovod has put together: `_HorovodArgs`, or what `parse_args` gives.
+    """Run a job from a launcher built on Horovod: `_HorovodArgs`, or the result of `parse_args`.
 
-    The results of `run_func` on the ranks, where there is one; else None.
+    Returns:
+        The results of `run_func` on the ranks, if there is one; else None.
 
     Raises:
-        RunFailedError: a rank failed, or could not be started; the message says which, and why. Also a RuntimeError.
-        UserError: the job can't be run as it is. Also a ValueError.
+        RunFailedError: A rank failed or could not be started; the message says which, and why. Also a RuntimeError.
+        UserError: The job's options are invalid. Also a ValueError.
     """
     # What `parse_args` gives has `np`. An object of the caller's own has Horovod's attribute `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
@@ -102,7 +103,7 @@ def _driven(options: Namespace) -> RankOutcome:
 
 
 def _check(options: Namespace) -> None:
-    """Refuse what no job can be made of; `asked_job.run` refuses the rest."""
+    """Refuse options that make no job; `asked_job.run` checks the rest."""
     if options.jsrun:
         raise UserError("--jsrun is not supported. Inside an LSF job, name the hosts with -H and leave --jsrun out.")
     if options.np is None:
@@ -129,7 +130,7 @@ def _ended(outcome: RankOutcome) -> int:
 
 
 def build_text() -> str:
-    """Frameworks and transports, each with a cross where it can be used."""
+    """Return the list of frameworks and transports, with a cross at the usable ones."""
     from paceline import __version__ as own
 
     frameworks = {
@@ -152,7 +153,7 @@ def _line(name: str, is_there: bool) -> str:
 
 
 def _has_nccl() -> bool:
-    """True if torch was built with NCCL: only torch itself can tell."""
+    """Return whether torch was built with NCCL, which only torch knows."""
     try:
         import torch  # noqa: F401 - loaded for `nccl_built`
     except ImportError:

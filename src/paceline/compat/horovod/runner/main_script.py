@@ -1,5 +1,7 @@
-"""Run a script, or the function of `horovod.run` (`task`), as `python script.py` would: its exception is written down, a failing
-rank leaves MPI alone, torch has the backend "mpi" where the ranks talk over it, and its store listens at MASTER_ADDR alone.
+"""Run a script, or the function of `horovod.run` (`task`), as `python script.py` would.
+
+It records the script's exception, does not let a failing rank wait for MPI, gives torch the backend "mpi" if the ranks use it,
+and lets torch's store listen only at MASTER_ADDR.
 
 python .../runner/main_script.py script.py [argument ...]
 """

@@ -1,4 +1,4 @@
-"""The command line of `horovodrun`: its usual options, and a file of them in YAML."""
+"""The command line of `horovodrun`, its options in a YAML file, and `_HorovodArgs`."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ _RENAMED = {
 }
 #: Options of `horovodrun` that say the opposite of an attribute.
 _OPPOSITE_ATTRIBUTES = {"no_stall_check": "stall_check", "log_with_timestamp": "log_hide_timestamp"}
-#: What has no option of the same meaning; `options` looks at `nics` and `nic`.
+#: Attributes without an equivalent option; `options` reads `nics` and `nic`.
 _OWN = ("run_func", "executable", "nics", "nic")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options and the command; exits with code 2 where an option is wrong, as argparse does.
+    """Parse the options and the command. Exit with code 2 for an invalid option, like argparse.
 
-    What was not given is None, False for a flag. What is given here stands over the file of `--config-file`, wherever that
-    is named: Horovod's help says that the order counts, but there it does not.
+    Options that were not given are None, or False for a flag. The command line overrides the file of `--config-file` in any
+    order. Horovod's help says that the order counts, but in Horovod it does not.
 
     Raises:
-        UserError: the file of `--config-file` can't be read, or holds what is no option.
+        UserError: The file of `--config-file` cannot be read, or has an unknown option.
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
@@ -95,12 +95,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def usage_error(message: str) -> None:
-    """Say what is wrong with the call, and exit with code 2."""
+    """Print what is wrong with the call, and exit with code 2."""
     _parser().error(message)
 
 
 class _Interfaces(argparse.Action):
-    """A list with commas, which grows each time that the option is given."""
+    """A list separated by commas, which grows each time that the option is given."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, ",".join(filter(None, (getattr(namespace, self.dest), value))))
@@ -121,7 +121,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
         name.lstrip("-").replace("-", "_"): action
         for action in parser._actions
         for name in (*action.option_strings, action.dest)
-        # Not what switches off: there, true would mean false.
+        # Not options that switch off: there, true would mean false.
         if not name.startswith("--no-") and action.const is not False
     }
     found: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
                 raise UserError(f"controller in --config-file {path!r} is {value!r}. Known: {', '.join(_CONTROLLERS)}.")
             found[str(value).lower()] = True
         elif key in _FILE_KEYS:
-            # A section with nothing below it (`timeline:`) is None in YAML.
+            # An empty section (`timeline:`) is None in YAML.
             if not isinstance(value, dict | None):
                 raise UserError(
                     f"{key} in --config-file {path!r} is {value!r}. Its keys are {', '.join(_FILE_KEYS[key])}."
@@ -152,7 +152,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
 
 
 def _checked(value: Any, option: argparse.Action, where: str) -> Any:
-    """The value as the command line would have given it."""
+    """Convert a value of the file as the command line would."""
     if value is None:
         return None
     # A flag. Its text is not asked for its truth, as "false" would be true.
@@ -280,10 +280,10 @@ _seconds = _number
 
 
 class _HorovodArgs:
-    """Every attribute is None until it is set, num_proc is 1. They are the options of `horovodrun`; see docs/horovodrun.md.
+    """A job's options as launchers built on Horovod describe it, for `launch._run` (docs/horovodrun.md).
 
-    command: a list of words. run_func: a function without arguments, in place of a command; executable: its interpreter.
-    nics: names of network interfaces, a list or `eth0,eth1`.
+    All attributes start as None, except num_proc, which is 1. `command` is a list of words, `run_func` a function without
+    arguments in place of a command, `executable` its interpreter, and `nics` a list of network interfaces or `eth0,eth1`.
     """
 
     def __init__(self) -> None:
@@ -293,7 +293,7 @@ class _HorovodArgs:
 
 
 def options(args: Any, defaults: Namespace) -> Namespace:
-    """The options of `horovodrun` for such a job. defaults: those of an empty command line."""
+    """Return the options of `horovodrun` for such a job, based on those of an empty command line."""
     found = Namespace(**vars(defaults))
     for name, option in _attributes(defaults).items():
         # Launchers also hand over objects of their own, which have only some of these attributes.
@@ -312,6 +312,6 @@ def options(args: Any, defaults: Namespace) -> Namespace:
 
 
 def _attributes(defaults: Namespace) -> dict[str, str]:
-    """Attribute -> option of `horovodrun`, which has the same name unless `_RENAMED` says another."""
+    """Map attributes to options, by the same name unless `_RENAMED` has another."""
     of_others = (*_RENAMED.values(), *_OPPOSITE_ATTRIBUTES.values(), "network_interfaces", "version")
     return _RENAMED | {name: name for name in vars(defaults) if name not in of_others}

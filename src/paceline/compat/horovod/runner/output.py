@@ -1,4 +1,4 @@
-"""The ranks' output, line by line: `[rank]<stdout>:text` on this process's own output, and in a file for each."""
+"""The ranks' output as lines `[rank]<stdout>:text` on this process's output, and in a file for each rank."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _LONGEST_LINE_BYTES = 1 << 20
 
 
 class Output:
-    r"""Takes pieces of the ranks' output and gives whole lines on. A line's end is `\\n`, or the `\\r` of a progress bar.
+    """Pieces of the ranks' output, combined to whole lines.
 
-    to_streams: through `sys.stdout` and `sys.stderr` (a notebook's cell), not to this process's descriptors.
-    folder: gets `rank.<n>/stdout` and `rank.<n>/stderr` too, as they were printed.
+    A line ends with a line feed, or with the carriage return of a progress bar.
+
+    `to_streams` writes to `sys.stdout` and `sys.stderr` (a notebook's cell) instead of this process's descriptors. `folder` also
+    gets the raw output, in `rank.<n>/stdout` and `rank.<n>/stderr`.
     """
 
     def __init__(self, *, folder: str | None = None, timestamps: bool = False, to_streams: bool = False) -> None:
@@ -35,10 +37,10 @@ class Output:
         self._folder = folder
 
     def grow(self, size: int) -> None:
-        """Take so many ranks from now on; those that were there before go on in their files.
+        """Accept output of so many ranks from now on, appending to existing files.
 
         Raises:
-            UserError: the folder can't be written.
+            UserError: The folder cannot be written.
         """
         new = [rank for rank in range(size) if rank not in self._last]
         self._last |= {rank: deque(maxlen=_LAST_LINES) for rank in new}
@@ -46,12 +48,12 @@ class Output:
             self._open(Path(self._folder), new, size)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        """stream: "stdout" or "stderr".
+        """Write a piece of a rank's "stdout" or "stderr".
 
         Raises:
-            BrokenPipeError: nobody reads this process's output any more.
+            BrokenPipeError: The reader of this process's output has gone.
         """
-        # The file gets each byte at once, as it came; only what is shown waits for the end of its line.
+        # Write each byte to the file at once. Only the displayed output waits for the end of its line.
         self._keep(rank, stream, data)
         text = self._parts.pop((rank, stream), b"") + data
         # A last "\r" may be the first half of "\r\n".
@@ -65,14 +67,14 @@ class Output:
             self._show(rank, stream, whole)
 
     def finish(self, rank: int) -> None:
-        """Show what the rank has printed without a line's end."""
+        """Show the rank's unfinished line."""
         for stream in ("stdout", "stderr"):
             if rest := self._parts.pop((rank, stream), b""):
                 # A "\r" that was held back ends the line after all.
                 self._show(rank, stream, rest.rstrip(b"\r"))
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
-        """The rank's last lines, of both streams."""
+        """Return the rank's last lines of both streams."""
         return tuple(self._last[rank])
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class Output:
             ) from error
 
     def _keep(self, rank: int, stream: str, data: bytes) -> None:
-        """Write into the stream's file. A disk that is full ends the file, not the training."""
+        """Write into the stream's file. A full disk ends the file, not the training."""
         file = self._files.get((rank, stream))
         try:
             while file is not None and data:
@@ -124,11 +126,11 @@ class Output:
             target.write(data.decode(errors="replace"))
             target.flush()
             return
-        # Past Python's buffer: whole lines go out at once, and a reader that has gone is noticed here, not at exit.
+        # Bypass Python's buffer: whole lines are written at once, and a missing reader raises here, not at exit.
         descriptor = 1 if stream == "stdout" else 2
         while data:
             try:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:
-                # Whoever shares the terminal or pipe (ssh, node) may have set it not to block; it is full for now.
+                # Another process on the terminal or pipe (ssh, node) may have made it non-blocking, and it is full for now.
                 select.select((), (descriptor,), ())

@@ -1,16 +1,16 @@
-"""Beside each rank: starts the rank's program, sends what it prints to `horovodrun`, and tells how it ended.
+"""The process beside each rank: it starts the program, sends its output to `horovodrun`, and reports its end.
 
     python .../runner/rank.py [RANK]
 
-mpirun starts it, or `horovodrun` itself (with the rank, and where to connect to on standard input). When the connection
-breaks, `horovodrun` is gone, and everything below this process is killed: so nothing is left of a job, on any host,
-however it was ended.
+mpirun starts it, or `horovodrun` itself (with the rank as argument, and the address on standard input). When the connection
+breaks, `horovodrun` is gone, and this process kills everything below it: so no process of a job stays on any host, however it
+ended.
 """
 
 import os
 import sys
 
-# Python puts this file's folder there; its modules must not stand in the way of others of the same name.
+# Python puts this file's folder first on the path; its modules must not hide others of the same name.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
@@ -46,12 +46,12 @@ _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
 
 def main(argv: list[str]) -> int:
-    """0: the rank's end, however it was, has been told; else `horovodrun` could not be reached, or has gone."""
+    """Run the rank. Return 0 once its end is reported, 1 if `horovodrun` was unreachable or has gone."""
     # Under mpirun all ranks have one command line, and Open MPI's variable tells them apart.
     rank = int(argv[0] if argv else os.environ["OMPI_COMM_WORLD_RANK"])
     told = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
     key = bytes.fromhex(told["key"])
-    # Whatever the program starts and leaves behind becomes this process's child, and is found by `kill_descendants`.
+    # Orphans of the program become this process's children, so `kill_descendants` finds them.
     processes.become_subreaper()
     # A port that is free now, for torch's store if this is rank 0. Nothing keeps it, so another program may take it before
     # the store does.
@@ -73,10 +73,10 @@ def main(argv: list[str]) -> int:
     top = next(iter(start["scratch"]), None)
     _remove_left()
     scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
-    # Held by this process alone: what it starts must not keep the folder when it is gone.
+    # Held only by this process: its children must not keep the folder locked after its end.
     lock = os.open(os.path.join(scratch, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    # If `run` raises, nobody else may be left to remove the folders.
+    # If `run` raises, no other process may be left to remove the folders.
     is_deserted = True
     try:
         for name, content in files.items():
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
 
 
 def _remove_left() -> None:
-    """Remove the folders of ranks on this host beside which the process was killed: nobody else may come by there."""
+    """Remove the folders of earlier ranks on this host whose process was killed, because no other process would."""
     top = tempfile.gettempdir()
     for name in os.listdir(top):
         if name.startswith("horovodrun-rank-"):
@@ -111,7 +111,7 @@ class _Rank:
         self._request = os.path.join(scratch, "more_hosts")
 
     def run(self) -> bool:
-        """See the program through; True if `horovodrun` has gone meanwhile."""
+        """Run the program to its end. Return True if `horovodrun` has gone."""
         # Where `paceline.worker.report` puts the exception that ends a script.
         os.makedirs(os.path.join(self._scratch, "attempts", "1"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -130,7 +130,7 @@ class _Rank:
         for thread in (*pumps, threading.Thread(target=self._listen, daemon=True)):
             thread.start()
         code = process.wait()
-        # What it has started and left behind holds its pipes open, and the pumps would wait for that.
+        # Orphans of the program hold its pipes open, and the pumps would wait for them.
         processes.kill_descendants(os.getpid())
         deadline = time.monotonic() + _PIPES_S
         for thread in pumps:
@@ -155,9 +155,9 @@ class _Rank:
         os.chdir(self._start["directory"])
         with_names(environment, _PACKAGE, self._scratch)
         argv = self._start["argv"]
-        # A function is run by a script of ours, which is told where it lies.
+        # Paceline's own script runs a function; it needs the function's folder.
         argv = [*argv, self._scratch] if wire.CALL in self._start["files"] else python_command(argv, environment)
-        # The program inherits it, whatever it is: `python`, a shell.
+        # Any program, such as `python` or a shell, inherits it.
         scheduling.begin(environment)
         return subprocess.Popen(
             argv,
@@ -196,16 +196,16 @@ class _Rank:
             processes.kill_descendants(os.getpid())
 
     def _end(self) -> None:
-        """SIGTERM to the program alone (a checkpoint may need its helpers), SIGKILL to all after a while."""
+        """Send SIGTERM to the program (a checkpoint may need its helpers), and later SIGKILL to all processes."""
         if self._process is not None:
             processes.send(self._process.pid, signal.SIGTERM)
             time.sleep(_GRACE_S)
         processes.kill_descendants(os.getpid())
 
     def _send_files(self, code: int) -> None:
-        """A function's result; and what the program has committed last, of which one that has ended well needs no other."""
+        """Send a function's result, and the program's last commit unless it has succeeded."""
         for name in sorted(os.listdir(self._scratch)):
-            # What it was given itself, and has not replaced, the driver has.
+            # The driver has the commits that this rank received and has not replaced.
             is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]
             if name == wire.RESULT or (is_new_commit and code != 0):
                 with open(os.path.join(self._scratch, name), "rb") as file:

@@ -1,4 +1,4 @@
-"""A rank's command line and path, as the machine where it runs makes them."""
+"""A rank's command line and path, made on the machine where it runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ _WITH_VALUE = ("-W", "-X")
 
 
 def with_names(environment: MutableMapping[str, str], package: str, scratch: str) -> None:
-    """Let the programs below find `paceline`, and `horovod` where the real one is not installed.
+    """Add `paceline` to the programs' path, and `horovod` as a fallback for the real package.
 
-    package: the folder of `paceline`; scratch: a folder of the rank's own.
+    Args:
+        environment: The programs' environment, changed in place.
+        package: The folder of `paceline`.
+        scratch: A folder of this rank.
     """
     library = os.path.join(scratch, "lib")
     os.makedirs(library, exist_ok=True)
@@ -29,10 +32,10 @@ def with_names(environment: MutableMapping[str, str], package: str, scratch: str
 
 
 def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command; where it runs a script with this very interpreter, by way of `main_script`.
+    """Return the command, run through `main_script` if it is a script for this very interpreter.
 
-    That one writes down the exception that ends a script, and does not let MPI wait for the others at its end. It is the
-    interpreter's file that counts: a virtual environment's is a link to it.
+    `main_script` records the exception that ends a script, and does not let MPI wait for other ranks at its end. The
+    interpreter's file decides: a virtual environment has a link to it.
     """
     # By the rank's PATH, not by this process's: `python` may be another one there.
     program = shutil.which(argv[0], path=environment.get("PATH"))

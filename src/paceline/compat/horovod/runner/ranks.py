@@ -1,4 +1,4 @@
-"""The ranks of a job: what is known of each, which failed first, and the variables that each finds in its environment."""
+"""The ranks of a job: their results, the first failure, and their environment variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.compat.horovod.runner.hosts import Slot
 
 @dataclass
 class RankEnd:
-    """One rank, as far as it is known. exit_code: as a shell gives it; None while it runs."""
+    """The known state of one rank. `exit_code` is None while it runs, else that of a shell."""
 
     host: str
     connection: Connection | None = None
@@ -22,22 +22,22 @@ class RankEnd:
     exit_code: int | None = None
     error: dict[str, Any] | None = None
     ended_at: float | None = None
-    #: Name -> content of what it has sent of its folder, and how long each will be.
+    #: Content and final size of its files so far, by name.
     files: dict[str, bytearray] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     stopped: bool = False
     is_lost: bool = False
 
     def whole_files(self) -> dict[str, bytes]:
-        """Those of its files that have come to their end."""
+        """Return its files that arrived whole."""
         return {name: bytes(content) for name, content in self.files.items() if len(content) == self.sizes[name]}
 
 
 @dataclass
 class RankOutcome:
-    """The end of a job; of an elastic one, of its last attempt.
+    """The end of a job; for an elastic job, of its last attempt.
 
-    problem: why it could not be started; stopped_by: the signal that this process was sent.
+    `problem` says why it could not start, and `stopped_by` is the signal that this process received.
     """
 
     ranks: list[RankEnd]
@@ -46,13 +46,13 @@ class RankOutcome:
 
 
 def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
-    """(rank, exit code, sentence) of the rank that failed first; None where none did."""
+    """Return (rank, exit code, sentence) of the first failure, or None."""
     from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
 
     ends = [
         WorkerEnd(
             rank=rank,
-            # The name that the host has for itself; for a rank that has never come up, the name that it was asked for by.
+            # The host's own name, or for a rank that never came up, the requested name.
             node=end.hello.get("host", end.host),
             exit_code=end.exit_code,
             error=end.error,
@@ -70,14 +70,14 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     what = f"its process ended with exit code {code}"
     if first.signal:
         what = f"killed by {signal.Signals(first.signal).name}"
-    # The exception of sys.exit says no more than the exit code.
+    # The exception of sys.exit adds nothing to the exit code.
     if first.error is not None and first.error.get("type") != "SystemExit" and first.error.get("exception"):
         what = str(first.error["exception"])
     return first.rank, code, f"rank {first.rank} on {first.node} failed first: {what}{gone_before(first, ends)}"
 
 
 def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) -> dict[str, str]:
-    """The rank's own variables, under the names of Horovod and of torch. master: where torch's ranks meet."""
+    """Return the rank's own variables, under Horovod's and torch's names. `master` is the address where torch's ranks meet."""
     return {
         "HOROVOD_CONTROLLER": transport,
         "HOROVOD_CPU_OPERATIONS": transport,
@@ -98,7 +98,7 @@ def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) ->
 
 
 def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
-    """How many threads each rank should compute with: the cores of its host, divided by the ranks there."""
+    """Return the number of compute threads for each rank: its host's cores divided by the ranks there."""
     cores: dict[str, set[int]] = {}
     for slot, rank in zip(slots, ranks, strict=True):
         # Together, for mpirun may have bound each rank of a host to cores of its own.
@@ -107,7 +107,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 
 
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
-    """The environment with what holds unless the user says otherwise, the same as in a run of Paceline's."""
+    """Return the environment with Paceline's defaults, as in a run."""
     # The ranks write into pipes, where Python would hold lines back. The fault handler shows where a rank has crashed.
     found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "0"}
     if is_one_machine:
@@ -118,7 +118,7 @@ def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machin
 
 
 def named(ranks: Sequence[int], places: Sequence[RankEnd]) -> str:
-    """ "ranks 1, 3 on a, b"."""
+    """Return text such as "ranks 1, 3 on a, b"."""
     hosts = ", ".join(dict.fromkeys(places[rank].host for rank in ranks))
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown} on {hosts}"

@@ -1,4 +1,4 @@
-"""The command lines that bring `runner.rank` up, once for each rank: one mpirun, or plain processes and ssh."""
+"""The command lines that start `runner.rank` once for each rank: one mpirun, or plain processes and ssh."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ _RANK = str(Path(__file__).with_name("rank.py"))
 class RanksJob:
     """A job to run.
 
-    argv: of each rank; files: what each rank finds in its scratch folder, by their names.
-    environment: of the ranks, beside their ranks. transport: "mpi" or "gloo". python: whose Open MPI is taken.
+    Attributes:
+        slots: The place of each rank.
+        argv: The command of each rank.
+        files: The files for each rank's scratch folder, by name.
+        environment: The ranks' environment, without their ranks' own variables.
+        transport: "mpi" or "gloo".
+        python: The interpreter whose Open MPI is used.
     """
 
     argv: tuple[str, ...]
@@ -46,13 +51,13 @@ class RanksJob:
 
     @cached_property
     def is_local(self) -> bool:
-        """True if all ranks run on this machine."""
+        """Return whether all ranks run on this machine."""
         return all(is_here(name) for name in dict.fromkeys(slot.host for slot in self.slots))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A command line to be started on this machine. text: for its standard input."""
+    """A command line to start on this machine, with the text for its standard input."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -61,11 +66,16 @@ class Started:
 
 
 def commands(job: RanksJob, told: Mapping[str, object], scratch: str) -> list[Started]:
-    """What brings all ranks up. told: what `runner.rank` needs to find this process; scratch: a folder of this machine.
+    """Return the command lines that start all ranks.
+
+    Args:
+        job: The job.
+        told: The address and key of this process, for `runner.rank`.
+        scratch: A folder on this machine.
 
     Raises:
-        LauncherError: there is no Open MPI.
-        UserError: an argument can't be split into words, or ssh is needed and not there.
+        LauncherError: There is no Open MPI.
+        UserError: An argument cannot be split into words, or ssh is needed and missing.
     """
     return (
         [_with_mpi(job, told, scratch)] if job.transport == "mpi" else [_plain(job, told, slot) for slot in job.slots]
@@ -73,7 +83,7 @@ def commands(job: RanksJob, told: Mapping[str, object], scratch: str) -> list[St
 
 
 def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Started:
-    """One mpirun for all ranks."""
+    """Return one mpirun command for all ranks."""
     from paceline.launchers.mpi import AS_ROOT, find_open_mpi, scratch_variables
 
     mpi = find_open_mpi(job.python or sys.executable)
@@ -82,8 +92,8 @@ def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Starte
     given = [*_words("--binding-args", job.binding_args), *_words("--mpi-args", job.mpi_args)]
     # `--map-by=node` and `--map-by node` alike, with one dash or two.
     names = {word.partition("=")[0].lstrip("-") for word in given if word.startswith("-")}
-    # mpirun 5 refuses what is given twice; a file of ranks is a mapping too.
-    # Open MPI 4 needs --oversubscribe for more ranks than slots; 5 has it in the mapping.
+    # mpirun 5 refuses duplicate options; a file of ranks is a mapping too.
+    # Open MPI 4 needs --oversubscribe for more ranks than slots; in version 5 it is part of the mapping.
     words = [] if is_5 else ["--oversubscribe"]
     if not names & {"map-by", "rankfile", "rf"}:
         words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]
@@ -105,7 +115,7 @@ def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Starte
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     if job.interfaces:
         words += ["--mca", "btl_tcp_if_include", job.interfaces]
-        # On one machine mpirun needs no network, and would not take the loopback interface for one.
+        # On one machine mpirun needs no network, and would not use the loopback interface.
         words += [] if job.is_local else [parameter, "oob_tcp_if_include", job.interfaces]
     words += given
     # In the environment, for the key in it would be seen by every user of the machine on the command line.
@@ -126,7 +136,7 @@ def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Starte
 
 
 def exported(mpi_args: str | None) -> dict[str, str]:
-    """The variables that `-x NAME=value` among mpirun's arguments gives the ranks, whose environment is not mpirun's."""
+    """Return the variables from `-x NAME=value` in mpirun's arguments, which apply to the ranks only."""
     words = _words("--mpi-args", mpi_args)
     # `-x NAME` without a value names a variable of the shell, which the ranks have anyway.
     pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]
@@ -134,7 +144,7 @@ def exported(mpi_args: str | None) -> dict[str, str]:
 
 
 def _plain(job: RanksJob, told: Mapping[str, object], slot: Slot) -> Started:
-    """A process for one rank, over ssh on another host."""
+    """Return the command for one rank, over ssh on another host."""
     argv = [sys.executable, _RANK, str(slot.rank)]
     if not is_here(slot.host):
         if shutil.which("ssh") is None:
@@ -147,8 +157,8 @@ def _plain(job: RanksJob, told: Mapping[str, object], slot: Slot) -> Started:
 
 
 def _ssh_options(job: RanksJob) -> list[str]:
-    # BatchMode has ssh fail where it would ask for a password, which nobody could type. accept-new takes the key of a
-    # host that is new, and refuses one that has changed.
+    # BatchMode makes ssh fail instead of asking for a password. accept-new accepts a new host's key and refuses a changed
+    # one.
     words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
     words += ["-p", str(job.ssh_port)] if job.ssh_port else []
     # An absolute path, for ssh may be run from another folder.
@@ -157,7 +167,7 @@ def _ssh_options(job: RanksJob) -> list[str]:
 
 
 def has_mpi() -> bool:
-    """True if there is an Open MPI."""
+    """Return whether there is an Open MPI."""
     from paceline.launchers.mpi import find_open_mpi
 
     try:
@@ -168,7 +178,7 @@ def has_mpi() -> bool:
 
 
 def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """The environment without what belongs to this machine, if the host is another one."""
+    """Return the environment, without this machine's own variables if the host is another one."""
     if is_here(host):
         return dict(environment)
     return {name: value for name, value in environment.items() if not wire.is_of_host(name)}

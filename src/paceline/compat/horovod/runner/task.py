@@ -1,11 +1,9 @@
-"""One rank of `horovod.run`: a script of `main_script`'s that calls the function, and leaves what came of it for the process
-beside it.
+"""One rank of `horovod.run`: call the function and write its result for the process beside the rank.
 
     main_script.py task.py <scratch folder>
 
-In that folder: `call` comes from the caller; `result` goes back, a pickle of {failed, value, traceback}, where the value is
-a pickle of the result or of the exception. An exception goes on to `main_script`, which ends the process as it does for a
-script; the caller shows it.
+In that folder, `call` comes from the caller. `result` is a pickle of {failed, value, traceback}, where value is a pickle of the
+result or the exception. An exception also reaches `main_script`, which ends the process as for a script; the caller shows it.
 """
 
 import os
@@ -28,7 +26,7 @@ def main(scratch: str) -> None:
     try:
         import cloudpickle
 
-        # Within the block: what can't be unpickled here, as its module is missing on this host, is told as any error.
+        # Inside the block: report a failure to unpickle, such as a module missing on this host, like any error.
         func, args, kwargs = pickle.loads(told["call"])
         result = func(*args, **kwargs)
         try:
@@ -38,7 +36,7 @@ def main(scratch: str) -> None:
                 f"the result, a {type(result).__name__}, can't be sent to the caller: {failure}. Return plain values or arrays."
             ) from failure
     except BaseException as error:
-        # sys.exit(0) within the function is no failure; the result is None.
+        # sys.exit(0) in the function is not a failure; the result is None.
         if isinstance(error, SystemExit) and error.code in (None, 0):
             value = pickle.dumps(None)
         else:
@@ -49,7 +47,7 @@ def main(scratch: str) -> None:
 
 
 def _leave(scratch: str, content: "dict[str, Any]") -> None:
-    # Under another name first: the process beside this one sends `result` if there is one, so it has to be whole.
+    # Rename when complete: the process beside this one sends `result` if it exists.
     beside = os.path.join(scratch, "result.part")
     with open(beside, "wb") as file:
         pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
@@ -61,7 +59,7 @@ def _dumped(error: BaseException) -> bytes:
         import cloudpickle
 
         data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)  # some exceptions can't be made again from what they keep
+        pickle.loads(data)  # Some exceptions cannot be unpickled.
     except BaseException:
         data = pickle.dumps(None)
     return data

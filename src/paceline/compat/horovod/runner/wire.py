@@ -1,17 +1,17 @@
-"""The line between `horovodrun` and the process that waits for each rank (`runner.rank`).
+"""The connection between `horovodrun` and the process beside each rank (`runner.rank`).
 
-Both sides prove that they know the key before anything is said (multiprocessing.connection's challenge). Then:
+Both sides first prove that they know the key (`system.handshake`). Then:
 
-    rank      hello {rank, host, pid, port}        port: one that is free there
+    rank      hello {rank, host, pid, port}        port: a free port on its host
     driver    start {argv, environment, directory, files, scratch, is_elastic}, then the content of each file
-                                                   files: names of those that the rank is to find in its folder: `call`, commits
+                                                   files: names of files for the rank's folder: `call`, commits
                                                    scratch: folders to remove when the driver is gone
-    rank      o<bytes>  e<bytes>                   pieces of standard output and error, as often as there are any
-    rank      f<number of bytes, 8><name>          a file of its folder, then k<bytes> of it: `result`, or a commit, which the
-                                                   next attempt goes on from
-    rank      end {exit_code, error, time}         the last word
-    driver    {"hosts": true}                      there are other hosts: the program is to end at its next commit
-    driver    {"end": true} or {"interrupt": true} at any time; a closed connection means the same as "end", at once
+    rank      o<bytes>  e<bytes>                   pieces of standard output and error, any number
+    rank      f<number of bytes, 8><name>          a file of its folder, then k<bytes> of it: `result`, or a commit for the
+                                                   next attempt
+    rank      end {exit_code, error, time}         the last message
+    driver    {"hosts": true}                      there are other hosts: end the program at its next commit
+    driver    {"end": true} or {"interrupt": true} at any time; a closed connection means "end" at once
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _PIECES = 1000
 
 
 def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
-    """The connection to the driver, at the first of its addresses that answers and knows the key.
+    """Connect to the driver at the first address that answers and knows the key.
 
     Raises:
-        OSError: none of them does.
+        OSError: No address does.
     """
     errors = []
     for address in addresses:
@@ -64,7 +64,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
 
 
 def accept(connected: socket.socket, key: bytes) -> Connection | None:
-    """The connection with a process that knows the key; None, and nothing left open, with any other."""
+    """Return the connection with a process that knows the key, or close it and return None."""
     try:
         return prove_as_server(_prepared(connected), key)
     except ConnectionError:
@@ -76,10 +76,10 @@ def send(connection: Connection, content: Mapping[str, Any]) -> None:
 
 
 def receive(connection: Connection) -> dict[str, Any]:
-    """The next message.
+    """Return the next message.
 
     Raises:
-        EOFError: the other side has closed the connection, or is gone.
+        EOFError: The other side has closed the connection, or is gone.
     """
     try:
         content = json.loads(connection.recv_bytes())
@@ -90,7 +90,7 @@ def receive(connection: Connection) -> dict[str, Any]:
 
 
 def hang_up(connection: Connection) -> None:
-    """Close the connection for both sides, also where a thread of this process is reading from it."""
+    """Close the connection for both sides, even while another thread reads from it."""
     # To close a file descriptor does not wake a thread that reads from it; to shut the socket down does.
     with contextlib.suppress(OSError):
         # A Connection can't be shut down. A socket can, and closes its descriptor at the end of the block, so it is given a
@@ -101,7 +101,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def is_of_host(variable: str) -> bool:
-    """True if an environment variable belongs to a machine or a login, and means nothing on another host."""
+    """Return whether an environment variable belongs to a machine or a login, so that other hosts must not get it."""
     return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
 
 
@@ -110,7 +110,7 @@ def _prepared(connected: socket.socket) -> socket.socket:
     connected.settimeout(None)
     # Small messages would otherwise wait until the one before was acknowledged.
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A host that vanishes without a word is noticed after about a minute.
+    # A host that silently vanishes is detected after about a minute.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, name):
@@ -119,10 +119,18 @@ def _prepared(connected: socket.socket) -> socket.socket:
 
 
 class RankListener:
-    """Listens while the block runs. hosts: the addresses of this machine to listen at, "" for all.
+    """A server for the ranks' processes while the block runs, at these hosts' addresses ("" for all).
 
-    addresses: where, with the ports.
-    joined: (connection, hello) of each rank; events: (rank, what it has said), None at the end of its connection.
+        accept, a thread for each address    -> a thread for each connection
+        that thread: handshake, hello        -> `joined`; then the rank's messages in order -> `events`
+
+    Only the driver's thread reads the two queues. `events` is bounded, so ranks that print faster than the driver reads have to
+    wait.
+
+    Attributes:
+        addresses: The addresses with ports.
+        joined: (connection, hello) of each rank.
+        events: (rank, message), with None at the end of its connection.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -175,6 +183,6 @@ class RankListener:
     def _pass_on(self, rank: int, data: bytes | None) -> None:
         while not self._closed:
             with contextlib.suppress(queue.Full):
-                # In short waits, so that the thread sees `_closed` though nobody takes from the queue any more.
+                # Wait in short steps, so that the thread sees `_closed` even if the queue stays full.
                 self.events.put((rank, data), timeout=_TICK_S)
                 return

@@ -1,4 +1,4 @@
-"""Functions in threads of their own."""
+"""Functions in threads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Place in `args_list` -> what `fn(*args)` has returned; None, at once, without `block_until_all_done`.
+    """Call `fn(*args)` for each entry of `args_list`, and return the results by position.
+
+    Return None at once without `block_until_all_done`.
 
     Raises:
-        RuntimeError: a call has raised; its exception is the cause.
+        RuntimeError: A call has raised; its exception is the cause.
     """
     # ThreadPoolExecutor refuses a pool without threads.
     if not args_list:
@@ -51,10 +53,10 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """The thread that runs `target(*args)`. silent: what it raises is swallowed.
+    """Start a thread that runs `target(*args)`; `silent` swallows its exceptions.
 
     Raises:
-        ValueError: `args` is no tuple.
+        ValueError: `args` is not a tuple.
     """
     _check_args(args)
 
@@ -76,10 +78,10 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """The thread that runs `func(*args)` once the event is set, unless `stop` is set before.
+    """Start a thread that runs `func(*args)` once the event is set, unless `stop` is set first.
 
     Raises:
-        ValueError: there is no event; `args` is no tuple; or a thread that the program waits for could never be stopped.
+        ValueError: The event is missing, `args` is not a tuple, or a non-daemon thread could never be stopped.
     """
     if event is None:
         raise ValueError("Event must not be None")

@@ -1,8 +1,8 @@
-"""Stands between a process and the command that it has started: run by file, so that it starts fast.
+"""A process between `execute` and its command, run by path so that it starts fast.
 
     python -S beside_shell.py <seconds of grace> <command> [argument ...]
 
-The command ends by itself, or when standard input does: with whoever holds the other end.
+It ends the command when standard input ends, that is, when the process with the other end does.
 """
 
 import os
@@ -14,23 +14,23 @@ import time
 
 
 def main(grace_s: float, argv: "list[str]") -> int:
-    """The command's exit code, 128+n where signal n has ended it. What is left of its process group goes with it."""
+    """Run the command and return its exit code, or 128+n if signal n ended it. Kill the rest of its process group."""
     # Python writes into this pipe when a child ends, for there is a handler of SIGCHLD: so one wait is for both ends.
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # A thread that blocks signals hands that on to what it starts.
+    # A child inherits the signal mask of the thread that starts it.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     # A group of its own, so that one signal reaches all that the command has started and that has stayed in the group.
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-    # The input ends, by the kernel's hand, even where whoever held its other end was killed.
+    # The kernel closes the input even if the process with its other end was killed.
     while command.poll() is None and 0 not in select.select([0, woken], [], [])[0]:
         os.read(woken, 1 << 10)
     if command.returncode is None:
         deadline = time.monotonic() + grace_s
         _signal(command.pid, signal.SIGTERM)
-        # Signal 0 only asks whether anything of the group is left, and the command itself is until it is waited for.
+        # Signal 0 only tests whether a process of the group is left. The command itself counts until it is reaped.
         while _signal(command.pid, 0) and time.monotonic() < deadline:
             command.poll()
             time.sleep(0.02)

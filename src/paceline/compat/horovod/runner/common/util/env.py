@@ -1,4 +1,4 @@
-"""A process's environment: its rank in it, and the variables that may go to other machines."""
+"""The rank in a process's environment, and the variables to export to other machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from paceline.compat.horovod.runner.common.util import secret
 
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
-#: Variables that stay where they are.
+#: Variables that are not exported.
 IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", secret.HOROVOD_SECRET_KEY}
 #: The remote shell of Kubeflow's MPI operator.
 KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
@@ -16,15 +16,15 @@ _RSH_AGENT = "OMPI_MCA_plm_rsh_agent"
 
 
 def is_exportable(v: str) -> bool:
-    """True if the variable of this name may go to another machine."""
+    """Return whether the variable of this name may go to another machine."""
     return not any(re.match(pattern, v) for pattern in IGNORE_REGEXES)
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as its launcher has set them; (0, 1) without one.
+    """Return this process's rank and the number of ranks from its launcher; (0, 1) without one.
 
     Raises:
-        RuntimeError: one of the two is set and the other is not.
+        RuntimeError: Only one of the two is set.
     """
     # In this order: below horovodrun and mpirun, the first two are there, and HOROVOD_RANK is the rank of this job.
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
@@ -41,5 +41,5 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def is_kubeflow_mpi() -> bool:
-    """True if ranks are started by Kubeflow's MPI operator."""
+    """Return whether Kubeflow's MPI operator starts the ranks."""
     return os.environ.get(_RSH_AGENT) == KUBEFLOW_MPI_EXEC

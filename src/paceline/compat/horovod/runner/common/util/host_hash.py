@@ -1,4 +1,4 @@
-"""A text that tells machines apart, and containers on one machine too."""
+"""A text that identifies a machine, or a container on it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NAMESPACES = "/proc/self/ns"
 
 
 def host_hash(salt: Any = None) -> str:
-    """`<host>-<32 hex digits>`: the same for all processes that share this machine, its name and its kernel namespaces.
+    """Return `<host>-<32 hex digits>` from the host's name, its kernel namespaces and `salt`.
 
-    salt: more that is to make a difference.
+    All processes that share the machine and the namespaces get the same text.
     """
     name = socket.gethostname()
     # Linux alone has them: links such as `net:[4026531840]`, of which a container has its own.

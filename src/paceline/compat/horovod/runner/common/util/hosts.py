@@ -1,4 +1,4 @@
-"""Hosts with their slots, and the place of each rank on them."""
+"""Hosts with their slots, and the place of each rank on them, with Horovod's classes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _HOST = re.compile(r"[\w.-]+:[0-9]+")
 
 @dataclass
 class HostInfo:
-    """A machine, and how many ranks it takes."""
+    """A machine and its number of ranks."""
 
     hostname: str
     slots: int
 
     @staticmethod
     def from_string(host_string: str) -> HostInfo:
-        """The host of a text `name:slots`."""
+        """Parse `name:slots`."""
         [name], [slots] = parse_hosts_and_slots(host_string)[0], parse_hosts_and_slots(host_string)[1].values()
         return HostInfo(name, slots)
 
@@ -38,7 +38,7 @@ class SlotInfo:
     cross_size: int
 
     def to_response_string(self) -> str:
-        """rank,size,local_rank,local_size,cross_rank,cross_size"""
+        """Return `rank,size,local_rank,local_size,cross_rank,cross_size`."""
         _, rank, local_rank, cross_rank, size, local_size, cross_size = astuple(self)
         return f"{rank},{size},{local_rank},{local_size},{cross_rank},{cross_size}"
 
@@ -47,19 +47,19 @@ INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
 
 
 def parse_host_files(filename: str) -> str:
-    """`host:slots,host:slots` of a file with a line `host slots=N` for each.
+    """Read a file with lines `host slots=N`, and return `host:slots,host:slots`.
 
     Raises:
-        ValueError: it can't be read, or has a line that is no host.
+        ValueError: The file cannot be read, or has an invalid line.
     """
     return ",".join(f"{host.name}:{host.slots}" for host in _hosts.read(filename))
 
 
 def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
-    """The names, and name -> slots, of `host:slots,host:slots`.
+    """Return the names and the slots by name of `host:slots,host:slots`.
 
     Raises:
-        ValueError: a part is no host.
+        ValueError: A part is not a host.
     """
     parts = [part.strip() for part in hosts.split(",")]
     wrong = [part for part in parts if not _HOST.fullmatch(part)]
@@ -70,10 +70,10 @@ def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
 
 
 def parse_hosts(hosts_string: str) -> list[HostInfo]:
-    """The hosts of `host:slots,host:slots`.
+    """Parse `host:slots,host:slots`.
 
     Raises:
-        ValueError: a part is no host.
+        ValueError: A part is not a host.
     """
     return [HostInfo.from_string(part) for part in hosts_string.split(",")]
 
@@ -81,10 +81,10 @@ def parse_hosts(hosts_string: str) -> list[HostInfo]:
 def get_host_assignments(
     hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
 ) -> list[SlotInfo]:
-    """The place of each rank: hosts are filled in their order, all their slots unless `max_num_proc` says fewer.
+    """Place the ranks: fill the hosts in order, all their slots or `max_num_proc` ranks.
 
     Raises:
-        ValueError: there are fewer slots than `min_num_proc`.
+        ValueError: There are fewer slots than `min_num_proc`.
     """
     given = [_hosts.Host(name=host.hostname, slots=host.slots) for host in hosts]
     free = sum(host.slots for host in given)

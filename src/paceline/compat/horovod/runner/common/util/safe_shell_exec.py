@@ -1,4 +1,4 @@
-"""A shell's command whose processes end with this one, however it ends."""
+"""A shell command whose processes end with this process, however it ends."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def execute(
     events: Sequence[threading.Event] | None = None,
     prefix_output_with_timestamp: bool = False,
 ) -> int:
-    """The exit code of the command, 128+n where signal n has ended it. What it prints is forwarded line by line.
+    """Run a command and return its exit code, or 128+n if signal n ended it. Forward its output line by line.
 
-    stdout, stderr: streams of text; this process's by default. index: stands in front of each line, as `[index]<stdout>:`.
-    events: when one of them is set, the command and all that it has started get SIGTERM, and SIGKILL after five seconds;
-        so they do when this process ends, is interrupted, or is killed.
+    Output goes to `stdout` and `stderr`, by default this process's, with the prefix `[index]<stdout>:` if `index` is given. If
+    one of `events` is set, the command and its descendants get SIGTERM, and SIGKILL after five seconds. The same happens when
+    this process ends, is interrupted, or is killed.
     """
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     # Its standard input is this process's line to it: it ends when this process does.
@@ -75,7 +75,7 @@ def execute(
         raise
     finally:
         stop.set()
-        # The command has ended, but what is left in its pipes is still to be forwarded.
+        # The command has ended. Forward the rest of its pipes.
         for reader in readers:
             reader.join()
         end()

@@ -1,4 +1,4 @@
-"""Keys, and what proves that a message was written by somebody who has the key: HMAC with SHA-256 (RFC 2104)."""
+"""Keys, and HMAC-SHA256 digests (RFC 2104) of messages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
 
 
 def make_secret_key() -> bytes:
-    """A new key."""
+    """Return a new key."""
     return secrets.token_bytes(SECRET_LENGTH)
 
 
 def compute_digest(key: bytes, message: bytes) -> bytes:
-    """The digest of the message, 32 bytes."""
+    """Return the message's digest, 32 bytes."""
     return hmac.digest(key, message, hashlib.sha256)
 
 
 def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
-    """True if it is the message's digest; takes as long for a wrong one."""
+    """Return whether the digest is the message's, in constant time."""
     return hmac.compare_digest(compute_digest(key, message), digest)

@@ -1,4 +1,4 @@
-"""The settings that helpers keep of a job: plain attributes. Nothing here reads them."""
+"""A job's settings for helpers built on Horovod: plain attributes. Paceline does not read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(eq=False, repr=False)
 class BaseSettings:
-    """key: of the job; start_timeout: a `timeout.Timeout`; nics: names of network interfaces."""
+    """Settings of a job. `start_timeout` is a `timeout.Timeout`, `nics` names network interfaces."""
 
     num_proc: int | None = None
     verbose: int = 0
@@ -27,7 +27,7 @@ class BaseSettings:
 
 
 class Settings(BaseSettings):
-    """hosts: as `host:slots,host:slots`."""
+    """Settings with hosts as `host:slots,host:slots`."""
 
     def __init__(self, hosts: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

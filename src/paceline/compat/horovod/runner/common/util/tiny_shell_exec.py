@@ -1,4 +1,4 @@
-"""A shell's command whose output is read."""
+"""A shell command whose output is returned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.compat.horovod.runner.common.util import safe_shell_exec
 
 
 def execute(command: str | Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, int] | None:
-    """Run a command; (what it has printed to both streams, its exit code), or None and a traceback if it can't start."""
+    """Run a command. Return its combined output and exit code, or None and a traceback if it cannot start."""
     output = io.StringIO()
     try:
         code = safe_shell_exec.execute(command, env=env, stdout=output, stderr=output)
