@@ -32,7 +32,7 @@ MAY_IMPORT = {
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat.horovod": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker checkpoint",
     # The names of another library for what a program meets first.
-    "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir controlling sweeps pipelines models services compat "
+    "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir children sweeps pipelines models services compat "
     "trackers.export",
     "azureml": "compat",
     # The frozen data, and what is made of it.
@@ -67,9 +67,9 @@ MAY_IMPORT = {
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
     # Children are runs like all others; a sweep's or a pipeline's controller submits them.
-    "controlling": f"{UP_TO_SUBMIT}",
-    "sweeps": f"{UP_TO_SUBMIT} estimator controlling",
-    "pipelines": f"{UP_TO_SUBMIT} estimator controlling sweeps",
+    "children": f"{UP_TO_SUBMIT}",
+    "sweeps": f"{UP_TO_SUBMIT} estimator children",
+    "pipelines": f"{UP_TO_SUBMIT} estimator children sweeps",
     "workspace_dir": "errors",
     # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "rerun": UP_TO_SUBMIT,
     # The page reads a workspace, and changes what the command line changes by the same functions.
     "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps models services reports",
-    "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor controlling sweeps pipelines models "
+    "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor children sweeps pipelines models "
     "serving.api services compat reports ui trackers",
     "__main__": "cli",
 }

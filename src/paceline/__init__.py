@@ -50,10 +50,8 @@ if TYPE_CHECKING:
         uniform,
     )
     from paceline.sweeps.policies.asha import ASHA, Hyperband
-    from paceline.sweeps.policies.bandit import Bandit
-    from paceline.sweeps.policies.median import MedianStopping
+    from paceline.sweeps.policies.policy import Bandit, MedianStopping, TruncationSelection
     from paceline.sweeps.policies.population import PopulationBasedTraining
-    from paceline.sweeps.policies.truncation import TruncationSelection
     from paceline.sweeps.sweep import Sweep
     from paceline.sweeps.sweep_run import SweepRun
     from paceline.workspace import Experiment, Run, Workspace
@@ -104,10 +102,8 @@ _HOMES = {
         "uniform",
     ),
     "paceline.sweeps.policies.asha": ("ASHA", "Hyperband"),
-    "paceline.sweeps.policies.bandit": ("Bandit",),
-    "paceline.sweeps.policies.median": ("MedianStopping",),
+    "paceline.sweeps.policies.policy": ("Bandit", "MedianStopping", "TruncationSelection"),
     "paceline.sweeps.policies.population": ("PopulationBasedTraining",),
-    "paceline.sweeps.policies.truncation": ("TruncationSelection",),
     "paceline.sweeps.sweep": ("Sweep",),
     "paceline.sweeps.sweep_run": ("SweepRun",),
     "paceline.workspace": ("Experiment", "Run", "Workspace"),

@@ -18,7 +18,7 @@ import pytest
 
 import paceline as pl
 from paceline.runs import states
-from paceline.sweeps.samplers.random_sampler import RandomSampler
+from paceline.sweeps.samplers.sampler import RandomSampler
 from paceline.sweeps.sweep_run import SweepRun
 from paceline.system import detached_process, processes
 from tests.helpers import write_tree

@@ -10,8 +10,8 @@ from typing import Any
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.sweeps.children import child_id
 from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.trial_runs import child_id
 from tests.helpers import make_record
 
 SWEEP_ID = "tuned_1700000000_00000001"

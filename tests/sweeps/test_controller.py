@@ -3,12 +3,53 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import paceline as pl
-from paceline.runs import states
+from paceline.job.job import Job
+from paceline.runs import read, states, store
+from paceline.runs.failure import FailureReport
+from paceline.runs.folder import RunFolder
+from paceline.sweeps import controller
+from paceline.sweeps.__main__ import _more_is_asked
+from paceline.sweeps.results import MORE
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.start import count_anew
+from paceline.sweeps.sweep_state import SweepState
+from paceline.system.files import write_json
 from paceline.system.processes import is_alive
 from tests.sweeps.helpers import until
+from tests.sweeps.made import add_trial, make_sweep
+
+#: Trial 0 logs its values and waits; trial 1 comes to a better one later. Both save something when they are told to end.
+SCRIPT = """
+import argparse, os, signal, sys, time
+import paceline
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+parser.add_argument("--wait-for")
+given = parser.parse_args()
+
+def told(number, frame):
+    with open("outputs/saved", "w") as file:
+        file.write("whole")
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, told)
+os.makedirs("outputs", exist_ok=True)
+run = paceline.Run.get_context()
+run.log("score", 0.5)
+if given.x:
+    while not os.path.exists(given.wait_for):
+        time.sleep(0.05)
+    run.log("score", given.x)
+else:
+    run.log("score", 0.5)
+time.sleep(60)
+"""
 
 
 def test_a_controller_whose_sweep_is_removed_by_hand_ends_its_trials_and_itself(submit: Any) -> None:
@@ -23,3 +64,108 @@ def test_a_controller_whose_sweep_is_removed_by_hand_ends_its_trials_and_itself(
     until(lambda: trial.status == states.CANCELED)
     assert trial.tags["stopped"] == "the sweep's folder is gone"
     assert not pl.Run(run.experiment, f"{run.id}_0").folder.path.with_name(f"{run.id}_1").exists()
+
+
+def test_a_running_trial_is_judged_again_when_a_better_curve_comes_later(submit: Any, tmp_path: Path) -> None:
+    (tmp_path / "source" / "train.py").write_text(SCRIPT)
+    go = tmp_path / "go"
+    run = submit(
+        {"x": pl.choice(0, 0.9)},
+        sampler="grid",
+        concurrent=2,
+        stop=pl.Bandit(slack_factor=0.2),
+        arguments=("--wait-for", str(go)),
+    )
+    until(lambda: [row["intervals"] for row in run.trial_rows()] == [2, 1])
+    # It was judged with what there was, and nothing has come of it.
+    assert not any(row["status"] in states.TERMINAL for row in run.trial_rows())
+    go.touch()
+    until(lambda: run.trial_rows()[0]["status"] == states.CANCELED)
+    first = pl.Run(run.experiment, f"{run.id}_0")
+    assert first.tags["stopped"] == (
+        "Bandit: its best of 0.5 after 2 values is below 0.75, which the best of all, 0.9, leaves as slack"
+    )
+    # Its exit code is that of a failure, and it is none: it was told to end, had its grace, and keeps what it has made.
+    assert first.record().failure is None
+    assert (first.folder.outputs / "saved").read_text() == "whole"
+    assert run.trial_rows()[1]["status"] == states.RUNNING
+    run.cancel()
+    until(lambda: run.record().is_terminal)
+    assert run.best_child().id == f"{run.id}_1"
+
+
+def failed_with(tmp_path: Path, *errors: str, **values: Any) -> RunFolder:
+    """A sweep that runs, whose trials have failed with these errors."""
+    spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", **{"trials": len(errors) or 3, **values})
+    folder = make_sweep(tmp_path / "runs", spec, states.RUNNING, job=Job(entry_script="train.py"))
+    for number, error in enumerate(errors):
+        report = FailureReport(
+            cause="exception", message="rank 0 failed", exception=error, see=f"paceline logs trial {number}"
+        )
+        add_trial(folder, number, {"x": 0.5}, (), states.FAILED, chosen={"x": 0.5}, failure=report)
+    return folder
+
+
+def wanted(folder: RunFolder) -> str | None:
+    sweep = SweepState(folder)
+    sweep.take_up()
+    return controller.wanted(sweep)
+
+
+def test_the_common_cause_is_told_and_where_there_is_more_of_it(tmp_path: Path) -> None:
+    folder = failed_with(tmp_path, "E: a", "E: a")
+    sweep = SweepState(folder)
+    sweep.take_up()
+    controller.write(sweep)
+    report = store.stored(folder).failure
+    assert report is not None
+    assert report.message == "all trials have failed. 2 of 2 failed with the same error: E: a"
+    assert report.see == "paceline logs trial 0"
+
+
+def test_what_ended_a_sweep_does_not_end_it_again_when_more_is_asked_for(tmp_path: Path) -> None:
+    folder = failed_with(tmp_path, "E", "E", max_failures=2, max_duration_seconds=3600.0, trials=8)
+    record = store.stored(folder)
+    assert "max_failures is 2" in str(wanted(folder))
+    store.change(folder, record, states.RUNNING, started_utc="2020-01-01T00:00:00.000Z")
+    assert wanted(folder) == "the sweep has come to its limit of 3600 s"
+    write_json(folder.path / MORE, {"trials": 3})
+    count_anew(folder)
+    assert not (folder.path / MORE).exists()
+    # Three more than there are, and not the six that were left.
+    assert store.stored(folder).sweep["trials"] == 5  # type: ignore[index]
+    assert wanted(folder) is None
+    for number in (2, 3):
+        add_trial(folder, number, {"x": 0.5}, (1.0,), states.FAILED, chosen={"x": 0.5})
+    assert "2 trials have failed" in str(wanted(folder))
+
+
+def test_only_trial_without_the_metric_is_spoken_of_in_the_singular(tmp_path: Path) -> None:
+    folder = failed_with(tmp_path, trials=1)
+    add_trial(folder, 0, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
+    assert "1 trial has ended, and it has not logged the primary metric" in str(wanted(folder))
+
+
+def test_trials_without_the_metric_end_a_sweep_and_count_anew_with_more(tmp_path: Path) -> None:
+    folder = failed_with(tmp_path)
+    for number in range(3):
+        add_trial(folder, number, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
+    assert "3 trials have ended, and none has logged the primary metric" in str(wanted(folder))
+    # As the controller finds it that has just written the end.
+    assert not _more_is_asked(folder)
+    write_json(folder.path / MORE, {"trials": 5})
+    assert _more_is_asked(folder)
+    assert store.stored(folder).sweep["trials"] == 8  # type: ignore[index]
+    assert wanted(folder) is None
+
+
+def test_a_sweep_that_was_failed_from_outside_says_so_and_waits_for_nothing(tmp_path: Path, capsys: Any) -> None:
+    """Its log said Canceled, and its record went on to name the engine that did not take the next trial."""
+    folder = failed_with(tmp_path)
+    sweep = SweepState(folder)
+    sweep.wait_for("compute target 'cluster', which does not take trial 0")
+    read.request_cancel(folder, by="somebody", reason="fail()", fail="it is enough")
+    controller.write(sweep)
+    record = store.stored(folder)
+    assert (record.status, record.waiting_for) == (states.FAILED, None)
+    assert "the sweep is Failed" in capsys.readouterr().out

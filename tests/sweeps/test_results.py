@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.sweeps import results
-from paceline.sweeps.children import trials
-from paceline.sweeps.live import show
+from paceline.sweeps import live_trials, results
+from paceline.sweeps.results import metric_column, parameter_column
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.trial_runs import trials
 from tests.sweeps.made import add_trial, make_sweep
 
 SPEC = SweepSpec(
@@ -71,7 +71,19 @@ def test_a_notebook_shows_a_sweep_with_its_trials_and_ctrl_c_says_how_to_come_ba
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(show, "to_the_end", pressed)
+    monkeypatch.setattr(live_trials, "follow", pressed)
     with pytest.raises(KeyboardInterrupt):
         run.wait_for_completion(show_output=True)
     assert f"paceline sweep show -f {sweep.run_id}" in capsys.readouterr().err
+
+
+def test_a_hyperparameter_whose_name_is_taken_keeps_its_dashes():
+    assert parameter_column("--lr", ("loss",)) == "lr"
+    assert parameter_column("status", ("loss",)) == "--status"
+    assert parameter_column("--loss", ("loss",)) == "--loss"
+    assert parameter_column("loss", ("loss", "--loss")) == "--loss (parameter)"
+
+
+def test_a_metric_that_is_called_as_a_column_of_the_trial_has_one_of_its_own():
+    assert metric_column("accuracy") == "accuracy"
+    assert metric_column("status") == "status (metric)"

@@ -15,11 +15,11 @@ import pytest
 import paceline as pl
 from paceline.errors import SweepError
 from paceline.runs import read, states, store
-from paceline.sweeps.prior import prior_trials
-from paceline.sweeps.proposals import Proposals
+from paceline.sweeps.samplers.samplers import Proposals
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.sweep_run import SweepRun
+from paceline.sweeps.warm_start import prior_trials
 from paceline.system import locks
 from tests.helpers import make_run
 from tests.sweeps.helpers import SCRIPT, SWEEP_ID, until
@@ -101,7 +101,7 @@ def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
     ]
     # What an unbroken sweep proposes.
     space, spec = run.spec.space, run.spec
-    from paceline.sweeps.samplers.random_sampler import RandomSampler
+    from paceline.sweeps.samplers.sampler import RandomSampler
 
     sampler = RandomSampler(space, spec.seed)
     assert [row["x"] for row in rows] == [

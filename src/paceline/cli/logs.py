@@ -14,10 +14,10 @@ from pathlib import Path
 
 import click
 
+from paceline.children import child
 from paceline.cli.common import count_ranks, folder_of
 from paceline.cli.options import LATEST_RUN, VerbOption, takes
 from paceline.cli.view import RunView
-from paceline.controlling import following
 from paceline.errors import UserError
 from paceline.runs import controllers, read
 from paceline.runs.follow import Show
@@ -78,7 +78,7 @@ def logs(
     as_is = raw or not sys.stdout.isatty()
     if driver or controllers.is_controlled(record):
         if follow:
-            following.to_the_end(folder, lambda line: print(visible_line(line), flush=True))
+            child.follow_log(folder, lambda line: print(visible_line(line), flush=True))
             return
         offset = 0 if since_s is None else driver_offset(folder.driver_log, since_s)
         print_parts([LogPart(folder.driver_log, offset)], tail, as_is=as_is)

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.children import child
 from paceline.cli import job_file
 from paceline.cli.common import print_fields, print_json, print_table, with_children
 from paceline.cli.description import Asked, asked, combined
 from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import NAME
 from paceline.cli.summary import print_submitted, summary
-from paceline.controlling import following
 from paceline.errors import PipelineError
 from paceline.job.data_reference import PATH_VARIABLES
-from paceline.pipelines import results
+from paceline.pipelines import pipeline_run
 from paceline.pipelines.data import PipelineData, check_parameters
 from paceline.pipelines.pipeline import Pipeline
 from paceline.pipelines.spec import PipelineSpec
@@ -112,7 +112,7 @@ def print_steps(folder: RunFolder, record: RunRecord) -> None:
             duration_text(row["duration_s"]) if row["duration_s"] is not None and not row["reused_from"] else "-",
             visible(", ".join(row["after"])) or "-",
         )
-        for row in results.rows(folder, record)
+        for row in pipeline_run.rows(folder, record)
     ]
     print_table(("STEP", "STATUS", "RUN", "TOOK", "AFTER"), rows, status_column=1)
 
@@ -138,7 +138,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
 
     line(f"Pipeline {folder.run_id}")
     try:
-        record = following.to_the_end(folder, line)
+        record = child.follow_log(folder, line)
     except KeyboardInterrupt:
         line(f"\nThe pipeline goes on: paceline pipeline show -f {folder.run_id}")
         return 0
@@ -157,7 +157,7 @@ def _json(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
         **summary(folder, record),
         "parameters": told.get("parameters") or {},
         "description": told.get("description"),
-        "steps": results.rows(folder, record),
+        "steps": pipeline_run.rows(folder, record),
     }
 
 

@@ -219,12 +219,12 @@ def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
     """Return a line for each step of a pipeline; "" for other runs."""
     if record.pipeline is None:
         return ""
-    from paceline.pipelines import results
+    from paceline.pipelines import pipeline_run
 
     return [
         f"{row['number']}  {row['step']}  {row['status']}{'  ' + row['run_id'] if row['run_id'] else ''}"
         + (f"  reused from {row['reused_from']}" if row["reused_from"] else "")
-        for row in results.rows(folder, record)
+        for row in pipeline_run.rows(folder, record)
     ]
 
 

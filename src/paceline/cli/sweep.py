@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.children import child
 from paceline.cli import job_file
 from paceline.cli.common import folder_of, print_fields, print_json, print_table, with_children
 from paceline.cli.description import Asked, asked, combined
@@ -15,25 +16,22 @@ from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.run_options import words
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.sweep_options import SWEEP, spec
-from paceline.controlling import following
 from paceline.errors import SweepError
 from paceline.job.job import Job
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
-from paceline.sweeps import children, prior, results, start
-from paceline.sweeps.front import ordered
-from paceline.sweeps.live import show as live
-from paceline.sweeps.live import table
-from paceline.sweeps.live.board import Standing
+from paceline.sweeps import live_trials, results, start, trial_runs, warm_start
+from paceline.sweeps import live_trials as live
+from paceline.sweeps.live_trials import Standing
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.pictures import png as pngs
 from paceline.sweeps.points import ENVIRONMENT, WAYS, job_of, text_of, variable
 from paceline.sweeps.policies.pausing import budget, pausing
-from paceline.sweeps.proposals import Proposals
+from paceline.sweeps.samplers.samplers import Proposals
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import SHOWN_PAUSED, Leg, Trial
+from paceline.sweeps.trial import SHOWN_PAUSED, Leg, Trial, ordered
 from paceline.system.names import counted
 from paceline.system.units import value_text
 from paceline.workspace import Workspace
@@ -95,7 +93,7 @@ def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: 
         return _draw(folder, sweep, html, png)
     if follow and not record.is_terminal:
         return _follow(folder, as_json=as_json, quiet=False, top=top)
-    trials = children.trials(folder, sweep)
+    trials = trial_runs.trials(folder, sweep)
     # 0 means all, like a slice without an end.
     order = ordered(trials, sweep.goals)[: top or None]
     if as_json:
@@ -128,7 +126,7 @@ def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: 
 def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | None) -> int:
     if png is not None and (why := draw.without_png()):
         raise SweepError(why)
-    drawn = draw.sketched(f"Sweep {folder.run_id}", sweep, children.trials(folder, sweep))
+    drawn = draw.sketched(f"Sweep {folder.run_id}", sweep, trial_runs.trials(folder, sweep))
     try:
         if html is not None and html.is_dir():
             raise SweepError(f"--html {str(html)!r} is a folder. Name a file, such as sweep.html.")
@@ -150,7 +148,7 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
 def best(*, run_id: str | None, as_json: bool) -> None:
     """Show the best trial, or with several metrics those on the Pareto front: runs, values, hyperparameters."""
     folder, _, sweep = _sweep(run_id)
-    all_best = results.best_trials(children.trials(folder, sweep), sweep)
+    all_best = results.best_trials(trial_runs.trials(folder, sweep), sweep)
     if not all_best:
         raise SweepError(f"no trial of {folder.run_id} has logged {' and '.join(map(repr, sweep.metrics))} yet.")
     if sweep.further:
@@ -224,7 +222,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
     known = start.checked(wanted.job, sweep, wanted.source, workspace.path, wanted.experiment, wanted.values)
     sweep = known.spec
-    proposals = Proposals(sweep, wanted.directory, prior.as_trials(known.results))
+    proposals = Proposals(sweep, wanted.directory, warm_start.as_trials(known.results))
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
@@ -266,12 +264,12 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
     line(f"Sweep {folder.run_id}")
     try:
         # After a live table, its last state is printed on standard output.
-        record = following.to_the_end(folder, line) if quiet else live.to_the_end(folder, sys.stderr, line, stays=False)
+        record = child.follow_log(folder, line) if quiet else live.follow(folder, sys.stderr, line, stays=False)
     except KeyboardInterrupt:
         line(f"\n{live.way_back(folder)}")
         return 0
     sweep = SweepSpec.from_json(record.sweep or {})
-    trials = children.trials(folder, sweep)
+    trials = trial_runs.trials(folder, sweep)
     order = ordered(trials, sweep.goals)
     if as_json:
         print_json({**summary(folder, record), "sweep": sweep.to_json(), "trials": results.rows(order, sweep)})
@@ -279,7 +277,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
         _print_trials(order[: top or None], sweep)
         if top and len(order) > top:
             line(f"and {len(order) - top} more: paceline sweep show {folder.run_id}")
-        for text in table.lines(Standing(record=record, spec=sweep, trials=tuple(trials))):
+        for text in live_trials.lines(Standing(record=record, spec=sweep, trials=tuple(trials))):
             line(text)
         if (page := folder.outputs / draw.PAGE).exists():
             line(f"Pictures: {page}")
@@ -289,9 +287,9 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
 
 
 def _print_trials(trials: Sequence[Trial], sweep: SweepSpec) -> None:
-    names = table.parameters(trials)
-    rows = [table.cells(trial, names, sweep) for trial in trials]
-    print_table(table.header(names, sweep), rows, status_column=table.STATUS)
+    names = live_trials.parameters(trials)
+    rows = [live_trials.cells(trial, names, sweep) for trial in trials]
+    print_table(live_trials.header(names, sweep), rows, status_column=live_trials.STATUS)
 
 
 def _said(trial: Leg) -> list[str]:

@@ -1,16 +1,16 @@
-"""`python -m paceline.pipelines RUN_DIR FD`: see one pipeline through (`paceline.controlling.process`)."""
+"""`python -m paceline.pipelines RUN_DIR FD`: see one pipeline through (`paceline.children.engine`)."""
 
 from __future__ import annotations
 
 import sys
 
-from paceline.controlling import process
-from paceline.pipelines import ending
+from paceline.children import engine
+from paceline.pipelines import controller
 from paceline.pipelines.controller import PipelineController
 
 
 def main(argv: list[str]) -> int:
-    return process.see_through(argv, PipelineController, ending.give_up)
+    return engine.see_through(argv, PipelineController, controller.give_up)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from paceline.controlling import following
+from paceline.children import child
+from paceline.children.child import record_of
 from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference
-from paceline.pipelines import results
 from paceline.pipelines.plan import output
-from paceline.pipelines.spec import PipelineSpec
+from paceline.pipelines.spec import PipelineSpec, child_id
+from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
+
+#: Of a step without a run: it waits for others; or it will never begin, for one that it needs has not Completed.
+WAITING, SKIPPED = "NotStarted", "Skipped"
 
 
 class PipelineRun(Run):
@@ -42,7 +46,7 @@ class PipelineRun(Run):
         """
         if show_output:
             try:
-                following.to_the_end(self._folder, lambda line: print(visible_line(line), flush=True))
+                child.follow_log(self._folder, lambda line: print(visible_line(line), flush=True))
             except KeyboardInterrupt:
                 print(f"\nPipeline {self.id} goes on. Cancel it with: paceline cancel {self.id}", file=sys.stderr)
                 raise
@@ -57,12 +61,12 @@ class PipelineRun(Run):
     def steps(self) -> dict[str, Run]:
         """Name -> run, of the steps that have begun, in their order."""
         spec = self.spec
-        found = zip(spec.steps, results.records(self._folder, spec), strict=True)
+        found = zip(spec.steps, records(self._folder, spec), strict=True)
         return {step.name: self._handle(self._experiment, record) for step, record in found if record is not None}
 
     def step_rows(self) -> list[dict[str, Any]]:
         """A mapping for each step: number, step, run_id, status, after, reused_from, target, started_utc, duration_s, failure."""
-        return results.rows(self._folder, self.record())
+        return rows(self._folder, self.record())
 
     def output(self, name: str, step: str | None = None) -> DataReference:
         """Where the data lies that the pipeline gives under this name, or that this step leaves: an input of other runs, too.
@@ -84,7 +88,7 @@ class PipelineRun(Run):
                     f"There are {', '.join(there) or 'none'}."
                 )
             number, own = places[0]
-        record = results.records(self._folder, spec)[number]
+        record = records(self._folder, spec)[number]
         if record is None or record.status != "Completed" or record.job is None:
             raise PipelineError(f"step {spec.steps[number].name!r}, which leaves {own!r}, is not Completed.")
         return DataReference(name=own, sources=output(record.job, own).sources)
@@ -92,3 +96,40 @@ class PipelineRun(Run):
 
 def _left_by(job: Any) -> list[str]:
     return [reference.name for reference in job.inputs if reference.is_output]
+
+
+def records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
+    """The record of each step's run; None where it has not begun, or its run was removed."""
+    return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
+
+
+def rows(folder: RunFolder, pipeline: RunRecord) -> list[dict[str, Any]]:
+    """A mapping for each step: number, step (its name), run_id, status, after (names), reused_from, target, started_utc,
+    duration_s, failure (its message). run_id is None before the step begins; one that will never begin is Skipped.
+    """
+    spec = PipelineSpec.from_json(pipeline.pipeline or {})
+    found = []
+    for number, (step, record) in enumerate(zip(spec.steps, records(folder, spec), strict=True)):
+        told = {
+            "number": number,
+            "step": step.name,
+            "run_id": None,
+            "status": SKIPPED if pipeline.is_terminal else WAITING,
+            "after": [spec.steps[other].name for other in step.after],
+            "reused_from": None,
+            "target": step.job.compute_target,
+            "started_utc": None,
+            "duration_s": None,
+            "failure": None,
+        }
+        if record is not None:
+            told |= {
+                "run_id": record.run_id,
+                "status": record.status,
+                "reused_from": (record.step or {}).get("reused_from"),
+                "started_utc": record.started_utc,
+                "duration_s": record.duration_s,
+                "failure": record.failure.message if record.failure else None,
+            }
+        found.append(told)
+    return found

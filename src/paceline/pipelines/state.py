@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.controlling.child import RecordWatch, never_began, record_of
+from paceline.children.child import RecordWatch, never_began, record_of
 from paceline.errors import PacelineError
 from paceline.job.job import Job
 from paceline.pipelines.plan import output

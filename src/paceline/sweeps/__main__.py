@@ -1,18 +1,18 @@
-"""`python -m paceline.sweeps RUN_DIR [FD]`: see one sweep through (`paceline.controlling.process`)."""
+"""`python -m paceline.sweeps RUN_DIR [FD]`: see one sweep through (`paceline.children.engine`)."""
 
 from __future__ import annotations
 
 import sys
 
-from paceline.controlling import process
+from paceline.children import engine
 from paceline.runs.folder import RunFolder
-from paceline.sweeps import ending, start
+from paceline.sweeps import controller, start
 from paceline.sweeps.controller import Controller
 from paceline.sweeps.results import MORE
 
 
 def main(argv: list[str]) -> int:
-    return process.see_through(argv, Controller, ending.give_up, _more_is_asked)
+    return engine.see_through(argv, Controller, controller.give_up, _more_is_asked)
 
 
 def _more_is_asked(folder: RunFolder) -> bool:

@@ -7,16 +7,15 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.runs.folder import RunFolder
-from paceline.sweeps.columns import AFTER, BEFORE, FRONT, metric_column, parameter_column
-from paceline.sweeps.front import front
 from paceline.sweeps.policies.pausing import pausing
+from paceline.sweeps.space import argument
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Trial, best, ranked
+from paceline.sweeps.trial import Trial, best, front, ranked
 from paceline.system.files import write_whole
 
 #: In the sweep's folder while more trials are asked for than it was made with.
@@ -25,6 +24,12 @@ MORE = "more.json"
 TABLE, LINEAGE = "trials.csv", "lineage.csv"
 #: Columns of the second beside those of the first.
 _LINEAGE = ("from", "why", "best", "last")
+
+#: What a trial has whatever is tried, in the order of the table; the metric stands before the fourth.
+BEFORE = ("trial", "run_id", "status")
+AFTER = ("intervals", "started_utc", "duration_s")
+#: With several metrics, whether a trial is on the Pareto front.
+FRONT = "front"
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
@@ -138,3 +143,17 @@ def _write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, Any]
 def _cell(value: Any) -> Any:
     # As the script gets them, and as other programs can read them.
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value
+
+
+def metric_column(metric: str) -> str:
+    """The metric's own name; `status (metric)` of a metric that is called as a trial's own column."""
+    return f"{metric} (metric)" if metric in (*BEFORE, *AFTER, FRONT) else metric
+
+
+def parameter_column(name: str, metrics: Iterable[str]) -> str:
+    """A hyperparameter's name without its dashes; with them, `--status`, where that is a column's name already."""
+    plain = name.lstrip("-")
+    if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
+        return plain
+    # A metric may be called `--loss`, and is no reason to lose one of the two.
+    return argument(name) if argument(name) not in metrics else f"{argument(name)} (parameter)"

@@ -28,17 +28,15 @@ from paceline.submit import (
     unrecorded,
     values_of,
 )
-from paceline.sweeps.children import count
-from paceline.sweeps.fit.fit import check_script, list_way
-from paceline.sweeps.fit.way import certain_way
+from paceline.sweeps.argparse_check import certain_way, check_script, list_way
 from paceline.sweeps.points import ARGUMENTS, EQUALS, REPEATED, WORDS, is_of_switch, job_of
 from paceline.sweeps.policies.pausing import budget
-from paceline.sweeps.prior import as_trials, keep, known_results
-from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.results import MORE
-from paceline.sweeps.samplers.samplers import check_own
+from paceline.sweeps.samplers.samplers import Proposals, check_own
 from paceline.sweeps.space import Space, argument
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
+from paceline.sweeps.trial_runs import count
+from paceline.sweeps.warm_start import as_trials, keep, known_results
 from paceline.system import lock_holder, locks
 from paceline.system.files import PRIVATE, read_json, write_json
 from paceline.targets import configured

@@ -11,9 +11,8 @@ from paceline.errors import SweepError, UserError
 from paceline.runs.record import RunRecord
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
-from paceline.sweeps import children, results
-from paceline.sweeps.live import notebook, show
-from paceline.sweeps.live.board import Board
+from paceline.sweeps import live_trials, results, trial_runs
+from paceline.sweeps.live_trials import Board
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import more
@@ -38,7 +37,7 @@ class SweepRun(Run):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the sweep as any run, and its trials."""
-        return super()._repr_html_() + notebook.html_of(Board(self._folder).look())
+        return super()._repr_html_() + live_trials.html_of(Board(self._folder).look())
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
         """Block until the sweep has ended; its record then. Ctrl-C only stops the waiting.
@@ -51,9 +50,9 @@ class SweepRun(Run):
         """
         if show_output:
             try:
-                show.to_the_end(self._folder, sys.stdout, lambda line: print(visible_line(line), flush=True))
+                live_trials.follow(self._folder, sys.stdout, lambda line: print(visible_line(line), flush=True))
             except KeyboardInterrupt:
-                print(f"\n{show.way_back(self._folder)}", file=sys.stderr)
+                print(f"\n{live_trials.way_back(self._folder)}", file=sys.stderr)
                 raise
         return super().wait_for_completion(raise_on_error=raise_on_error)
 
@@ -143,4 +142,4 @@ class SweepRun(Run):
         return results.best_trial(self._trials(), spec)
 
     def _trials(self) -> list[Trial]:
-        return children.trials(self._folder, self.spec)
+        return trial_runs.trials(self._folder, self.spec)

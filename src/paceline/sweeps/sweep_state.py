@@ -8,18 +8,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from paceline.controlling.child import never_began
+from paceline.children.child import never_began
 from paceline.errors import PacelineError
 from paceline.runs import removal, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.sweeps.children import child_folder, read_trials
-from paceline.sweeps.curves import CurveReader
-from paceline.sweeps.ended import keep
+from paceline.sweeps.curves import CurveReader, Watch
 from paceline.sweeps.samplers.sampler import Proposal
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
-from paceline.sweeps.watch import Watch
+from paceline.sweeps.trial_runs import child_folder, keep, read_trials
 
 
 class SweepState:

@@ -4,9 +4,9 @@ import json
 import re
 from html.parser import HTMLParser
 
+from paceline.sweeps.pictures.figure_data import sketch
 from paceline.sweeps.pictures.importance import Importance
 from paceline.sweeps.pictures.page import page
-from paceline.sweeps.pictures.sketch import sketch
 from tests.sweeps.pictures.trials import HOSTILE, SPEC, make_trials
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from paceline.sweeps.pictures import svg
+from paceline.sweeps.pictures.figure_data import sketch
 from paceline.sweeps.pictures.importance import Importance
-from paceline.sweeps.pictures.sketch import sketch
 from tests.sweeps.pictures.trials import HOSTILE, SPEC, make_trials
 
 DRAWN = sketch("title", SPEC, make_trials())

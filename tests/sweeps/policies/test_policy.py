@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
+from paceline.errors import SweepError
 from paceline.sweeps.policies.asha import ASHA, Hyperband
-from paceline.sweeps.policies.bandit import Bandit
-from paceline.sweeps.policies.median import MedianStopping
-from paceline.sweeps.policies.policy import judged_at
-from paceline.sweeps.policies.truncation import TruncationSelection
+from paceline.sweeps.policies.policy import Bandit, MedianStopping, TruncationSelection, judged_at
 from tests.sweeps.policies.curves import trials
 
 
@@ -65,3 +63,172 @@ def test_what_is_minimized_is_judged_as_its_negative_is_that_is_maximized(policy
         # Nobody is worse than itself: the best of all that came to its interval goes on.
         assert len(up) < 8
     assert stopped
+
+
+def test_the_best_so_far_is_held_against_the_median_of_the_others_averages() -> None:
+    # Averages to interval 2 of the others of trial 3: 0.2, 0.4, 0.6; their median is 0.4.
+    curves = trials((0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.39, 0.1), over=(0, 1, 2))
+    found = MedianStopping().stops(curves, "maximize")
+    assert list(found) == [3]
+    assert "0.4" in found[3]
+    assert not MedianStopping().stops(
+        trials((0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.41, 0.1), over=(0, 1, 2)), "maximize"
+    )
+
+
+def test_minimized_metrics_go_the_other_way() -> None:
+    assert list(MedianStopping().stops(trials((0.1,), (0.3,), (0.5,), over=(0, 1)), "minimize")) == [2]
+
+
+def test_others_that_have_not_come_so_far_are_not_counted() -> None:
+    assert not MedianStopping().stops(trials((0.9,), (0.1, 0.1), over=(0,)), "maximize")
+    assert not MedianStopping().stops(trials((0.1,)), "maximize")
+
+
+def test_others_without_a_number_have_no_opinion() -> None:
+    nan = float("nan")
+    assert not MedianStopping().stops(trials((nan, nan), (0.1, 0.1), over=(0,)), "maximize")
+
+
+def test_intervals_count_as_for_all_policies() -> None:
+    curves = trials((0.9,) * 9, (0.1,) * 4, over=(0,))
+    assert not MedianStopping(evaluation_interval=3, delay_evaluation=4).stops(curves, "maximize")
+    assert list(MedianStopping(evaluation_interval=2, delay_evaluation=4).stops(curves, "maximize")) == [1]
+
+
+def test_below_zero_and_minimized() -> None:
+    # Averages of the first two: -2 and -4; their median is -3. Going up, -3.5 is worse and -2.5 better.
+    up = trials((-1.0, -3.0), (-3.0, -5.0), (-3.5, -9.0), (-2.5, -9.0), over=(0, 1))
+    assert list(MedianStopping().stops([*up[:2], up[2]], "maximize")) == [2]
+    assert not MedianStopping().stops([*up[:2], up[3]], "maximize")
+    assert not MedianStopping().stops([*up[:2], up[2]], "minimize")
+    down = trials((-1.0, -3.0), (-3.0, -5.0), (-2.5, 0.0), over=(0, 1))
+    assert list(MedianStopping().stops(down, "minimize")) == [2]
+
+
+def test_the_averages_are_those_up_to_the_interval_and_not_of_what_came_later() -> None:
+    # At interval 1 the others stand at 0.1 and 0.2, whatever they came to.
+    curves = trials((0.1, 0.9, 0.9), (0.2, 0.9, 0.9), (0.16,), over=(0, 1))
+    assert not MedianStopping().stops(curves, "maximize")
+    assert list(MedianStopping().stops([*curves[:2], *trials((), (), (0.14,))[2:]], "maximize")) == [2]
+
+
+def test_the_worst_per_cent_of_those_that_came_to_the_interval_are_stopped() -> None:
+    curves = trials((0.1,), (0.2,), (0.3,), (0.4,), (0.5,))
+    assert list(TruncationSelection(truncation_percentage=40).stops(curves, "maximize")) == [0, 1]
+    assert list(TruncationSelection(truncation_percentage=39).stops(curves, "maximize")) == [0]
+    assert list(TruncationSelection(truncation_percentage=40).stops(curves, "minimize")) == [3, 4]
+    assert not TruncationSelection(truncation_percentage=19).stops(curves, "maximize")
+
+
+def test_equal_values_at_the_edge_stay() -> None:
+    curves = trials((0.1,), (0.1,), (0.1,), (0.1,))
+    assert not TruncationSelection(truncation_percentage=50).stops(curves, "maximize")
+
+
+def test_those_that_have_not_come_so_far_do_not_count() -> None:
+    curves = trials((0.1, 0.1), (0.5,), (0.6,), (0.7,))
+    assert not TruncationSelection(truncation_percentage=50, evaluation_interval=2).stops(curves, "maximize")
+
+
+@pytest.mark.parametrize("wrong", [0, 100, 12.5, True])
+def test_a_percentage_is_an_integer_from_1_to_99(wrong: object) -> None:
+    with pytest.raises(SweepError, match="truncation_percentage"):
+        TruncationSelection(truncation_percentage=wrong)  # type: ignore[arg-type]
+
+
+def test_truncation_below_zero_and_minimized() -> None:
+    curves = trials((-0.1,), (-0.2,), (-0.3,), (-0.4,), (-0.5,))
+    assert list(TruncationSelection(truncation_percentage=40).stops(curves, "maximize")) == [3, 4]
+    assert list(TruncationSelection(truncation_percentage=40).stops(curves, "minimize")) == [0, 1]
+
+
+def test_what_counts_is_the_best_so_far_and_those_that_have_ended_count() -> None:
+    # By their last values 2 would be the worst. Trial 0 has ended and is the worst of all: nobody is stopped in its place.
+    curves = trials((0.1, 0.1), (0.3, 0.4), (0.5, 0.0), (0.6, 0.6), over=(0,))
+    assert not TruncationSelection(truncation_percentage=25).stops(curves, "maximize")
+    assert list(TruncationSelection(truncation_percentage=50).stops(curves, "maximize")) == [1]
+
+
+def test_truncation_counts_intervals_as_for_all_policies() -> None:
+    curves = trials((0.1,) * 5, (0.9,) * 6, (0.8,) * 6, (0.7,) * 6)
+    policy = TruncationSelection(truncation_percentage=50, evaluation_interval=2, delay_evaluation=5)
+    assert list(policy.stops(curves, "maximize")) == [3]
+
+
+def test_the_documented_example() -> None:
+    # The best is 0.8; with a factor of 0.2 the bound is 0.8 / 1.2 = 0.667.
+    found = Bandit(slack_factor=0.2).stops(trials((0.8,), (0.66,), (0.67,)), "maximize")
+    assert list(found) == [1]
+    assert "below 0.6667" in found[1]
+    assert list(Bandit(slack_amount=0.2).stops(trials((0.8,), (0.59,), (0.61,)), "maximize")) == [1]
+
+
+def test_bandit_of_minimized_metrics_goes_the_other_way() -> None:
+    assert list(Bandit(slack_factor=0.2).stops(trials((0.5,), (0.59,), (0.61,)), "minimize")) == [2]
+    assert list(Bandit(slack_amount=0.2).stops(trials((0.5,), (0.69,), (0.71,)), "minimize")) == [2]
+
+
+def test_below_zero_the_bound_is_still_worse_than_the_best() -> None:
+    # Maximized, the best is -1: the bound is -1.2, not -0.83, which would stop the best one too.
+    assert list(Bandit(slack_factor=0.2).stops(trials((-1.0,), (-1.1,), (-1.3,)), "maximize")) == [2]
+    assert list(Bandit(slack_factor=0.2).stops(trials((-1.0,), (-0.9,), (-0.8,)), "minimize")) == [2]
+
+
+def test_trials_are_judged_at_multiples_of_the_interval_not_before_the_delay() -> None:
+    curves = trials((0.9,) * 9, (0.1,) * 3, (0.1,) * 4, (0.1,) * 5, (0.1,) * 6)
+    policy = Bandit(slack_factor=0.1, evaluation_interval=2, delay_evaluation=5)
+    assert list(policy.stops(curves, "maximize")) == [4]
+
+
+def test_the_best_of_all_is_that_at_the_same_interval_and_each_counts_with_its_best() -> None:
+    # At interval 2 the leader has had 0.5, however good it becomes; trial 1 has been as good once.
+    assert not Bandit(slack_factor=0.1).stops(trials((0.1, 0.5, 0.9), (0.48, 0.2)), "maximize")
+
+
+def test_what_runs_is_judged_again_when_a_better_curve_comes() -> None:
+    policy = Bandit(slack_factor=0.1)
+    assert not policy.stops(trials((0.3, 0.3), (0.31,)), "maximize")
+    assert list(policy.stops(trials((0.3, 0.3), (0.31, 0.5)), "maximize")) == [0]
+
+
+def test_what_is_over_and_what_is_no_number_is_not_judged() -> None:
+    nan = float("nan")
+    curves = trials((0.9, 0.9), (0.1, 0.1), (nan, nan), (nan, 0.1), over=(1,))
+    assert list(Bandit(slack_factor=0.1).stops(curves, "maximize")) == [3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"slack_factor": 0.1, "slack_amount": 0.1},
+        {"slack_factor": 0},
+        {"slack_factor": -1},
+        {"slack_factor": 0.1, "evaluation_interval": 0},
+        {"slack_factor": 0.1, "delay_evaluation": 1.5},
+    ],
+    ids=str,
+)
+def test_wrong_parameters_are_told(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SweepError, match="Bandit"):
+        Bandit(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("slack", "goal", "best", "stopped", "stays"),
+    [
+        ({"slack_factor": 0.25}, "maximize", 0.8, 0.63, 0.65),  # 0.8 / 1.25 = 0.64
+        ({"slack_factor": 0.25}, "maximize", -0.8, -1.01, -0.99),  # -0.8 * 1.25 = -1
+        ({"slack_factor": 0.25}, "minimize", 0.8, 1.01, 0.99),  # 0.8 * 1.25 = 1
+        ({"slack_factor": 0.25}, "minimize", -0.8, -0.63, -0.65),  # -0.8 / 1.25 = -0.64
+        ({"slack_amount": 0.25}, "maximize", -0.8, -1.06, -1.04),
+        ({"slack_amount": 0.25}, "minimize", -0.8, -0.54, -0.56),
+        ({"slack_factor": 0.25, "slack_amount": 0}, "maximize", 0.8, 0.63, 0.65),
+        # A ratio of nothing is nothing: what is not as good is stopped.
+        ({"slack_factor": 0.25}, "minimize", 0.0, 0.01, 0.0),
+    ],
+    ids=str,
+)
+def test_bounds_worked_by_hand(slack: Any, goal: Any, best: float, stopped: float, stays: float) -> None:
+    assert list(Bandit(**slack).stops(trials((best,), (stopped,), (stays,)), goal)) == [1]

@@ -12,9 +12,9 @@ from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.expressions import uniform
 from paceline.sweeps.policies.asha import ASHA
-from paceline.sweeps.policies.bandit import Bandit
 from paceline.sweeps.policies.pausing import TO_ITS_END, pausing
 from paceline.sweeps.policies.policies import parse_policy, policy_from_json
+from paceline.sweeps.policies.policy import Bandit
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Next, Trial

@@ -13,7 +13,7 @@ import pytest
 import paceline as pl
 from paceline.errors import SweepError
 from paceline.runs import states
-from paceline.sweeps.samplers.random_sampler import RandomSampler
+from paceline.sweeps.samplers.sampler import RandomSampler
 from paceline.sweeps.samplers.samplers import check_own, make_sampler
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Trial

@@ -19,9 +19,9 @@ if __name__ == "__main__":
 from paceline.runs import store
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.sweeps import children
+from paceline.sweeps import trial_runs
 from paceline.sweeps.pictures import draw
-from paceline.sweeps.pictures.run import LIMIT_S
+from paceline.sweeps.pictures.draw import LIMIT_S
 from paceline.sweeps.spec import SweepSpec
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     signal.alarm(LIMIT_S + 10)
     folder = RunFolder(Path(argv[0]))
     spec = SweepSpec.from_json(store.stored(folder).sweep or {})
-    trials = children.trials(folder, spec)
+    trials = trial_runs.trials(folder, spec)
     _load_without_documentation()
     drawn = draw.sketched(f"Sweep {folder.run_id}: {len(trials)} trials", spec, trials)
     draw.into(folder.outputs, drawn)

@@ -6,22 +6,31 @@ import csv
 import importlib.util
 import io
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.runs import states
+from paceline.runs.driver_log import say
+from paceline.runs.folder import RunFolder
 from paceline.sweeps.pictures import png
+from paceline.sweeps.pictures.figure_data import Sketch, sketch
 from paceline.sweeps.pictures.importance import LEAST, Importance, importances, missing
 from paceline.sweeps.pictures.page import page
-from paceline.sweeps.pictures.sketch import Sketch, sketch
 from paceline.sweeps.results import values_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
+from paceline.system.detached_process import library_dir
 from paceline.system.files import write_whole
 
 PAGE = "sweep.html"
 TABLE = "importance.csv"
+
+#: A sweep of thousands of trials takes seconds; what takes longer than this hangs.
+LIMIT_S = 120
 
 
 @dataclass(frozen=True)
@@ -108,3 +117,22 @@ def write_importances(path: Path, drawn: Sketch) -> None:
         [metric, one.name, round(one.share, 6), one.trials] for metric, found in drawn.importances for one in found
     )
     write_whole(path, text.getvalue())
+
+
+def run(folder: RunFolder) -> None:
+    """Draw them into the sweep's outputs. That it can't be done is said, and no reason for a sweep to fail."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline.sweeps.pictures", str(folder.path)],
+            env={**os.environ, "PYTHONPATH": str(library_dir(folder.path.parents[1])), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"the pictures could not be drawn: {error}")
+        return
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        say(f"the pictures could not be drawn: {said[-1] if said else f'exit code {done.returncode}'}")

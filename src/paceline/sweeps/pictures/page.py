@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import svg
-from paceline.sweeps.pictures.sketch import Column, Line, Sketch
+from paceline.sweeps.pictures.figure_data import Column, Line, Sketch
 
 #: What the live page has as files of its own.
 SCRIPT, STYLE = (Path(__file__).with_name(f"pictures.{kind}") for kind in ("js", "css"))

@@ -9,9 +9,8 @@ from typing import Any
 
 from paceline.runs import states
 from paceline.runs.visible import visible
-from paceline.sweeps.pictures.colours import BEST, FAILED, GREY, line_of
+from paceline.sweeps.pictures.figure_data import BEST, FAILED, GREY, Column, Front, History, Line, Sketch, line_of
 from paceline.sweeps.pictures.importance import Importance
-from paceline.sweeps.pictures.sketch import Column, Front, History, Line, Sketch
 from paceline.sweeps.pictures.svg import DENSE
 
 HISTORY, FRONT, PARALLEL, IMPORTANCE = "history.png", "front.png", "parallel_coordinates.png", "importance.png"

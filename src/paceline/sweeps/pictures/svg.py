@@ -8,9 +8,8 @@ from html import escape
 from paceline.runs import states
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures.axis import Numbers
-from paceline.sweeps.pictures.colours import BEST, FAILED, GREY, line_of
+from paceline.sweeps.pictures.figure_data import BEST, FAILED, GREY, Column, Front, History, Line, line_of
 from paceline.sweeps.pictures.importance import Importance
-from paceline.sweeps.pictures.sketch import Column, Front, History, Line
 
 WIDTH = 960
 _HEIGHT = 320

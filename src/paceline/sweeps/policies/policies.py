@@ -9,11 +9,8 @@ from typing import Any
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import call_of
 from paceline.sweeps.policies.asha import ASHA, Hyperband
-from paceline.sweeps.policies.bandit import Bandit
-from paceline.sweeps.policies.median import MedianStopping
-from paceline.sweeps.policies.policy import Policy
+from paceline.sweeps.policies.policy import Bandit, MedianStopping, Policy, TruncationSelection
 from paceline.sweeps.policies.population import PopulationBasedTraining
-from paceline.sweeps.policies.truncation import TruncationSelection
 from paceline.system.names import did_you_mean
 
 POLICIES: dict[str, type[Any]] = {

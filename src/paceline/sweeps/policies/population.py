@@ -19,12 +19,11 @@ from typing import Any
 
 from paceline.errors import SweepError
 from paceline.runs import states
-from paceline.sweeps.explore import explored
-from paceline.sweeps.expressions import Raw, is_number
+from paceline.sweeps.expressions import Choice, Fixed, Integers, Normal, Raw, Uniform, is_number
 from paceline.sweeps.policies.pausing import Judgement, check_budget
 from paceline.sweeps.policies.policy import check_whole
 from paceline.sweeps.samplers.sampler import seed_of
-from paceline.sweeps.space import Space
+from paceline.sweeps.space import Dimension, Space
 from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 
@@ -35,7 +34,7 @@ class PopulationBasedTraining:
 
     interval: values between two exchanges. last: values after which trials end by themselves.
     quantile: the share that is replaced, and the share that is copied; up to 0.5. A trial counts by its last value.
-    factors: a hyperparameter of a copy is multiplied by one of them (`paceline.sweeps.explore` says what that means).
+    factors: a hyperparameter of a copy is multiplied by one of them (`paceline.sweeps.policies.population` says what that means).
     resample: how likely it is drawn from the space anew instead.
     mutate: names of those that change; None for all. A copy has the others, such as a number of layers, as its source has them.
     budget: name of the script's argument, such as "--epochs", that says after how many values in all it ends; without it, a trial
@@ -201,3 +200,69 @@ def _changes(space: Space, before: Mapping[str, Raw], after: Mapping[str, Raw]) 
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def explored(
+    space: Space,
+    chosen: Mapping[str, Raw],
+    source: random.Random,
+    *,
+    factors: Sequence[float] = (0.8, 1.2),
+    resample: float = 0.25,
+    mutate: Sequence[str] | None = None,
+) -> dict[str, Raw]:
+    """Key -> raw value of a point beside `chosen`.
+
+    factors: one of them for each hyperparameter, each as likely. resample: how likely one is drawn from the space anew instead.
+    mutate: names, with or without dashes, of those that change; None for all.
+    """
+    names = None if mutate is None else {name.lstrip("-") for name in mutate}
+
+    def choose(dimension: Dimension) -> Raw:
+        # Drawn for each hyperparameter whether it changes or not: what is drawn for one does not hang on the others' names.
+        anew, factor, quantile = source.random(), source.choice(list(factors)), source.random()
+        raw, expression = chosen[dimension.key], dimension.expression
+        is_kept = names is not None and dimension.name.lstrip("-") not in names
+        if is_kept or dimension.branches or isinstance(expression, Fixed):
+            return raw
+        return expression.raw_at(quantile) if anew < resample else _moved(expression, raw, factor, quantile)
+
+    return space.draw(choose)
+
+
+def _moved(expression: object, raw: Raw, factor: float, quantile: float) -> Raw:
+    if isinstance(expression, Choice):
+        return _other(expression, int(raw), factor, quantile)
+    if isinstance(expression, Integers):
+        whole = round(raw * factor) if expression.low >= 0 else round(raw + (factor - 1) * expression.count / 2)
+        return min(max(whole if whole != raw else int(raw) + _sign(factor), expression.low), expression.high - 1)
+    if isinstance(expression, Normal):
+        value = expression.value(raw)
+        beside = value * factor if expression.is_log else value + (factor - 1) * expression.sigma
+        if expression.q and expression.value(expression.raw(beside)) == value:
+            beside = value + _sign(factor) * expression.q
+        # A lognormal has nothing at 0 and below, where a quantised one may be rounded to.
+        return raw if expression.is_log and beside <= 0 else expression.raw(beside)
+    assert isinstance(expression, Uniform)
+    half = (expression.high - expression.low) / 2
+    moved = raw * factor if expression.low >= 0 else raw + (factor - 1) * half
+    moved = min(max(moved, expression.low), expression.high)
+    if expression.q and expression.value(moved) == expression.value(raw):
+        moved = min(max(raw + _sign(factor) * expression.q, expression.low), expression.high)
+    return moved
+
+
+def _other(expression: Choice, index: int, factor: float, quantile: float) -> int:
+    options = expression.options
+    if len(options) == 1:
+        return index
+    if all(map(is_number, options)) and list(options) in (sorted(options), sorted(options, reverse=True)):
+        step = _sign(factor) if options[0] <= options[-1] else -_sign(factor)
+        return min(max(index + step, 0), len(options) - 1)
+    # The one that it has is passed over.
+    other = min(int(quantile * (len(options) - 1)), len(options) - 2)
+    return other + (other >= index)
+
+
+def _sign(factor: float) -> int:
+    return 1 if factor >= 1 else -1

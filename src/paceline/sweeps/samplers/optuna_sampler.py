@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.expressions import Choice, Expression, Fixed, Integers, Normal, Raw, Uniform
-from paceline.sweeps.samplers.random_sampler import RandomSampler
-from paceline.sweeps.samplers.sampler import Proposal, seed_of
+from paceline.sweeps.samplers.sampler import Proposal, RandomSampler, seed_of
 from paceline.sweeps.space import Dimension, Space, every
 from paceline.sweeps.trial import Goal, Trial
 

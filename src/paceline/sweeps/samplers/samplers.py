@@ -12,10 +12,9 @@ from pathlib import Path
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import Raw
 from paceline.sweeps.samplers import optuna_sampler
-from paceline.sweeps.samplers.grid_sampler import GridSampler
-from paceline.sweeps.samplers.random_sampler import RandomSampler
-from paceline.sweeps.samplers.sampler import Sampler
+from paceline.sweeps.samplers.sampler import GridSampler, Proposal, RandomSampler, Sampler
 from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Goal, Trial
 from paceline.system.names import did_you_mean
 
@@ -114,3 +113,33 @@ def _name_of(node: ast.AST) -> str | None:
     if isinstance(node, ast.alias):
         return node.asname or node.name
     return getattr(node, "name", None) or getattr(node, "id", None)
+
+
+class Proposals:
+    """The user's own points first, then what the sampler proposes.
+
+    source: the folder in which the module of a user's own sampler is looked for. prior: results of former sweeps.
+
+    Raises:
+        SweepError: as `samplers.make_sampler`.
+    """
+
+    def __init__(self, spec: SweepSpec, source: Path, prior: Sequence[Trial] = ()) -> None:
+        # As raw values, so that samplers learn from them like from any other.
+        self._points = [spec.space.chosen(point) for point in spec.points]
+        self._sampler = make_sampler(
+            spec.sampler,
+            spec.space,
+            spec.seed,
+            spec.goals,
+            repeats=spec.repeats,
+            source=source,
+            prior=prior,
+            tried=self._points,
+        )
+
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
+        """The point of trial `number`; None where there is nothing left to propose. trials: all those before it."""
+        if number < len(self._points):
+            return Proposal(chosen=self._points[number])
+        return self._sampler.propose(number, trials)

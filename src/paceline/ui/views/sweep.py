@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
-from paceline.sweeps import results
-from paceline.sweeps.live import table
-from paceline.sweeps.live.board import Board, Standing
+from paceline.sweeps import live_trials, results
+from paceline.sweeps.live_trials import Board, Standing
 from paceline.sweeps.pictures import draw, svg
 from paceline.ui import render, run_page
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
@@ -77,7 +76,7 @@ def _shown(state: Any, standing: Standing) -> dict[str, Any]:
     order = {trial.number: place for place, trial in enumerate(results.best_trials(trials, spec))}
     rows.sort(key=lambda row: (order.get(row["trial"], len(order)), -row["trial"]))
     return {
-        "lines": table.lines(standing),
+        "lines": live_trials.lines(standing),
         "columns": columns,
         "rows": rows[:_ROWS],
         "more": max(0, len(rows) - _ROWS),

@@ -14,8 +14,7 @@ from paceline.compat.azureml.late import late
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, flat_steps
 from paceline.compat.azureml.pipeline.core.published import refuse
 from paceline.pipelines.data import check_parameters
-from paceline.pipelines.graph import ordered
-from paceline.pipelines.plan import spec_of
+from paceline.pipelines.plan import ordered, spec_of
 from paceline.pipelines.spec import PipelineSpec
 from paceline.runs.ids import check_run_id, new_run_id
 
@@ -111,7 +110,7 @@ class Pipeline:
         run_id: str | None = None,
         **others: Any,
     ) -> Any:
-        from paceline.pipelines.start import submit_pipeline
+        from paceline.pipelines.pipeline import submit_pipeline
 
         for accepted in ("credential_passthrough", "parent_run_id", "pipeline_params"):
             others.pop(accepted, None)

@@ -14,7 +14,7 @@ from paceline.compat.azureml.exceptions import ExperimentExecutionException, Use
 from paceline.compat.azureml.pipeline.core.graph import PortDataReference
 from paceline.compat.azureml.pipeline.core.published import refuse
 from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
-from paceline.pipelines import pipeline_run, results
+from paceline.pipelines import pipeline_run
 from paceline.pipelines.plan import output
 from paceline.runs.record import RunRecord
 
@@ -54,7 +54,7 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
 
     def get_steps(self) -> Iterator[Any]:
         """The runs of the steps that have begun, in the order of the steps."""
-        for record in results.records(self.folder, self.spec):
+        for record in pipeline_run.records(self.folder, self.spec):
             if record is not None:
                 yield self._handle(self.experiment, record)
 
@@ -75,7 +75,7 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
                 "PipelineData(pipeline_output_name=...) makes one."
             )
         number, name = spec.outputs[pipeline_output_name]
-        record = results.records(self.folder, spec)[number]
+        record = pipeline_run.records(self.folder, spec)[number]
         if record is None:
             raise UserErrorException(f"step {spec.steps[number].name!r}, which leaves it, has not begun.")
         found: PortDataReference = StepRun(self.experiment, record.run_id).get_output_data(name)

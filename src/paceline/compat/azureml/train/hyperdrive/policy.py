@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.compat.azureml.exceptions import sdk_errors
-from paceline.sweeps.policies.bandit import Bandit
-from paceline.sweeps.policies.median import MedianStopping
-from paceline.sweeps.policies.truncation import TruncationSelection
+from paceline.sweeps.policies.policy import Bandit, MedianStopping, TruncationSelection
 
 __all__ = [
     "BanditPolicy",

@@ -16,7 +16,7 @@ from paceline.compat.azureml.train.hyperdrive.runconfig import RESUMED, PrimaryM
 from paceline.runs import series, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.sweeps import children
+from paceline.sweeps import trial_runs
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, cost, is_better
 
@@ -120,7 +120,7 @@ class HyperDriveRun(Run):
         return SweepSpec.from_json(self.record().sweep or {})
 
     def _trials(self) -> list[Trial]:
-        return children.trials(self.folder, self._spec)
+        return trial_runs.trials(self.folder, self._spec)
 
     def _best(self, trial: Trial) -> float | None:
         return trial.best(self._spec.goal)
@@ -142,7 +142,7 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
     spec = SweepSpec.from_json(record.sweep)
     logged = sorted(
         (time, value, trial.run_id)
-        for trial in children.trials(run.folder, spec)
+        for trial in trial_runs.trials(run.folder, spec)
         for _, value, time in series.read(
             RunFolder(run.folder.path.parent / trial.run_id).metrics, name=spec.metric
         ).get(spec.metric, ())

@@ -1,0 +1,267 @@
+"""A space held against the options of the script that it is for."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import itertools
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import SweepError
+from paceline.job.entry import entry_file
+from paceline.job.job import Job
+from paceline.sweeps.argparse_options import Declared, DeclaredOption, declared
+from paceline.sweeps.expressions import Expression
+from paceline.sweeps.points import ADDITIONS, ASSIGNMENTS, EQUALS, WORDS, is_of_switch, text_of
+from paceline.sweeps.space import Dimension, Space, argument
+
+#: Values of a choice or of a range of integers that are looked at; of a continuum a few will do.
+_MOST_VALUES = 1000
+_QUANTILES = (0.03, 0.31, 0.59, 0.87)
+_MOST_COMPLAINTS = 5
+
+#: Libraries that read the command line; a script that imports two says nothing certain.
+_PARSERS = frozenset(
+    {"absl", "argparse", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "omegaconf"}
+    | {"plac", "simple_parsing", "tap", "typer", "tyro"}
+)
+#: How a word that is taken apart at its `=` is taken apart.
+_APART = ("split", "partition", "rsplit", "rpartition")
+
+
+def check_script(
+    space: Space,
+    job: Job,
+    directory: Path,
+    switches: Sequence[str] = (),
+    others: Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """Refuse a space that the argparse of the job's script will not take, where that is certain; the switches, with those of
+    the script's own that the space turns on and off. directory: the job's source. switches: that are known to be some.
+    others: names of arguments that the script is given beside the space's and the job's; None where these are but a part.
+
+    Raises:
+        SweepError: an option that the script has not, or values that it does not take; all of them are named.
+        JobError: the script is not there.
+    """
+    script = entry_file(job, directory) if job.is_python else None
+    # A module that is installed lies in an environment that may yet have to be made.
+    if script is None:
+        return tuple(switches)
+    return check(space, directory / script, switches, None if others is None else (*job.arguments, *others))
+
+
+def check(
+    space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """The same of the script itself. given: the words that it is given as well; None where they are not known."""
+    known = declared(script)
+    if known is None:
+        return tuple(switches)
+    said_so = [switch.partition("/")[0] for switch in switches]
+    wrong = (_complaint(dimension, known, said_so) for dimension in space.parameters)
+    complaints = list(dict.fromkeys(complaint for complaint in wrong if complaint is not None))
+    if given is not None:
+        complaints += _of_others(space, known, given)
+    if complaints:
+        said = "; ".join(complaints[:_MOST_COMPLAINTS])
+        raise SweepError(
+            f"the space does not fit {script.name}, by the options that it declares: {said}. Change the space, the job's "
+            "arguments or the script."
+        )
+    found = (_switch(dimension, known) for dimension in space.parameters)
+    own = (switch for switch in found if switch is not None and switch.partition("/")[0] not in said_so)
+    return tuple(dict.fromkeys((*switches, *own)))
+
+
+def list_way(space: Space, script: Path) -> str | None:
+    """Return the way in which the script takes every list of the space; None without a list, or where that is not certain."""
+    if (known := declared(script)) is None:
+        return None
+    lists = [one for one in space.parameters if any(isinstance(v, (list, tuple)) for v in _values(one.expression))]
+    options = [option for one in lists for option in _meant(argument(one.name), known) or (None,)]
+    ways = {one.takes_list if one is not None and one.is_switch is False else None for one in options}
+    return ways.pop() if len(ways) == 1 else None
+
+
+def _switch(dimension: Dimension, known: Declared) -> str | None:
+    """`--x`, or `--x/--no-x`, of a hyperparameter whose values turn a switch of the script's on and off."""
+    name = argument(dimension.name)
+    options = _meant(name, known)
+    if not options or not all(option.is_switch for option in options) or not is_of_switch(dimension):
+        return None
+    off = options[0].opposite(name)
+    return name if off is None else f"{name}/{off}"
+
+
+def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -> str | None:
+    name = argument(dimension.name)
+    # None leaves the argument out.
+    values = [value for value in _values(dimension.expression) if value is not None]
+    options = _meant(name, known)
+    if not values or options is None:
+        return None
+    if not options:
+        names = [option for found in known.options for option in found.names]
+        close = difflib.get_close_matches(name.replace("_", "-"), [n.replace("_", "-") for n in names], n=1)
+        hint = next((f" (did you mean {n}?)" for n in names if close and n.replace("_", "-") == close[0]), "")
+        has = f"which are {', '.join(names[:20])}" if names else "for there are none"
+        return f"{name} is none of its options, {has}{hint}"
+    if name in switches:
+        taking = [option for option in options if option.is_switch is False]
+        return f"{name} takes a value; it is no switch (line {taking[0].line})" if taking else None
+    if is_of_switch(dimension) and all(option.is_switch for option in options):
+        return None
+    for value in values:
+        wrong = [_wrong(option, value, known) for option in options]
+        # Of an option that is declared twice, such as in two subcommands, the other one may be meant.
+        if all(wrong):
+            return f"{name}: {wrong[0]}"
+    return None
+
+
+def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the words beside the space's: options that are none, and those that are missing."""
+    own = [argument(name) for name in space.names]
+    # Behind `--` are words without a name; a word with a space in it is one to argparse.
+    words = itertools.takewhile(lambda word: word != "--", given)
+    names = [word.partition("=")[0] for word in words if word.startswith("-") and " " not in word]
+    for name in dict.fromkeys(names):
+        if name.startswith("--") and name not in own and _meant(name, known) == []:
+            yield f"{name}, which the job gives it, is none of its options"
+    for option in known.options:
+        if option.is_required and not any(_may_be(name, option) for name in (*own, *names)):
+            yield f"{option.names[-1]} is required (line {option.line}), and neither the space nor the job gives it"
+
+
+def _may_be(name: str, option: DeclaredOption) -> bool:
+    """Whether argparse may take a name for this option: it may be shortened, and `-d5` is `-d 5`."""
+    return any(other.startswith(name if name.startswith("--") else name[:2]) for other in option.names)
+
+
+def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
+    """The options that argparse takes a name for; None where it can't be known whether it has one."""
+    exact = [option for option in known.options if name in option.names]
+    if exact:
+        return exact
+    # An option may be shortened, and `-lr` may be `-l r`.
+    starts = name if name.startswith("--") else name[:2]
+    if not known.is_closed or any(other.startswith(starts) for option in known.options for other in option.names):
+        return None
+    return []
+
+
+def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
+    """Why the option does not take this value."""
+    text, at = text_of(given), f"line {option.line}"
+    if option.is_switch is None:
+        return None
+    if option.is_switch:
+        # The word would be taken for one of those without a name.
+        return None if known.has_positionals else f"it is a switch, which takes no value but true and false ({at})"
+    if option.takes_list and isinstance(given, (list, tuple)):
+        if option.takes_list == WORDS and option.count not in (None, len(given)):
+            return f"it takes {option.count} values, and {text} has {len(given)} ({at})"
+        each = dataclasses.replace(option, count=1, takes_list=None)
+        return next((wrong for value in given if (wrong := _wrong(each, value, known))), None)
+    if option.count not in (None, 1):
+        return f"it takes {option.count} values ({at})"
+    if option.type is None:
+        return None
+    if option.type == "bool" and text and not given:
+        # argparse takes it, and each trial would be the same.
+        return f"its type is bool, to which every word is true, so {text} would be ({at}); make it a switch"
+    try:
+        value: Any = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
+    except ValueError:
+        one = "; to try one at a time, give choice()" if isinstance(given, (list, tuple)) else ""
+        return f"{text} is no {option.type}, which is its type ({at}){one}"
+    if option.choices is not None and value not in option.choices:
+        shown = ", ".join(str(choice) for choice in option.choices[:20])
+        return f"{text} is none of its choices {shown} ({at})"
+    return None
+
+
+def _values(expression: Expression) -> Iterator[Any]:
+    count = expression.count
+    quantiles = [(n + 0.5) / count for n in range(count)] if count is not None and count <= _MOST_VALUES else _QUANTILES
+    for quantile in quantiles:
+        yield expression.value(expression.raw_at(quantile))
+
+
+def certain_way(script: Path) -> str | None:
+    """Return the way in which the script gets its values; None where `--name value` does, or where that is not certain."""
+    try:
+        with tokenize.open(script) as file:
+            nodes = list(ast.walk(ast.parse(file.read())))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    parsers = _PARSERS & set(_imported(nodes))
+    if parsers <= {"hydra", "omegaconf"} and "hydra" in parsers:
+        return _of_hydra(nodes)
+    if parsers == {"omegaconf"}:
+        return ASSIGNMENTS if any(_called(node) == "OmegaConf.from_cli" for node in nodes) else None
+    if parsers == {"absl"}:
+        return EQUALS if any(_called(node).rpartition(".")[2].startswith("DEFINE_") for node in nodes) else None
+    if parsers == {"tyro"}:
+        return WORDS if any(_called(node) in ("tyro.cli", "cli") for node in nodes) else None
+    return None if parsers else _of_hand(nodes, script.parent)
+
+
+def _imported(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").partition(".")[0]
+
+
+def _called(node: ast.AST) -> str:
+    """Return the words before the parentheses of a call."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def _of_hydra(nodes: list[ast.AST]) -> str | None:
+    mains = [
+        made
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        for made in node.decorator_list
+        if isinstance(made, ast.Call) and _called(made).endswith("main")
+    ]
+    if len(mains) != 1:
+        return None
+    given = {keyword.arg: keyword.value for keyword in mains[0].keywords}
+    name = given.get("config_name", mains[0].args[1] if len(mains[0].args) > 1 else None)
+    is_empty = name is None or (isinstance(name, ast.Constant) and name.value is None)
+    # Without a configuration every value is new, which Hydra wants to be told.
+    return ADDITIONS if is_empty and None not in given else ASSIGNMENTS
+
+
+def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
+    """Return the way of a script that takes the words of `sys.argv` apart at their `=`, itself or in a file that it runs
+    (`exec(open("configurator.py").read())`).
+    """
+    for node in nodes:
+        if _called(node) == "exec" and isinstance(node, ast.Call) and node.args:
+            opened = [one for one in ast.walk(node.args[0]) if _called(one) == "open" and isinstance(one, ast.Call)]
+            for name in (one.args[0] for one in opened if one.args):
+                if isinstance(name, ast.Constant) and isinstance(name.value, str) and name.value.endswith(".py"):
+                    return certain_way(folder / name.value)
+    if not any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.argv" for node in nodes):
+        return None
+    is_apart = any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _APART
+        and any(isinstance(word, ast.Constant) and word.value == "=" for word in node.args)
+        for node in nodes
+    )
+    has_dashes = any(
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("--") for node in nodes
+    )
+    return (EQUALS if has_dashes else ASSIGNMENTS) if is_apart else None

@@ -1,0 +1,135 @@
+"""What trials have failed with, and what most of them have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import PacelineError
+from paceline.runs import states, store
+from paceline.runs.failure import FailureReport, last_words
+from paceline.runs.folder import RunFolder
+from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.sweep_state import SweepState
+from paceline.sweeps.trial import Goal, Trial, best
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
+
+#: By what a sweep's warnings show that a kind has been told: the trials that come after have it for the same reason.
+_WITHOUT, _FINITE, _RANKS, _DIRECTION = (
+    "without a value of",
+    "no finite number",
+    "with different values",
+    "from its first value",
+)
+#: So many trials, each with so many values, that all go the wrong way.
+_TRIALS, _VALUES = 3, 3
+_LOOKED_AT = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """text: one sentence or line. see: the command that shows more."""
+
+    text: str = "?"
+    see: str | None = None
+
+
+def cause(folder: RunFolder) -> Cause:
+    """What a run has failed with.
+
+    Raises:
+        RunNotFoundError: the run was removed.
+    """
+    report = store.stored(folder).failure
+    return Cause() if report is None else Cause(text=_text(report), see=report.see)
+
+
+def common(sweep: SweepState, failed: Sequence[Trial]) -> Cause:
+    """ "7 of 8 failed with the same error: ..."; numbers may differ, such as hyperparameters, addresses and sizes."""
+    alike: dict[str, list[Cause]] = {}
+    for trial in failed:
+        # A trial's folder may have been removed by hand; the others still tell what they died of.
+        with contextlib.suppress(PacelineError):
+            found = cause(sweep.folder_of(trial.number))
+            alike.setdefault(_NUMBER.sub("0", found.text), []).append(found)
+    most = max(alike.values(), key=len, default=[Cause()])
+    if len(most) == 1:
+        return Cause(text=f"The first error: {most[0].text}", see=most[0].see)
+    but = "" if len({found.text for found in most}) == 1 else ", but for its numbers"
+    return Cause(text=f"{len(most)} of {len(failed)} failed with the same error{but}: {most[0].text}", see=most[0].see)
+
+
+def _text(report: FailureReport) -> str:
+    if report.exception:
+        return report.exception.strip()
+    last = last_words(report.last_lines)
+    # A script that leaves with an exit code has said why before, as argparse does.
+    return f"{report.message.strip()} Its last line: {last}" if last and report.cause == "exception" else report.message
+
+
+def warn_of(sweep: SweepState, trial: Trial) -> None:
+    """Write down what is strange about what a trial, which has ended, has logged."""
+    for kind, text in _remarks(sweep, trial):
+        if not any(kind in warning for warning in sweep.record.warnings):
+            sweep.warn(text)
+
+
+def _remarks(sweep: SweepState, trial: Trial) -> Iterator[tuple[str, str]]:
+    if trial.status == states.COMPLETED and not all(trial.curves):
+        yield _WITHOUT, sweep.no_metric(trial)
+    for metric, goal, curve in zip(sweep.spec.metrics, sweep.spec.goals, trial.curves, strict=False):
+        odd = [value for value in curve if not math.isfinite(value)]
+        if odd:
+            values = f"of {metric!r} that trial {trial.number} has logged"
+            what = _not_finite(len(odd), len(curve), values)
+            yield _FINITE, f"{what} ({_shown(odd)}): what is {_FINITE} counts for nothing."
+        if sweep.job.world_size > 1 and (text := _of_ranks(sweep, trial, metric)):
+            yield _RANKS, text
+        if text := _of_direction(sweep, metric, goal):
+            yield _DIRECTION, text
+
+
+def _not_finite(count: int, total: int, values: str) -> str:
+    if total == 1:
+        return f"the one value {values} is no finite number"
+    which = f"all {total}" if count == total else f"{count} of the {total}"
+    return f"{which} values {values} {'is no finite number' if count == 1 else 'are no finite numbers'}"
+
+
+def _shown(values: Sequence[float]) -> str:
+    return ", ".join(dict.fromkeys(f"{value:g}" for value in values))
+
+
+def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
+    reader = CurveReader(sweep.folder_of(trial.number).metrics, metric)
+    reader.look()
+    ranks = reader.by_rank
+    # Scripts that log the same from all ranks lose nothing.
+    if len(set(ranks.values())) < 2:
+        return ""
+    return f"{metric!r} is logged by {len(ranks)} ranks of trial {trial.number} {_RANKS}: those of rank {min(ranks)} count."
+
+
+def _of_direction(sweep: SweepState, metric: str, goal: Goal) -> str:
+    place = sweep.spec.metrics.index(metric)
+    count = 0
+    # Were it the wrong way round, the first ones would have shown it: of thousands, not all are gone through each time.
+    for trial in sweep.trials[:_LOOKED_AT]:
+        if not trial.is_over or place >= len(trial.curves) or len(trial.curves[place]) < _VALUES:
+            continue
+        curve = [value for value in trial.curves[place] if math.isfinite(value)]
+        if len(curve) >= _VALUES:
+            if not curve[-1] != curve[0] == best(curve, goal):
+                return ""
+            count += 1
+    if count < _TRIALS:
+        return ""
+    way, other = ("falls", "minimize") if goal == "maximize" else ("rises", "maximize")
+    return (
+        f"in each of the {count} trials that have ended, {metric!r} {way} {_DIRECTION} on, and the sweep is to {goal} it: "
+        f"if that is the wrong way round, give goal={other!r} (--{other})."
+    )

@@ -1,0 +1,292 @@
+"""Trials handed over to their target, as many at a time as may run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.children.retries import STOPPED, Refusals
+from paceline.errors import EngineError
+from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
+from paceline.job.job import Job
+from paceline.runs import removal, tags_and_properties
+from paceline.runs.driver_log import say
+from paceline.runs.folder import RunFolder
+from paceline.submit import SourceCopy, in_places_of, submit, submit_again, submit_alike
+from paceline.sweeps.points import job_of
+from paceline.sweeps.policies.pausing import budget, pausing
+from paceline.sweeps.samplers.samplers import Proposals
+from paceline.sweeps.sweep_state import SweepState
+from paceline.sweeps.trial import Next, Trial
+from paceline.sweeps.warm_start import prior_trials
+from paceline.system.files import read_json
+from paceline.system.units import value_text
+from paceline.targets.base import ALIKE_SPAN
+
+#: Trials that were paused without a checkpoint, and none with one, that end a sweep.
+_WITHOUT = 3
+
+
+class HandingOver:
+    """Starts the trials of a sweep. clock: seconds, which only grow."""
+
+    def __init__(self, sweep: SweepState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sweep = sweep
+        self._secrets: dict[str, str] = read_json(sweep.folder.secrets) or {}
+        self._snapshot = sweep.folder.snapshot.resolve()
+        prior = prior_trials(sweep.folder, sweep.spec)
+        if prior:
+            say(f"{len(prior)} results of former sweeps are known: {', '.join(sweep.spec.warm_start)}")
+        self._proposals = Proposals(sweep.spec, self._snapshot, prior)
+        self._refusals = Refusals(sweep.record.target, clock)
+
+    def fill(self) -> None:
+        """Start trials until as many run as may: those that their policy goes on with, then new ones.
+
+        Raises:
+            PacelineError: a trial can't be submitted, or the engine has not taken any for an hour.
+        """
+        sweep = self._sweep
+        while self._refusals.may_ask:
+            if sweep.cut_off:
+                number = min(sweep.cut_off)
+                self._hand_over(number, functools.partial(self._start_again, number), [])
+                continue
+            if len(sweep.live) >= sweep.spec.concurrent:
+                return
+            following = next_run(sweep)
+            if following is not None:
+                begun = [sweep.next_folder(following.number)]
+                self._hand_over(following.number, functools.partial(self._go_on, following), begun)
+            elif sweep.is_done:
+                self._taken()
+                return
+            elif trials := self._next(count := self._count()):
+                begun = [sweep.next_folder(trial.number) for trial in trials]
+                self._hand_over(trials[0].number, functools.partial(self._start, trials), begun)
+            elif not count:
+                return
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a trial is to be handed over that the engine does not take yet."""
+        return self._refusals.is_waiting
+
+    def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
+        """begun: the folders that `start` makes."""
+        try:
+            start()
+        except EngineError as error:
+            # The engine may answer again: nothing is wrong with the sweep. What was begun has no process yet. The last one first:
+            # a number that is not there is the end of a sweep's children.
+            for folder in reversed(begun):
+                if folder.record.exists():
+                    removal.remove(folder)
+            self._refused(number, error)
+        else:
+            self._taken()
+
+    def _taken(self) -> None:
+        self._refusals.taken()
+        self._sweep.wait_for(None)
+
+    def _count(self) -> int:
+        """How many trials may be handed over now; in arrays, as many as the next one has, or none."""
+        sweep = self._sweep
+        number, spec = len(sweep.trials), sweep.spec
+        if spec.array_size is None:
+            return 1
+        count = min(spec.array_size, spec.trials - number, ALIKE_SPAN - number % ALIKE_SPAN)
+        # An array that is larger than what may run at a time has its engine see to that, and no other beside it.
+        return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
+
+    def _next(self, count: int) -> list[Trial]:
+        """The next trials, so many or fewer where the space has no more points."""
+        sweep = self._sweep
+        known = list(sweep.trials)
+        for ahead in range(count):
+            number = len(known)
+            # Points that the engine has not taken are kept: a sampler that is asked once more proposes others.
+            if ahead == len(sweep.pending):
+                proposal = self._proposals.propose(number, known)
+                if proposal is None:
+                    sweep.is_exhausted = True
+                    say(f"the space has no further point: {number} trials in all")
+                    break
+                sweep.pending.append(proposal)
+            chosen, notes = sweep.pending[ahead].chosen, sweep.pending[ahead].notes
+            run_id, values = sweep.next_folder(number).run_id, sweep.spec.space.values(chosen)
+            known.append(Trial(number=number, run_id=run_id, chosen=chosen, values=values, notes=notes))
+        return known[len(sweep.trials) :]
+
+    def _refused(self, number: int, error: EngineError) -> None:
+        pause = self._refusals.refused(
+            "trial",
+            error,
+            others_run=bool(self._sweep.live),
+            advice=f" Once it does again: paceline sweep more {self._sweep.folder.run_id} --trials N",
+        )
+        say(f"trial {number} could not be handed over, and will be tried again in {pause:g} s: {error}")
+        self._sweep.wait_for(
+            f"compute target {self._sweep.record.target!r}, which does not take trial {number}: {error}"
+        )
+
+    def _start(self, trials: list[Trial]) -> None:
+        """Hand new trials over: one, or an array of them."""
+        sweep = self._sweep
+        made = []
+        for trial in trials:
+            job = self._job(trial.values, 0, trial.run_id)
+            told = {"number": trial.number, "chosen": dict(trial.chosen), "values": dict(trial.values)}
+            if trial.notes:
+                told["notes"] = dict(trial.notes)
+            made.append((trial.run_id, job, told))
+        if sweep.spec.array_size is not None:
+            submit_alike(
+                made,
+                self._source(),
+                sweep.runs_dir.parent,
+                sweep.record.experiment,
+                parent_run_id=sweep.folder.run_id,
+                values=self._secrets,
+                at_once=sweep.spec.concurrent,
+            )
+        else:
+            ((run_id, job, told),) = made
+            former = sweep.former(trials[0].number)
+            self._submit(run_id, _resumed(job, former), told, None if former is None else former.checkpoints)
+        sweep.pending.clear()
+        for trial in trials:
+            sweep.add(trial)
+            said = ", ".join(f"{name.lstrip('-')}={value_text(value)}" for name, value in trial.values.items())
+            say(f"trial {trial.number} begins: {said}")
+
+    def _go_on(self, following: Next) -> None:
+        """Hand over the next run of a trial that its policy goes on with."""
+        sweep, number = self._sweep, following.number
+        values = sweep.spec.space.values(following.chosen)
+        told = {"number": number, "chosen": dict(following.chosen), "values": values}
+        told |= {"from": following.source, "rung": following.rung, "why": following.why}
+        run_id = sweep.next_folder(number).run_id
+        checkpoints = RunFolder(sweep.runs_dir / following.source).checkpoints
+        self._submit(run_id, self._job(values, following.rung, run_id), told, checkpoints)
+        if sweep.trials[number].stopped is not None:
+            # It was left behind when the sweep had ended, and more trials were asked for.
+            with contextlib.suppress(OSError):
+                tags_and_properties.remove_tags(sweep.folder_of(number).notes, [STOPPED])
+        sweep.go_on(sweep.trials[number].gone_on(run_id, following, values))
+        say(f"trial {number} goes on as {run_id}: {following.why}")
+
+    def _start_again(self, number: int) -> None:
+        """Hand over a trial whose submission was cut off."""
+        sweep = self._sweep
+        submit_again(sweep.folder_of(number), self._secrets)
+        sweep.cut_off.remove(number)
+        say(f"trial {number} begins: its submission was cut off before")
+
+    def _submit(self, run_id: str, job: Job, told: Mapping[str, Any], checkpoints: Path | None) -> None:
+        """told: what its record says of the trial. checkpoints: that it starts from."""
+        sweep = self._sweep
+        submit(
+            job,
+            self._source(),
+            sweep.runs_dir.parent,
+            sweep.record.experiment,
+            parent_run_id=sweep.folder.run_id,
+            run_id=run_id,
+            trial=told,
+            values=self._secrets,
+            checkpoints=checkpoints,
+        )
+
+    def _job(self, values: Mapping[str, Any], rung: int, run_id: str) -> Job:
+        sweep = self._sweep
+        spec = sweep.spec
+        job = job_of(sweep.job, {**values, **budget(spec.stop, rung)}, spec.pass_as, self._snapshot, spec.switches)
+        # Or each trial would leave its outputs at the same place.
+        return in_places_of(job, run_id, "{run}")
+
+    def _source(self) -> SourceCopy:
+        record = self._sweep.record
+        return SourceCopy(
+            directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id, git=record.git
+        )
+
+
+def _resumed(job: Job, former: RunFolder | None) -> Job:
+    """The job of a trial that goes on from a former one: it finds that one's outputs where the Azure SDK has them."""
+    if former is None:
+        return job
+    outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))
+    return dataclasses.replace(
+        job, arguments=(*job.arguments, "--resume-from", str(outputs)), inputs=(*job.inputs, outputs)
+    )
+
+
+def next_run(sweep: SweepState) -> Next | None:
+    """The trial that goes on next; None where none is to, now, or the sweep's policy pauses none."""
+    policy = pausing(sweep.spec.stop)
+    if policy is None:
+        return None
+    _look_for_checkpoints(sweep)
+    without = frozenset(run_id for run_id, has in sweep.has_checkpoint.items() if not has)
+    return policy.next(
+        sweep.trials, sweep.spec.goal, sweep.spec.space, sweep.spec.seed, is_last=sweep.is_done, without=without
+    )
+
+
+def without_checkpoints(sweep: SweepState) -> str | None:
+    """Why a sweep ends whose paused trials have left nothing to go on from."""
+    found = sweep.has_checkpoint
+    if any(found.values()) or len(found) < min(_WITHOUT, sweep.spec.trials):
+        return None
+    return f"{len(found)} trials have been paused, and {_NOTHING}"
+
+
+def end(sweep: SweepState) -> None:
+    """Write into the notes of each trial that still waits why it was not gone on with."""
+    policy = pausing(sweep.spec.stop)
+    if policy is None:
+        return
+    trials = list(sweep.trials)
+    for trial in trials:
+        if not policy.waits(trial):
+            continue
+        why = policy.told(trial, trials, sweep.spec.goal)
+        if sweep.has_checkpoint.get(trial.run_id) is False:
+            why += "; it left no checkpoint"
+        sweep.trials[trial.number] = dataclasses.replace(trial, stopped=why)
+        if trial.stopped != why:
+            with contextlib.suppress(OSError):
+                tags_and_properties.set_tags(sweep.folder_of(trial.number).notes, {STOPPED: why})
+
+
+_NOTHING = (
+    "none has written a checkpoint to the folder PACELINE_CHECKPOINT_DIR: there is nothing to go on from. Let the script write "
+    "one with each value that it logs, and load it where it finds one; or take a policy that only stops, such as asha."
+)
+
+
+def _look_for_checkpoints(sweep: SweepState) -> None:
+    policy = pausing(sweep.spec.stop)
+    for trial in sweep.trials:
+        # What has ended does not change.
+        if policy is None or not policy.waits(trial) or trial.run_id in sweep.has_checkpoint:
+            continue
+        has = _has_file(RunFolder(sweep.runs_dir / trial.run_id))
+        if not has and all(sweep.has_checkpoint.values()) and not sweep.record.warnings:
+            sweep.warn(
+                f"trial {trial.number} has been paused, and has written no checkpoint to PACELINE_CHECKPOINT_DIR: it can't go on."
+            )
+        sweep.has_checkpoint[trial.run_id] = has
+        sweep.changes += 1
+
+
+def _has_file(folder: RunFolder) -> bool:
+    return any(names for _, _, names in os.walk(folder.checkpoints))

@@ -1,0 +1,147 @@
+"""Results of former sweeps as prior knowledge.
+
+They are copied into the new sweep's folder when it is submitted: what it proposes must not change when a former sweep is removed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunNotFoundError, SweepError
+from paceline.runs import states, store
+from paceline.runs.folder import RunFolder
+from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.expressions import Fixed
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.trial import Trial
+from paceline.sweeps.trial_runs import all_runs, trial_of
+from paceline.system.files import read_json, write_json
+
+#: In the sweep's folder.
+_FILE = "prior.json"
+#: Samplers that learn nothing.
+_UNTAUGHT = ("random", "grid")
+
+
+def known_results(spec: SweepSpec, runs_dir: Path) -> list[dict[str, Any]]:
+    """What the former sweeps of `spec.warm_start` have come to, by the new sweep's metrics and in its space, as JSON.
+
+    Trials that failed, that have no value of a metric, or that lie outside of the new space are left out.
+
+    Raises:
+        SweepError: no such sweep, a space that does not fit, nothing to know, or a sampler that does not learn.
+    """
+    if spec.warm_start and spec.sampler in _UNTAUGHT:
+        raise SweepError(
+            f"warm_start with the sampler {spec.sampler!r}, which learns nothing from results. Take tpe, cmaes, gp or one of "
+            "your own."
+        )
+    return [found for run_id in spec.warm_start for found in _of_sweep(run_id, spec, runs_dir)]
+
+
+def keep(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
+    """Put them into the new sweep's folder."""
+    if results:
+        write_json(folder.path / _FILE, list(results))
+
+
+def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
+    """The results that were put there, as trials with numbers below zero."""
+    results = read_json(folder.path / _FILE)
+    if results is None:
+        # Also where the submission was killed before it could.
+        results = known_results(spec, folder.path.parent)
+        keep(folder, results)
+    return as_trials(results)
+
+
+def as_trials(results: Sequence[dict[str, Any]]) -> list[Trial]:
+    """The same of what `known_results` has found."""
+    return [
+        Trial(
+            number=number - len(results),
+            run_id=found["run_id"],
+            chosen=found["chosen"],
+            status=states.COMPLETED,
+            curve=(found["values"][0],),
+            further=tuple((value,) for value in found["values"][1:]),
+        )
+        for number, found in enumerate(results)
+    ]
+
+
+def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[dict[str, Any]]:
+    folder = RunFolder(runs_dir / run_id)
+    try:
+        record = store.stored(folder)
+    except RunNotFoundError:
+        raise SweepError(f"warm_start: there is no run {run_id!r} in this workspace.") from None
+    if record.sweep is None:
+        raise SweepError(f"warm_start: run {run_id} is no sweep; its kind is {record.kind}.")
+    former = SweepSpec.from_json(record.sweep)
+    _check_names(run_id, former.space, spec.space)
+    # By the new sweep's metrics: what a trial has logged counts, whatever was judged by then.
+    # Read anew, for what is kept of ended trials (`ended`) is by the former one's.
+    judged = _judged_by(former, spec)
+    known = [trial_of(records, runs_dir, judged) for records in all_runs(folder, judged)]
+    trials = [trial for trial in known if trial.status != states.FAILED]
+    found, outside = [], ""
+    for trial in trials:
+        values = _values(trial, spec)
+        if values is None or not trial.is_over:
+            continue
+        try:
+            chosen = spec.space.chosen(_varied(trial, spec.space))
+        except SweepError as error:
+            outside = outside or str(error)
+            continue
+        found.append({"run_id": trial.run_id, "chosen": chosen, "values": list(values)})
+    if not found and outside:
+        raise SweepError(f"warm_start: no result of sweep {run_id} lies in this space: {outside}")
+    if not found:
+        names = sorted({name for t in trials[:3] for name in CurveReader(runs_dir / t.run_id / "metrics", "").names})
+        logged = f" Its trials have logged {', '.join(names)}." if names else ""
+        raise SweepError(
+            f"warm_start: no trial of sweep {run_id} has ended with a value of {' and '.join(spec.metrics)}.{logged}"
+        )
+    return found
+
+
+def _judged_by(former: SweepSpec, spec: SweepSpec) -> SweepSpec:
+    stop = former.stop if len(spec.metrics) == 1 else None
+    return dataclasses.replace(former, metric=spec.metric, goal=spec.goal, further=spec.further, stop=stop)
+
+
+def _values(trial: Trial, spec: SweepSpec) -> tuple[float, ...] | None:
+    if len(spec.metrics) > 1:
+        return trial.last
+    value = trial.best(spec.goal)
+    return None if value is None else (value,)
+
+
+def _varied(trial: Trial, space: Space) -> dict[str, Any]:
+    """The trial's values less those that the new space does not have: they were constants, or `_check_names` had refused it."""
+    names = _names(space)
+    return {name: value for name, value in trial.values.items() if name.lstrip("-") in names}
+
+
+def _check_names(run_id: str, former: Space, space: Space) -> None:
+    """A constant may be there in one of the two alone."""
+    missing = sorted(_names(space, constants=False) - _names(former))
+    more = sorted(_names(former, constants=False) - _names(space))
+    if missing or more:
+        parts = [f"it did not vary {', '.join(missing)}"] if missing else []
+        parts += [f"it varied {', '.join(more)}, which this one does not"] if more else []
+        raise SweepError(f"warm_start: the space of sweep {run_id} does not fit: {', and '.join(parts)}.")
+
+
+def _names(space: Space, *, constants: bool = True) -> set[str]:
+    return {
+        dimension.name.lstrip("-")
+        for dimension in space.parameters
+        if constants or not isinstance(dimension.expression, Fixed)
+    }

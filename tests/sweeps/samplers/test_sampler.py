@@ -1,0 +1,77 @@
+"""Random points: seeded, without repeats where a space has an end."""
+
+from __future__ import annotations
+
+import pytest
+
+import paceline as pl
+from paceline.errors import SweepError
+from paceline.sweeps.samplers.sampler import GridSampler, RandomSampler
+from paceline.sweeps.space import Space
+from paceline.sweeps.trial import Trial
+
+SPACE = Space({"lr": pl.loguniform(1e-4, 1e-1), "n": pl.randint(10)})
+
+
+def test_a_proposal_depends_on_the_seed_and_the_number_alone() -> None:
+    one = RandomSampler(SPACE, 3)
+    points = [one.propose(number, ()) for number in range(20)]
+    assert [RandomSampler(SPACE, 3).propose(number, ()) for number in reversed(range(20))] == points[::-1]
+    assert RandomSampler(SPACE, 4).propose(0, ()) != points[0]
+    assert len({str(point) for point in points}) == 20
+
+
+def test_a_small_space_gives_each_point_once_and_then_nothing() -> None:
+    space = Space({"a": pl.choice(1, 2, 3), "b": pl.choice({"c": pl.choice(4, 5)}, {})})
+    sampler = RandomSampler(space, 0)
+    trials: list[Trial] = []
+    while (proposal := sampler.propose(len(trials), trials)) is not None:
+        trials.append(Trial(number=len(trials), run_id="", chosen=proposal.chosen))
+    assert len({str(trial.chosen) for trial in trials}) == len(trials) == space.size == 9
+
+
+def test_repeats_are_had_by_asking() -> None:
+    space = Space({"a": pl.choice(1, 2)})
+    sampler = RandomSampler(space, 0, repeats=True)
+    points = [sampler.propose(number, ()) for number in range(20)]
+    assert {str(point.chosen) for point in points if point} == {"{'a': 0}", "{'a': 1}"}
+
+
+def test_quantised_values_do_not_come_twice_either() -> None:
+    space = Space({"a": pl.quniform(0, 1, 0.5)})
+    sampler = RandomSampler(space, 0)
+    trials: list[Trial] = []
+    while (proposal := sampler.propose(len(trials), trials)) is not None:
+        trials.append(Trial(number=len(trials), run_id="", chosen=proposal.chosen))
+    assert sorted(space.values(trial.chosen)["a"] for trial in trials) == [0, 0.5, 1]
+
+
+def test_trials_get_the_points_in_order_whoever_asks() -> None:
+    space = Space({"a": pl.choice(1, 2), "b": pl.choice("x", "y")})
+    sampler = GridSampler(space)
+    found = [sampler.propose(number, ()) for number in range(5)]
+    assert [space.values(proposal.chosen) for proposal in found[:4] if proposal] == [
+        *({"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}),
+    ]
+    assert found[4] is None
+    assert GridSampler(space).propose(2, ()) == found[2]
+
+
+def test_what_the_user_has_tried_first_is_not_tried_again_and_nothing_is_left_out() -> None:
+    space = Space({"a": pl.choice(1, 2, 3)})
+    sampler = GridSampler(space, [space.chosen({"a": 2})])
+    found = [sampler.propose(number, ()) for number in range(1, 4)]
+    assert [space.values(proposal.chosen)["a"] for proposal in found[:2] if proposal] == [1, 3]
+    assert found[2] is None
+
+
+def test_a_large_grid_is_not_made_before_it_is_asked_for() -> None:
+    space = Space({name: pl.randint(1000) for name in "abcdef"})
+    proposal = GridSampler(space).propose(3, ())
+    assert proposal is not None
+    assert proposal.chosen == {"a": 0, "b": 0, "c": 0, "d": 0, "e": 0, "f": 3}
+
+
+def test_a_continuum_has_no_grid() -> None:
+    with pytest.raises(SweepError, match="has no end of values"):
+        GridSampler(Space({"a": pl.uniform(0, 1)}))

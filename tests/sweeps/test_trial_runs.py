@@ -1,0 +1,110 @@
+"""The trials of a sweep, read from its children."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import paceline as pl
+from paceline.runs import states, store, tags_and_properties
+from paceline.sweeps import trial_runs
+from paceline.sweeps.results import best_row, lineage
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.trial_runs import EndedTrials, child_id, keep, trials
+from tests.sweeps.made import add_trial, make_sweep
+
+SPEC = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize", stop=pl.ASHA(promote=True))
+
+ENDED_SPEC = SweepSpec(space=Space({"x": pl.choice([1, 2], None, "c")}), metric="loss", goal="minimize")
+
+
+def test_ids_are_those_of_the_sdk_and_of_later_runs_their_own() -> None:
+    assert [child_id("s", 3), child_id("s", 3, 2)] == ["s_3", "s_3_2"]
+
+
+def test_the_runs_of_a_trial_are_one_series(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
+    first = add_trial(sweep, 0, {"x": 0.1}, (4.0, 3.0, 2.5), states.CANCELED, first_step=0)
+    tags_and_properties.set_tags(first.notes, {"paused": "it waits", "rung": "2"})
+    told = {"from": first.run_id, "rung": 6, "why": "it is good"}
+    add_trial(sweep, 0, {"x": 0.2}, (2.0, 1.0), states.COMPLETED, leg=2, first_step=2, told=told)
+    add_trial(sweep, 1, {"x": 0.3}, (4.0, 3.0), states.CANCELED, first_step=0)
+    trial, other = trial_runs.trials(sweep, SPEC)
+    assert (trial.run_id, trial.status, trial.rung) == (f"{sweep.run_id}_0_2", states.COMPLETED, 6)
+    assert (trial.curve, trial.begin) == ((4.0, 3.0, 2.0, 1.0), 2)
+    assert [leg.curve for leg in trial.legs] == [(4.0, 3.0, 2.5), (2.0, 1.0)]
+    assert [leg.source for leg in trial.legs] == [None, first.run_id]
+    assert (trial.is_paused, other.is_paused, other.earlier) == (False, False, ())
+    # A trial without a policy that pauses has one run, whatever lies there.
+    stopping = SweepSpec(space=SPEC.space, metric="loss", goal="minimize", stop=pl.ASHA())
+    assert [found.run_id for found in trial_runs.trials(sweep, stopping)] == [first.run_id, other.run_id]
+    assert [row["run_id"] for row in lineage([trial], SPEC)] == [first.run_id, trial.run_id]
+    assert best_row(trial, SPEC)["x"] == 0.2
+
+
+def test_values_without_steps_follow_each_other(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
+    add_trial(sweep, 0, {"x": 0.1}, (4.0, 3.0), states.CANCELED)
+    add_trial(sweep, 0, {"x": 0.1}, (2.0,), states.COMPLETED, leg=2)
+    assert trial_runs.trials(sweep, SPEC)[0].curve == (4.0, 3.0, 2.0)
+
+
+def test_the_best_run_of_a_trial_is_the_one_that_logged_the_best_value(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
+    add_trial(sweep, 0, {"x": 0.1}, (1.0,), states.CANCELED, first_step=0)
+    add_trial(sweep, 0, {"x": 0.2}, (3.0,), states.COMPLETED, leg=2, first_step=1)
+    (trial,) = trial_runs.trials(sweep, SPEC)
+    assert best_row(trial, SPEC)["run_id"] == f"{sweep.run_id}_0"
+    assert best_row(trial, SPEC)["x"] == 0.1
+
+
+def test_the_runs_of_all_trials_are_listed_as_one(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
+    for number in (0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9):
+        add_trial(sweep, number, {"x": 0.1})
+    add_trial(sweep, 1, {"x": 0.1}, leg=2)
+    names = [run_id.removeprefix(sweep.run_id) for run_id in store.ids(tmp_path)]
+    assert names == ["_10", *(f"_{number}" for number in range(9, 1, -1)), "_1_2", "_1", "_0", ""]
+
+
+def test_what_was_kept_is_what_would_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = make_sweep(tmp_path, ENDED_SPEC)
+    add_trial(sweep, 0, {"x": [1, 2]}, (3.0, float("inf"), -2.5), chosen={"x": 0})
+    add_trial(sweep, 1, {"x": None}, (), states.FAILED, chosen={"x": 1})
+    add_trial(sweep, 2, {"x": "c"}, (1.0,), states.RUNNING)
+    read = trials(sweep, ENDED_SPEC)
+    for trial in read[:2]:
+        keep(sweep, trial)
+    looked: list[int] = []
+    whole = trial_runs.trial_of
+    monkeypatch.setattr(trial_runs, "trial_of", lambda *a, **k: looked.append(1) or whole(*a, **k))
+    assert trials(sweep, ENDED_SPEC) == read
+    # The one that runs alone.
+    assert len(looked) == 1
+
+
+def test_a_child_that_is_another_one_by_now_is_read(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, ENDED_SPEC)
+    child = add_trial(sweep, 0, {"x": "c"}, (3.0,))
+    keep(sweep, trials(sweep, ENDED_SPEC)[0])
+    assert EndedTrials(sweep).get(0) is not None
+    os.utime(child.record, ns=(1, 1))
+    assert EndedTrials(sweep).get(0) is None
+    child.record.unlink()
+    assert trials(sweep, ENDED_SPEC) == []
+
+
+def test_lines_that_are_torn_or_of_another_version_are_passed_over(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, ENDED_SPEC)
+    child = add_trial(sweep, 0, {"x": "c"}, (3.0,))
+    keep(sweep, trials(sweep, ENDED_SPEC)[0])
+    kept = sweep.path / "ended.jsonl"
+    line = kept.read_text()
+    kept.write_text(line.replace('"values"', '"novelty"') + line[:-20])
+    assert EndedTrials(sweep).get(0) is None
+    assert trials(sweep, ENDED_SPEC)[0].run_id == store.stored(child).run_id
+    kept.write_text("[]\n1\n{}\n" + line)
+    assert EndedTrials(sweep).get(0) == trials(sweep, ENDED_SPEC)[0]
