@@ -26,12 +26,11 @@ coverage: .venv/.ready
 	$(BIN)/python -m pytest --quick -n 2 -q -r fE --cov --cov-report html --cov-report term:skip-covered $(CHECK)
 
 # The quick tests with the oldest versions of all packages that pyproject.toml allows, in an environment of their own.
-LOWEST := .[torch,mpi,ray,s3,azure,gcs,sftp,http,keyring,tabular,tune,serve,ui,mlflow,tensorboard]
+LOWEST := .[torch,mpi,ray,s3,azure,gcs,sftp,http,keyring,tabular,tune,serve,ui,mlflow,tensorboard,lowest]
 lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --upgrade pip uv
 	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest --resolution lowest-direct --editable '$(LOWEST)'
-	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest --editable '.[lowest]'
 	.venv-lowest/bin/python -m pytest --quick -n 2 -q -r fE $(CHECK)
 
 # The full numbers of what `make test` does less often: kills, steps without growth, plans of collective operations; and the
