@@ -104,7 +104,7 @@ def test_prune_shows_asks_and_removes(cli: Cli, runs: list[str]) -> None:
     [
         (["--runs"], "which runs are to go"),
         (["--older-than", "old"], "'old' is not a duration"),
-        (["--max-size", "big"], "'big' is no size"),
+        (["--max-size", "big"], "'big' is not a size"),
         (["--keep-last", "-1"], "-1"),
         (["--status", "Done"], "--status 'Done' is no state"),
     ],

@@ -283,7 +283,7 @@ def test_a_workspace_is_pruned_with_durations_and_sizes_as_people_write_them(tmp
     assert gone(workspace.prune(max_size="1TB", kinds=["runs"], dry_run=True)) == []
     with pytest.raises(WorkspaceError, match="older_than: 'long' is not a duration"):
         workspace.prune(older_than="long")
-    with pytest.raises(DataError, match="'much' is no size"):
+    with pytest.raises(DataError, match="'much' is not a size"):
         workspace.prune(max_size="much")
     assert gone(workspace.prune(older_than="30d", kinds=["runs"])) == [old]
 

@@ -92,7 +92,9 @@ def test_a_study_that_is_made_anew_goes_on_as_the_unbroken_one() -> None:
     for cut in (3, 17, 25):
         known = as_they_were(unbroken, cut)
         again = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, 30, known)
-        assert [trial.chosen for trial in again] == [trial.chosen for trial in unbroken]
+        for trial, same in zip(again, unbroken, strict=True):
+            # Optuna 4.6 with numpy 1.24 sums in another order: the last bit of a number may differ.
+            assert trial.chosen == pytest.approx(same.chosen, rel=1e-12)
 
 
 CHOICES = Space(
