@@ -1,4 +1,4 @@
-"""From what a job says it needs to an interpreter that has it, cached by content.
+"""Python environments, built from a job's packages and cached by content.
 
-Nothing is imported here: nodes load parts of this package where the resolvers and their libraries are not installed.
+The package imports nothing: nodes load parts of it without the resolvers and their libraries.
 """

@@ -1,4 +1,4 @@
-"""The interpreter that an environment is made from: what it is, and what it has installed."""
+"""The interpreter that an environment is made from, and its installed packages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from paceline.system.files import read_json, write_json
 
 _TIMEOUT_S = 60
 
-# What `facts` finds out about another interpreter. PYTHON* variables are not for it, and neither is a module of the
-# working directory.
+# Runs `facts` in another interpreter, without PYTHON* variables and modules of the working directory.
 _ASK = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; exec(sys.argv[1]); print(__import__('json').dumps(facts()))"
 )
@@ -50,8 +49,9 @@ def facts():
 class Base:
     """An interpreter.
 
-    site_folders: where what it has installed lies, in the order in which it looks. user_folder: the user's own, which it
-        looks into before these; None where it does not.
+    Attributes:
+        site_folders: Folders of its packages, in search order.
+        user_folder: The user's own folder, searched first; None if unused.
     """
 
     python: str
@@ -64,12 +64,12 @@ class Base:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All folders in which packages are installed that are there now."""
+        """All existing folders with installed packages."""
         user = () if self.user_folder is None or os.environ.get("PYTHONNOUSERSITE") else (self.user_folder,)
         return tuple(Path(folder) for folder in dict.fromkeys((*user, *self.site_folders)) if os.path.isdir(folder))
 
     def identity(self) -> dict[str, str]:
-        """The facts of an interpreter that an environment made from it depends on."""
+        """Return the facts that an environment made from the interpreter depends on."""
         return {
             "python": self.python,
             "version": self.version,
@@ -79,9 +79,9 @@ class Base:
         }
 
     def installed(self) -> list[str]:
-        """Name and version of each distribution, by the names of their folders: nothing is opened.
+        """List name and version of each distribution from folder names, without reading files.
 
-        Of an editable one the folder's name says nothing of a change in what it requires; its time does.
+        An editable package adds its modification time: the name does not change with its requirements.
         """
         found = []
         for folder in self.folders:
@@ -89,17 +89,17 @@ class Base:
                 for entry in entries:
                     if entry.name.endswith((".dist-info", ".egg-info", ".egg-link")):
                         found.append(entry.name)
-                    # Editable packages and other folders come in by these; a changed line mostly changes the size.
+                    # These add editable packages and other folders; a changed line mostly changes the size.
                     elif entry.name.endswith(".pth"):
                         found.append(f"{entry.name} {entry.stat().st_size}")
         return sorted(set(found))
 
 
 def base(python: str, cache_dir: Path) -> Base:
-    """The facts about an interpreter: of this process at once, of another by running it, once.
+    """Return the facts about an interpreter, running another one only once.
 
     Raises:
-        EnvironmentSpecError: there is no such interpreter, or it does not run.
+        EnvironmentSpecError: The interpreter does not exist, or does not run.
     """
     if python == sys.executable:
         return _here()
@@ -110,7 +110,7 @@ def base(python: str, cache_dir: Path) -> Base:
             f"{sys.executable!r}."
         )
     path = os.path.abspath(path)
-    # Taken before the interpreter is asked: what changes meanwhile makes the answer out of date.
+    # Before running it, so that a change in between invalidates the cached facts.
     stamp = _stamp(path)
     if (path, stamp) not in _known:
         _known[path, stamp] = _from_cache(path, stamp, cache_dir) or _ask(path, stamp, cache_dir)
@@ -123,7 +123,7 @@ _known: dict[tuple[str, str], Base] = {}
 @cache
 def _here() -> Base:
     names: dict[str, object] = {}
-    # The same text that another interpreter is given, so both are asked for the same facts.
+    # The code that another interpreter runs, so both report the same facts.
     exec(_FACTS, names)
     facts = names["facts"]
     assert callable(facts)
@@ -137,8 +137,8 @@ def _made(values: dict[str, object]) -> Base:
 
 
 def _stamp(path: str) -> str:
-    """Changes when the interpreter, the configuration of the venv around it or the user's own folder is another."""
-    # By these two the folder of the user's own packages is found.
+    """Return a value that changes with the interpreter, its venv or the user's folder."""
+    # These two determine the folder of the user's packages.
     stamps = [os.environ.get("PYTHONUSERBASE", ""), os.path.expanduser("~")]
     for each in (path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):
         try:
@@ -166,14 +166,14 @@ def _from_cache(path: str, stamp: str, cache_dir: Path) -> Base | None:
 
 
 def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
-    # Ours (PYTHONPATH, PYTHONHOME) would show the other interpreter our packages for its own.
+    # Our PYTHONPATH and PYTHONHOME would add our packages to the other interpreter's.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if user_base := os.environ.get("PYTHONUSERBASE"):
         environment["PYTHONUSERBASE"] = user_base
     try:
         words = [path, "-c", _ASK, _FACTS]
         done = processes.said_by(words, timeout_s=_TIMEOUT_S, environment=environment, cwd="/")
-        # The last line: a `sitecustomize` may print something before it.
+        # The last line: a `sitecustomize` may print earlier ones.
         found = _made(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError, KeyError) as error:
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {error}.") from error

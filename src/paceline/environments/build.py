@@ -1,4 +1,4 @@
-"""One environment, built in its place: virtual environments and conda prefixes can't be moved."""
+"""Build of one environment in its final place: venvs and conda prefixes can't be moved."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from paceline.job.environment import EnvironmentSpec
 
 
 def check(environment: EnvironmentSpec, base: Base) -> None:
-    """Refuse what can't be built with this base, before anything is done.
-
-    Raises:
-        EnvironmentSpecError: the message says what.
-    """
+    """Raise EnvironmentSpecError if the environment can't be built with this base."""
     if environment.user_managed:
         raise EnvironmentSpecError("a user-managed environment is used as it is; there is nothing to build.")
     if environment.uses_conda:
@@ -35,12 +31,12 @@ def check(environment: EnvironmentSpec, base: Base) -> None:
 
 
 def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say: Say, lock_fd: int) -> Built:
-    """The environment, made at `prefix`, where nothing is yet.
+    """Build the environment at `prefix`, which does not exist yet.
 
-    lock_fd: held by the programs of the build too.
+    lock_fd: inherited by the programs of the build.
 
     Raises:
-        EnvironmentBuildError: it could not be made; what was made of it stays, and counts for nothing.
+        EnvironmentBuildError: The build failed. Its partial result stays, and is never used.
     """
     started = time.monotonic()
     variables = venv.build_environment()
@@ -60,17 +56,17 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         if not own_python:
             say(f"no Python is among the conda packages: the environment takes that of {base.python}")
     if not own_python:
-        # With conda packages but no conda Python, the prefix is there already, and the virtual environment is made over it.
+        # With conda packages but without a conda Python, the venv is created over the conda prefix.
         venv.make(prefix, base, uv, variables, say, lock_fd, over=environment.uses_conda)
     seen = base.folders if environment.layered else ()
     if seen:
         venv.show(seen, prefix)
     python = prefix / "bin" / "python"
     if own_python:
-        # From here on the conda Python decides which wheels fit.
+        # From now on the conda Python decides which wheels fit.
         base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
     installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
-    # A conda Python comes with packages that no pip line asked for; they are no part of the lock.
+    # A conda Python includes packages that no pip line requested; they are not part of the lock.
     before = installer.own().versions() if own_python else set()
     installer.install(environment)
     own = installer.own()
@@ -98,7 +94,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
 def _variables(environment: EnvironmentSpec, prefix: Path) -> dict[str, str]:
     if not environment.uses_conda:
         return {"VIRTUAL_ENV": str(prefix)}
-    # A conda Python, unlike that of a venv, would look into the user's own site-packages.
+    # Unlike a venv's Python, a conda Python would search the user's site-packages.
     return {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": str(prefix), "CONDA_SHLVL": "1", "PYTHONNOUSERSITE": "1"}
 
 
@@ -119,7 +115,7 @@ def _size(folder: Path) -> int:
                 found = os.lstat(os.path.join(top, name))
             except OSError:
                 continue
-            # uv and conda install by hard links: a file counts once, with the blocks that it takes.
+            # uv and conda hard-link files: count each file once, by its blocks.
             if found.st_ino not in seen:
                 seen.add(found.st_ino)
                 total += found.st_blocks * 512

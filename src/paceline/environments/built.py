@@ -1,4 +1,4 @@
-"""A finished environment: where it lies and what was installed into it."""
+"""Records of finished environments."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from typing import Any
 from paceline.job.environment import EnvironmentSpec
 from paceline.system.serialization import plain_fields
 
-#: Written last into the environment's folder: without it, the folder is what a build left that did not end.
+#: Written last: a folder without it is the rest of a failed build.
 RECORD = "paceline-environment.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """An environment that is there.
+    """A finished environment.
 
-    python: its interpreter. bin_dir: its programs, to be put first on PATH. variables: what its processes need beside
-        that. base_python: the interpreter that it was made from.
-    is_layered: whether what that has installed is there too.
-    environment: as asked for. locked: the same with the exact versions that were installed.
-    pip: "name==version" of what pip packages brought into it. conda: "name=version=build".
-    size_bytes: on disk, counted once for files that share it. last_used_utc: when it was last found or held.
+    Attributes:
+        python: Its interpreter.
+        bin_dir: Its programs, first on PATH.
+        variables: Further variables of its processes.
+        base_python: The interpreter that it was made from.
+        is_layered: Whether it also sees the packages of `base_python`.
+        environment: The request.
+        locked: The request with the installed versions.
+        pip, conda: Installed packages, "name==version" and "name=version=build".
+        size_bytes: On disk; shared files count once.
+        last_used_utc: Last time that it was found or held.
     """
 
     key: str
@@ -44,12 +49,12 @@ class Built:
     last_used_utc: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the JSON form."""
         return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Built:
-        """Make one of what `to_json` wrote."""
+        """Create a record from its JSON form."""
         values = dict(data)
         return cls(
             **values
@@ -59,11 +64,11 @@ class Built:
         )
 
     def asked_as(self, environment: EnvironmentSpec) -> Built:
-        """The same, for an environment of equal content: its name and variables are its own."""
+        """Return the record for an equal environment with other name and variables."""
         locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
         return replace(self, environment=environment, locked=locked)
 
 
 def utc(seconds: float) -> str:
-    """A time, given in seconds since 1970, as records of environments have it."""
+    """Format seconds since 1970 as in records of environments."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

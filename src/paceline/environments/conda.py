@@ -1,9 +1,9 @@
-"""conda packages, solved and installed by py-rattler, in a process of its own: a solve in native code can't be interrupted
-but by ending its process, and a crash there is no crash of the supervisor.
+"""Conda packages, solved and installed by py-rattler in a separate process.
 
     python -m paceline.environments.conda < request.json
 
-prints lines for people and writes its answer into the file that the request names.
+prints progress, and writes its answer to the file that the request names. Only the end of its process interrupts a native
+solve, and a crash does not take down the supervisor.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _ANSWER = "conda-answer.json"
 
 
 def check(environment: EnvironmentSpec) -> None:
-    """Refuse what can't be solved, before anything is built.
+    """Raise EnvironmentSpecError if the environment can't be solved.
 
-    Raises:
-        EnvironmentSpecError: py-rattler is missing, a spec that it can't parse, a channel's folder that is not there.
+    The reasons: py-rattler is missing, a spec is invalid, or a channel's folder does not exist.
     """
     if importlib.util.find_spec("rattler") is None:
         raise EnvironmentSpecError(
@@ -59,10 +58,13 @@ def check(environment: EnvironmentSpec) -> None:
 def install(
     environment: EnvironmentSpec, prefix: Path, variables: Mapping[str, str], say: Say, lock_fd: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """("name=version=build" of each package, "URL#sha256" of each), installed at `prefix`.
+    """Install the packages at `prefix`.
+
+    Returns:
+        "name=version=build" and "URL#sha256" of each package.
 
     Raises:
-        EnvironmentBuildError: no solution, a package that can't be fetched or is not what its hash says, a full disk.
+        EnvironmentBuildError: No solution, a package can't be fetched or has a wrong hash, or the disk is full.
     """
     answer = prefix / "paceline" / _ANSWER
     answer.parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +78,9 @@ def install(
         "channels": [_url(channel) for channel in environment.conda_channels or DEFAULT_CHANNELS],
         "locked": list(environment.locked_conda),
     }
-    # This process's own sys.path: the submitting environment may be found through PYTHONPATH.
+    # This process's sys.path: the submitting environment may come from PYTHONPATH.
     environ = {**variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # In a process of its own: rattler has native threads, and a build has to be ended with its parent.
+    # A separate process: rattler has native threads, and a build must end with its parent.
     code, lines = program.run(
         [sys.executable, "-m", "paceline.environments.conda"],
         environ,
@@ -86,7 +88,7 @@ def install(
         lock_fd=lock_fd,
         stdin=json.dumps(request),
     )
-    # In a file, not on standard output, which shows the progress and to which native code may write too.
+    # A file: standard output has the progress, and native code may write to it.
     try:
         found = json.loads(answer.read_bytes()) if answer.exists() else None
     except ValueError:
@@ -99,8 +101,8 @@ def install(
 
 
 def _flat(error: BaseException) -> str:
-    """The message on one line, each of its causes once."""
-    # rattler draws the chain of causes as a tree over several lines.
+    """Return the message on one line, with each cause once."""
+    # rattler draws the causes as a tree over several lines.
     text = " ".join(re.sub(r"[├└─│]+", " ", str(error)).split())
     parts = [part.strip().rstrip(".") for part in text.split("Caused by:")]
     return ": ".join(dict.fromkeys(parts))
@@ -129,7 +131,7 @@ def _main() -> int:
         answer = asyncio.run(_solve_and_install(request))
     except Exception as error:
         answer = {"error": f"{_flat(error)}."}
-        # The log gets the whole tree of causes, the answer one line.
+        # The log gets the tree of causes, the answer one line.
         print(f"error: {error}", flush=True)
     Path(request["answer"]).write_text(json.dumps(answer), encoding="utf-8")
     return 1 if "error" in answer else 0
@@ -147,7 +149,7 @@ async def _solve_and_install(request: dict[str, Any]) -> dict[str, Any]:
             request["channels"],
             request["specs"],
             gateway=rattler.Gateway(client=client),
-            # What the machine has besides packages, such as its glibc and CUDA: packages may require them.
+            # Properties of the machine that packages may require, such as glibc and CUDA.
             virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
         )
     for record in records:
@@ -163,7 +165,7 @@ async def _solve_and_install(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_hash(record: Any) -> None:
-    """Refuse an archive on this machine that is not what its hash says; rattler looks at those from the network alone."""
+    """Verify the hash of a local archive; rattler verifies only downloads."""
     import hashlib
 
     folder = channel_folder(record.url)
@@ -185,13 +187,13 @@ def _lock(record: Any) -> str:
 
 
 def _locked(text: str) -> Any:
-    """The record of a package of which only URL and hash are known: its name says the rest."""
+    """Create a package record from its URL and hash."""
     import rattler
 
     url, _, digest = text.partition("#")
     file_name = url.rsplit("/", 1)[-1]
     stem = re.sub(r"\.(conda|tar\.bz2)$", "", file_name)
-    # name-version-build.conda: only the name may have dashes in it.
+    # name-version-build.conda: only the name may contain dashes.
     name, version, build = stem.rsplit("-", 2)
     channel, subdir = url.rsplit("/", 2)[0], url.rsplit("/", 2)[1]
     record = rattler.PackageRecord(
@@ -208,5 +210,5 @@ def _locked(text: str) -> Any:
 if __name__ == "__main__":
     exit_code = _main()
     sys.stdout.flush()
-    # Threads of the native code may still be at work, and at times crash an interpreter that is being taken down.
+    # Native threads may still run, and sometimes crash an interpreter during shutdown.
     os._exit(exit_code)

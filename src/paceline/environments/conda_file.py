@@ -1,4 +1,4 @@
-"""conda's environment.yml, as the fields of an `Environment`."""
+"""Reader of conda's environment.yml."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ _KNOWN = ("name", "channels", "dependencies", "variables", "prefix")
 
 
 def read(file_path: str | os.PathLike[str]) -> dict[str, Any]:
-    """conda_packages, conda_channels, pip_requirements, pip_constraints and environment_variables, as the file has them.
-
-    Its name and prefix are passed over.
+    """Read an environment file as the fields of an `Environment`, without name and prefix.
 
     Raises:
-        EnvironmentSpecError: the file is missing or not YAML, or has something else in it; file and entry are named.
+        EnvironmentSpecError: The file is missing, not YAML, or has an unknown entry.
     """
     import yaml
 
@@ -69,7 +67,7 @@ def _dependencies(items: list[Any], path: Path) -> tuple[list[str], list[Any]]:
 
 
 def _pip(items: list[Any], path: Path) -> tuple[str, tuple[str, ...]]:
-    """The pip list is a requirements file of its own: it may hold options, and include files."""
+    """Parse the pip list, which may have options and include files, as a requirements file."""
     lines: list[str] = []
     constraints: list[str] = []
     for item in items:
@@ -92,7 +90,7 @@ def _channel(item: Any, path: Path) -> str:
     if not isinstance(item, str) or not item.strip():
         raise EnvironmentSpecError(f"{str(path)!r}: channels has {item!r}, which is not a name or a URL.")
     text = item.strip()
-    # A folder is relative to the file, as its writer meant it.
+    # A channel's folder is relative to the file.
     if text.startswith(("./", "../")) or text in (".", ".."):
         return os.path.abspath(path.parent / text)
     return os.path.expanduser(text)

@@ -1,4 +1,4 @@
-"""`paceline.Environment`: the data of `EnvironmentSpec` with the verbs that read it from files and register it."""
+"""`paceline.Environment`: an `EnvironmentSpec` with methods to read and register it."""
 
 from __future__ import annotations
 
@@ -19,68 +19,71 @@ class Environment(EnvironmentSpec):
     def from_pip_requirements(
         cls, name: str | None, file_path: str | os.PathLike[str], *, python: str | None = None, layered: bool = False
     ) -> Environment:
-        """Make one of a requirements file; files that it includes (`-r`, `-c`) are read too, relative to it.
+        """Create an environment from a requirements file, with the files it includes (`-r`, `-c`).
 
         Args:
             name: Name of the environment.
-            file_path: pip's file of requirements.
-            python: Interpreter that it is made from; None: this one.
-            layered: Add the packages to those of the interpreter.
+            file_path: The requirements file.
+            python: Base interpreter; default: this one.
+            layered: Add the packages to those of the base.
 
         Raises:
-            EnvironmentSpecError: a file is missing or not UTF-8, or a line is one that pip could not parse.
+            EnvironmentSpecError: A file is missing or not UTF-8, or pip can't parse a line.
         """
         text, constraints = requirements.read(file_path)
         return cls(name=name, python=python, layered=layered, pip_requirements=text, pip_constraints=constraints)
 
     @classmethod
     def from_conda_specification(cls, name: str | None, file_path: str | os.PathLike[str]) -> Environment:
-        """Make one of a conda environment file (environment.yml): channels, dependencies and those under `pip:`.
+        """Create an environment from a conda environment file (environment.yml).
 
         Args:
             name: Name of the environment.
-            file_path: Conda's environment.yml.
+            file_path: The environment file.
 
         Raises:
-            EnvironmentSpecError: the file is missing or not YAML, or has something else in it.
+            EnvironmentSpecError: The file is missing, not YAML, or has an unknown entry.
         """
         return cls(name=name, **conda_file.read(file_path))
 
     @classmethod
     def from_existing(cls, name: str | None, python: str | os.PathLike[str]) -> Environment:
-        """An interpreter that is there, used as it is. python: its path, or that of a venv or conda environment.
+        """Use an existing interpreter as it is.
 
         Args:
             name: Name of the environment.
+            python: Path of the interpreter, or of a venv or conda environment.
 
         Raises:
-            EnvironmentSpecError: there is no such interpreter.
+            EnvironmentSpecError: The interpreter does not exist.
         """
         return cls(name=name, python=registry.existing(python), user_managed=True)
 
     def register(self, workspace: Workspace) -> Environment:
-        """This environment under its name in the workspace, with its version there.
+        """Register this environment, and return it with its version.
 
-        The latest version comes back if it is the same; else the next is made.
+        If the latest version is equal, return that version.
 
         Raises:
-            EnvironmentSpecError: it has no name.
+            EnvironmentSpecError: It has no name.
         """
         return registry.register(self, workspace)
 
     @classmethod
     def get(cls, workspace: Workspace, name: str, version: int | None = None) -> Environment:
-        """The environment registered under this name; version None for the latest.
+        """Return a registered environment.
 
         Args:
             workspace: Workspace that it is registered in.
+            name: Name of the environment.
+            version: Version number; default: the latest.
 
         Raises:
-            EnvironmentSpecError: there is none.
+            EnvironmentSpecError: It does not exist.
         """
         return registry.get(cls, workspace, name, version)
 
     @classmethod
     def list(cls, workspace: Workspace) -> dict[str, Environment]:
-        """Name -> latest version, for all that are registered in the workspace."""
+        """Return the latest version of every registered environment, by name."""
         return registry.all_latest(cls, workspace)

@@ -1,4 +1,4 @@
-"""The environment that an estimator's parameters, or the words of a command line, describe."""
+"""Environments from an estimator's parameters or command line options."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def described(
     docker_image: str | None,
     shm_size: str | None,
 ) -> EnvironmentSpec:
-    """One environment out of all that was given. Files are looked for in source_directory, then in the working directory.
+    """Return the environment that the options describe.
+
+    Files are searched in source_directory, then in the working directory.
 
     Raises:
-        JobError: values that contradict each other, or a file that is not there.
-        EnvironmentSpecError: a file's content, or a package, that can't be read.
+        JobError: Values contradict each other, or a file does not exist.
+        EnvironmentSpecError: A file or package can't be read.
     """
     given = {
         "pip_packages": pip_packages,
@@ -82,7 +84,7 @@ def described(
         path = _file("pip_requirements_file", pip_requirements_file, source_directory)
         found = Environment.from_pip_requirements(None, path)
     values |= {
-        # With conda the interpreter may be the environment's own: there is nothing to lay it over.
+        # With conda, the environment may have its own interpreter, which has nothing to layer over.
         "layered": layered and not conda,
         "pip_packages": packages,
         "conda_packages": conda,
@@ -101,7 +103,7 @@ def _check_types(source_directory: object, given: Mapping[str, object], layered:
 
 
 def _check_sense(given: Mapping[str, object], layered: bool) -> None:
-    """Refuse what would have no effect: who says it means something by it."""
+    """Refuse options without effect: the caller expects one."""
     if given["shm_size"] is not None and given["custom_docker_image"] is None:
         raise JobError(
             f"shm_size={given['shm_size']!r} without custom_docker_image: it is the size of a container's /dev/shm. "
@@ -118,7 +120,7 @@ def _check_sense(given: Mapping[str, object], layered: bool) -> None:
 
 
 def _checked(environment: EnvironmentSpec) -> EnvironmentSpec:
-    """The environment, if pip could parse every requirement in it."""
+    """Return the environment, or raise if pip can't parse a requirement."""
     from paceline.environments import requirements
 
     if environment.needs_build:

@@ -1,4 +1,4 @@
-"""Looks at the distributions in some folders, and at the requirements that they leave open."""
+"""Installed distributions and their unmet requirements."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Visible:
-    """The distributions of these folders; of two of one name the first counts, as for `import`.
+    """The distributions in some folders; of two with one name the first counts.
 
-    base: whose Python decides on markers.
+    base: evaluates markers for this Python.
     """
 
     def __init__(self, folders: Sequence[Path], base: Base) -> None:
@@ -30,17 +30,17 @@ class Visible:
                 self.found.setdefault(canonical(name), distribution)
 
     def versions(self) -> set[str]:
-        """ "name==version" of each."""
+        """Return "name==version" of each."""
         return {f"{name}=={distribution.version}" for name, distribution in self.found.items()}
 
     def missing(
         self, requirements: Iterable[Requirement], constraints: Sequence[Requirement] = (), *, urls_too: bool = True
     ) -> list[Requirement]:
-        """Return what of these, of their extras and of what they require in turn is missing or has a wrong version.
+        """Return requirements that are missing or have a wrong version, transitively.
 
-        Of a requirement that is met but needs something that is missing, only what is missing comes back. Markers have
-        been decided on and are left out.
-        urls_too: count a requirement that names a URL as missing, whatever there is.
+        If a requirement is met but a dependency is missing, return only the dependency. Returned requirements have no markers.
+
+        urls_too: treat every requirement with a URL as missing.
         """
         limits: dict[str, list[Requirement]] = {}
         for limit in constraints:
@@ -52,7 +52,7 @@ class Visible:
         while todo:
             requirement, asks_for_url = todo.pop()
             name = canonical(requirement.name)
-            # As a text it has the URL as well, and what counts as met depends on who asks.
+            # The text includes the URL. Whether a URL counts as met depends on the requiring package.
             mark = (str(bare(requirement)), asks_for_url, frozenset(requirement.extras))
             if mark in seen:
                 continue
@@ -66,17 +66,16 @@ class Visible:
                 plain = bare(requirement)
                 lacking[str(plain)] = plain
                 continue
-            # Where metadata of others names a URL, what is there will do: only what was asked for itself has to come from its
-            # URL.
+            # A URL in the metadata of a package is met by any installation. Only requested packages must come from their URL.
             todo += [(each, False) for each in self._requires(distribution, requirement.extras)]
         return [lacking[text] for text in sorted(lacking)]
 
     def required_by(self, names: Iterable[str]) -> list[Requirement]:
-        """Return what these distributions require, here and with this Python."""
+        """Return the requirements of these distributions, for this Python."""
         return [each for name in sorted(names) if name in self.found for each in self._requires(self.found[name], ())]
 
     def broken(self, names: Iterable[str]) -> list[tuple[str, Requirement]]:
-        """(distribution, what it requires) for each requirement of these distributions that is not met."""
+        """Return (distribution, requirement) for each unmet requirement of these distributions."""
         return [
             (name, requirement)
             for name in sorted(names)
@@ -85,7 +84,7 @@ class Visible:
         ]
 
     def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Requirements by which exactly these ("name==version") are installed again, from wherever they came."""
+        """Return requirements that install exactly these "name==version" again, from their origin."""
         return tuple(sorted(_lock(name, self.found[name]) for name in (text.split("==")[0] for text in versions)))
 
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:
@@ -107,15 +106,15 @@ class Visible:
         if requirement.marker is None:
             return True
         try:
-            # Also with no extra, for a marker that names none applies in any case.
+            # Also without an extra: a marker that names no extra always applies.
             return any(requirement.marker.evaluate({**self._markers, "extra": extra}) for extra in ("", *extras))
         except UndefinedEnvironmentName:
-            # A marker of a later standard is taken for true, so that nothing is left out.
+            # Treat an unknown marker as true, to include too much instead of too little.
             return True
 
 
 def bare(requirement: Requirement) -> Requirement:
-    """The requirement without its marker: `extra == "x"` would be false anywhere else."""
+    """Return the requirement without its marker: `extra == "x"` is false elsewhere."""
     from copy import copy
 
     plain = copy(requirement)
@@ -124,11 +123,11 @@ def bare(requirement: Requirement) -> Requirement:
 
 
 def name_of_project(folder: Path) -> str | None:
-    """The name of the distribution that a source folder makes; None where only building it could tell."""
+    """Return the distribution name of a source folder, or None if only a build can tell."""
     import configparser
 
     try:
-        # From Python 3.11 on; before, only building tells.
+        # Since Python 3.11.
         tomllib = importlib.import_module("tomllib")
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
         if isinstance(project.get("name"), str):
@@ -145,7 +144,7 @@ def name_of_project(folder: Path) -> str | None:
 
 
 def canonical(name: str) -> str:
-    """The one spelling of a distribution's name."""
+    """Normalize the name of a distribution."""
     from packaging.utils import canonicalize_name
 
     return canonicalize_name(name)
@@ -155,15 +154,15 @@ def _meets(distribution: Distribution, requirement: Requirement) -> bool:
     from packaging.version import InvalidVersion
 
     try:
-        # A pre-release that is installed is there on purpose; `contains` would refuse it by itself.
+        # `contains` would refuse an installed pre-release, which is there on purpose.
         return requirement.specifier.contains(distribution.version, prereleases=True)
     except (InvalidVersion, TypeError):
-        # Old packages may have a version that is none: it meets a requirement that names none.
+        # Old packages may have an invalid version: it meets only a requirement without one.
         return not str(requirement.specifier)
 
 
 def _markers(base: Base) -> dict[str, str]:
-    """The values that markers are compared with, for the base's Python on this machine."""
+    """Return the marker values for the base's Python on this machine."""
     from packaging.markers import default_environment
 
     here = default_environment()
@@ -178,7 +177,7 @@ def _markers(base: Base) -> dict[str, str]:
 
 
 def _lock(name: str, distribution: Distribution) -> str:
-    # Says where a distribution came from, unless that was an index (PEP 610).
+    # The origin of a distribution, unless it came from an index (PEP 610).
     text = distribution.read_text("direct_url.json")
     try:
         origin: dict[str, Any] = json.loads(text) if text else {}

@@ -1,4 +1,4 @@
-"""The key of an environment: equal for equal content, so that it is built once and found again."""
+"""Content keys of environments, and their local sources: packages, folders and channels."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.local_paths import LocalPath, is_editable, local_path
 
-#: Changes when environments are made in another way.
+#: Increased when environments are built in another way.
 _MAKING = 1
 _LENGTH = 20
 _PASSED_OVER = frozenset(
     {".git", ".hg", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".paceline", "node_modules"}
 )
-#: What an editable install reads when it is made; the code itself is read where it lies, each time.
+#: Files that an editable install reads once; its code is read on each import.
 _METADATA = ("pyproject.toml", "setup.cfg", "setup.py")
 
-#: One place after another, and what stands for it.
+#: Maps a path to its replacement.
 Where = Callable[[Path], Path]
 _FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
 
 
 def key(environment: EnvironmentSpec, base: Base) -> str:
-    """20 hex digits. Name, version, variables and image of the environment are no part of it.
+    """Return the key of an environment: 20 hex digits, equal for equal content.
+
+    Name, version, variables and image are not part of it.
 
     Raises:
-        EnvironmentSpecError: a requirement that pip could not parse, or a local path that can't be read.
+        EnvironmentSpecError: pip can't parse a requirement, or a local path can't be read.
     """
     lines = lines_of(environment)
     content: dict[str, Any] = {
         "making": _MAKING,
         "base": base.identity(),
-        # A layer holds only what the base lacks, so it is another one when the base's packages change.
+        # A layer holds what the base lacks, so it depends on the base's packages.
         "installed": base.installed() if environment.layered else None,
         "python_version": environment.python_version,
-        # In their order, because a later option may override an earlier one.
+        # In order: a later option may override an earlier one.
         "options": [line.text for line in lines if line.option is not None],
         "requirements": sorted({_canonical(line) for line in lines if line.option is None}),
         "constraints": sorted({_canonical(line) for line in constraints_of(environment)}),
@@ -59,7 +61,7 @@ def key(environment: EnvironmentSpec, base: Base) -> str:
 
 
 def _canonical(line: RequirementLine) -> str:
-    """The requirement, in one spelling for all that mean the same."""
+    """Normalize a requirement."""
     if line.path is not None:
         return f"{line.path} {_content(line.path)}"
     if line.requirement is None:
@@ -91,14 +93,14 @@ def _content(local: LocalPath) -> str:
 
 
 def source_files(top: Path) -> Iterator[tuple[str, Path]]:
-    """(relative name, file) of all that an install from this folder goes by, in one order; the same after an install.
+    """Yield (relative name, file) of an install's sources, in a stable order.
 
     Raises:
-        OSError: a folder that can't be read.
+        OSError: A folder can't be read.
     """
-    # Unless it is told to raise, `os.walk` passes over what it can't read, and two different trees would have one key.
+    # By default `os.walk` skips unreadable folders, and different trees would get one key.
     for folder, folders, files in os.walk(top, onerror=_raise):
-        # What an install from here leaves behind is none of its source.
+        # Skip what an install from here leaves behind.
         folders[:] = sorted(
             name for name in folders if name not in _PASSED_OVER and name != "build" and not name.endswith(".egg-info")
         )
@@ -114,9 +116,9 @@ def _raise(error: OSError) -> None:
 
 def _add(digest: Any, path: Path, name: str) -> None:
     digest.update(os.fsencode(name) + b"\0")
-    # A link that leads nowhere is looked at itself.
+    # Stat a broken link itself.
     found = os.stat(path) if path.exists() else os.lstat(path)
-    # A pipe would block whoever reads it, and a device has no end.
+    # Reading a pipe would block, and a device has no end.
     if not stat.S_ISREG(found.st_mode):
         digest.update(b"special\0")
         return
@@ -127,20 +129,20 @@ def _add(digest: Any, path: Path, name: str) -> None:
 
 
 def paths_of(environment: EnvironmentSpec) -> list[Path]:
-    """All of them, in the order in which they are named; they need not be there."""
+    """Return all local paths in order, existing or not."""
     found: list[Path] = []
 
     def note(path: Path) -> Path:
         found.append(path)
         return path
 
-    # It asks `note` for every place; the environment that it makes is not needed.
+    # Only to call `note` for every path.
     moved(environment, note)
     return list(dict.fromkeys(found))
 
 
 def moved(environment: EnvironmentSpec, where: Where) -> EnvironmentSpec:
-    """The environment made from what `where` names in their places."""
+    """Replace each local path of an environment by `where(path)`."""
     text = environment.pip_requirements
     return replace(
         environment,
@@ -156,7 +158,7 @@ def _moved(line: str, where: Where) -> str:
     if found := _FIND_LINKS.fullmatch(line):
         return f"--find-links {where(Path(found[1]))}"
     path = None if line.startswith("-") and not is_editable(line) else local_path(line)
-    # As a line that pip and uv read alike; what names no path stays as it was written.
+    # Both pip and uv read this line. A line without a path stays unchanged.
     return line if path is None else replace(path, path=where(path.path)).line()
 
 

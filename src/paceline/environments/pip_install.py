@@ -1,9 +1,8 @@
-"""pip packages into an environment: by uv where it can, by pip where not.
+"""Installation of pip packages: by uv if possible, else by pip.
 
-uv does not see what lies outside the environment. For a layer, then, what the base meets is not asked for, and all else
-that the base has is excluded from the resolution; afterwards the metadata of what is visible are checked against every
-requirement, as `pip check` does it. What is still open is asked for by name, and in the end pip, which sees the base,
-does it all.
+uv does not see packages outside the environment. So for a layer, requirements that the base meets are not requested, and all
+other packages of the base are excluded from the resolution. Then the metadata of all visible packages are checked, as `pip
+check` does. Unmet requirements are requested by name, and at last pip, which sees the base, installs everything.
 """
 
 from __future__ import annotations
@@ -33,22 +32,23 @@ if TYPE_CHECKING:
 
 
 _ROUNDS = 4
-#: What uv prints where it does not know an option or can't do what pip can.
+#: uv's output for an unknown option or unsupported feature.
 _REFUSALS = ("unexpected argument", "unexpected '-'", "unsupported", "not supported", "unrecognized")
 
 _LONGEST = 600
 _ERROR = re.compile(r"(?:[A-Za-z_.]*(?:Error|Exception)\b|error:|fatal(?: error)?:)")
-#: What pip calls the stages of a build, which say nothing of the reason.
+#: Build stages in pip's output, which say nothing about the cause.
 _STAGES = ("error: metadata-generation-failed", "error: subprocess-exited-with-error", "error: failed-wheel-build")
 _NOISE = re.compile(r"^(warning|hint|DEBUG|WARNING|\[notice\]|note|Using Python|Resolved |Prepared |   Building )")
 
 
 @dataclass(kw_only=True)
 class Installer:
-    """Installs into the environment at `prefix`.
+    """An installer of pip packages into the environment at `prefix`.
 
-    python: its interpreter. seen: folders of the base that it sees too. The files that say what to install are kept in
-        the environment's folder `paceline`.
+    Attributes:
+        python: Interpreter of the environment.
+        seen: Folders of the base that the environment sees.
     """
 
     prefix: Path
@@ -62,14 +62,14 @@ class Installer:
     _constraints: list[RequirementLine] = field(default_factory=list)
     _wanted: list[RequirementLine] = field(default_factory=list)
     _settings: PipSettings | None = None
-    #: Passwords in the form that URLs take, under the names by which the files of requirements name them.
+    #: Percent-encoded passwords, by the variables that requirements refer to.
     _added: dict[str, str] = field(default_factory=dict)
 
     def install(self, environment: EnvironmentSpec) -> None:
-        """Install what the environment asks for, or what its lock says.
+        """Install the packages of the environment, or of its lock.
 
         Raises:
-            EnvironmentBuildError: the resolver or the installer failed; its reason is in the message.
+            EnvironmentBuildError: uv or pip failed; the message has the reason.
         """
         self._constraints = constraints_of(environment)
         lines = lines_of(environment)
@@ -80,7 +80,7 @@ class Installer:
             locked = [
                 line for text in environment.locked_pip for line in parse(text, "locked_pip", None, numbered=False)
             ]
-            # A lock names all there is, so nothing else may be resolved.
+            # A lock is complete, so resolve nothing else.
             self._run(locked, "--no-deps")
         elif wanted and not self.seen:
             self._run(wanted)
@@ -94,9 +94,9 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
-        """Requirements by which exactly these are installed again.
+        """Return requirements that install exactly these versions again.
 
-        Where the URL asked for has variables in it, it stays as it was asked for: what was put in their place is secret.
+        A requested URL with variables stays: their values are secret.
         """
         asked = {
             canonical(line.requirement.name): line.value
@@ -108,7 +108,7 @@ class Installer:
         return tuple(sorted([*own.locks(plain), *(line for name, line in asked.items() if name in names)]))
 
     def _layer(self, wanted: list[RequirementLine]) -> None:
-        """Install what of these the base does not have."""
+        """Install the requirements that the base does not meet."""
         named = [line.requirement for line in wanted if line.requirement is not None]
         others = [line for line in wanted if line.requirement is None]
         limits = [line.requirement for line in self._constraints if line.requirement is not None]
@@ -119,10 +119,10 @@ class Installer:
             self.say("the base has all that is asked for: nothing is installed")
             return
         names = {name for line in others if (name := _name_of(line)) is not None}
-        # An excluded package is left out even where it is asked for, so the name of everything that is has to be known.
+        # An excluded package is excluded even if it is requested, so all names must be known.
         rounds = _ROUNDS if len(names) == len(others) else 0
         excluded = set(before.found) - names
-        # uv knows nothing of the base, so what it has is excluded; what turns out to be missing is asked for in the next round.
+        # Exclude the packages of the base; request what turns out to be missing in the next round.
         for _ in range(rounds):
             excluded -= {canonical(requirement.name) for requirement in missing}
             asked = [as_written.get(str(each)) or _line(each) for each in missing]
@@ -132,7 +132,7 @@ class Installer:
             still = now.missing(
                 [*named, *_extras_of(others), *now.required_by(self.own().found)], limits, urls_too=False
             )
-            # To ask once more for what uv has just left out would not help.
+            # Requesting a package again that uv has just excluded would not help.
             more = [each for each in still if str(each) not in set(map(str, missing))]
             if not still:
                 self._warn(now, before)
@@ -145,7 +145,7 @@ class Installer:
         self._pip(wanted)
 
     def _warn(self, now: Visible, before: Visible) -> None:
-        """Say which packages of the base now find another version than they ask for, as pip says it."""
+        """Report packages of the base that now see an unsuitable version, as pip does."""
         own = set(self.own().found)
         for name, requirement in now.broken(set(before.found) - own):
             if canonical(requirement.name) in own:
@@ -153,7 +153,7 @@ class Installer:
                 self.say(f"warning: {name} of the base requires {requirement}, and the layer has {there}")
 
     def _run(self, lines: Sequence[RequirementLine], *more: str, excluded: Sequence[str] = ()) -> bool:
-        """Install these lines; True where uv did it, False where pip did, which sees the base."""
+        """Install these lines. Return True if uv did, False if pip did."""
         settings = self._settings_of_pip()
         variables = settings.uv_variables()
         reason = "uv is not installed" if self.uv is None else settings.for_pip or _for_pip(lines)
@@ -163,7 +163,7 @@ class Installer:
             return False
         command = [self.uv, "pip", "install", "--python", str(self.python), *more]
         command += ["--requirements", str(self._write("requirements.txt", [line.text for line in lines]))]
-        # With --no-deps this is a lock, which needs no limits.
+        # --no-deps means a lock, which needs no constraints.
         if self._constraints and not more:
             command += ["--constraints", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
         if excluded:
@@ -180,7 +180,7 @@ class Installer:
         )
         if code == 0:
             return True
-        # uv's code for a command line or a file that it does not take; 1 is for requirements without a solution.
+        # uv's exit code for a refused command line or file; 1 means no solution.
         if code == 2 and any(word in line.lower() for line in output for word in _REFUSALS):
             self.say("uv refuses this: pip installs")
             self._pip(lines, *more)
@@ -188,7 +188,7 @@ class Installer:
         raise EnvironmentBuildError(_sentence(of_uv(output)))
 
     def _settings_of_pip(self) -> PipSettings:
-        """The user's configuration with the options of this environment; pip is asked once."""
+        """Return the user's configuration with this environment's options. pip runs only once."""
         if self._settings is None:
             self._settings = pip_settings.read(build_environment())
             self._settings.add(self._options)
@@ -196,7 +196,7 @@ class Installer:
 
     def _pip(self, lines: Sequence[RequirementLine], *more: str) -> None:
         file = self._write("requirements.txt", [line.text for line in (*self._options, *lines)])
-        # As `pip --python` does it, but as our own child, which ends with us and holds the lock.
+        # As `pip --python` does, but as our own child, which ends with us and holds the lock.
         command = [str(self.python), str(_pip_folder()), "install", *more]
         command += [
             "--disable-pip-version-check",
@@ -209,7 +209,7 @@ class Installer:
         if self._constraints and not more:
             command += ["-c", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
         secrets = [*self._settings_of_pip().secrets(), *_secrets_in([*self._options, *lines])]
-        # pip's own mark for a call by another interpreter: without it pip looks for the interpreter again.
+        # pip's mark for a call by another interpreter; without it pip searches the interpreter again.
         variables = {**build_environment(), **self._added, "_PIP_RUNNING_IN_SUBPROCESS": "1"}
         code, output = program.run(command, variables, self.say, lock_fd=self.lock_fd, secrets=secrets)
         if code != 0:
@@ -230,10 +230,9 @@ def _line(requirement: Requirement) -> RequirementLine:
 
 
 def _check_variables(lines: Sequence[RequirementLine]) -> None:
-    """Refuse a `${NAME}` that nothing would be put in the place of; the request would only fail later, and elsewhere.
+    """Raise EnvironmentBuildError for an unset `${NAME}`.
 
-    Raises:
-        EnvironmentBuildError: a variable is not set.
+    Otherwise the request would fail later and elsewhere.
     """
     for line in lines:
         for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text):
@@ -244,11 +243,7 @@ def _check_variables(lines: Sequence[RequirementLine]) -> None:
 
 
 def _pip_folder() -> Path:
-    """The pip that is installed beside Paceline, to be run by another interpreter.
-
-    Raises:
-        EnvironmentBuildError: there is none.
-    """
+    """Return the pip installed beside Paceline, or raise EnvironmentBuildError."""
     found = importlib.util.find_spec("pip")
     if found is None or not found.submodule_search_locations:
         raise EnvironmentBuildError("pip is not installed beside Paceline. Install it: python -m ensurepip.")
@@ -256,7 +251,7 @@ def _pip_folder() -> Path:
 
 
 def _name_of(line: RequirementLine) -> str | None:
-    """The name of what a path or a URL leads to, as far as that can be told without building it."""
+    """Return the package name of a path or URL, or None if only a build can tell."""
     from urllib.parse import parse_qs, unquote, urlsplit
 
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -278,7 +273,7 @@ def _name_of(line: RequirementLine) -> str | None:
 
 
 def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
-    """Return the local folders and archives that are asked for with extras, by name: what an extra pins has to be met too."""
+    """Return the requested local packages with extras, by name: their extras must be met too."""
     from packaging.requirements import Requirement
 
     return [
@@ -289,17 +284,20 @@ def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
 
 
 def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
-    """Options that make uv build source folders again: it goes by the times of pyproject.toml and setup.py alone."""
+    """Return uv options to rebuild source folders.
+
+    uv compares only the times of pyproject.toml and setup.py.
+    """
     folders = [line for line in lines if line.path is not None and line.path.path.is_dir()]
     names = [_name_of(line) for line in folders]
-    # One whose name can't be told: everything is built again.
+    # One has an unknown name: rebuild everything.
     if None in names:
         return ["--refresh"]
     return [word for name in names for word in ("--refresh-package", str(name))]
 
 
 def _for_uv(environment: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
-    """Return uv's environment: the user's settings for uv itself, else pip's configuration, over what both read."""
+    """Return uv's environment: its own settings, else pip's translated ones."""
     kept = {name: value for name, value in environment.items() if name.startswith("UV_")}
     return {**environment, **translated, **kept, "UV_NO_PROGRESS": "1"}
 
@@ -312,7 +310,7 @@ def _for_pip(lines: Sequence[RequirementLine]) -> str:
 
 
 def _secrets_in(lines: Sequence[RequirementLine]) -> list[str]:
-    """The values of variables that the lines name: they are secrets more often than not. And the passwords of proxies."""
+    """Return secrets in the lines: values of their variables, and passwords of proxies."""
     names = {name for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)}
     proxies = [value for name, value in os.environ.items() if name.upper().endswith("_PROXY")]
     return [os.environ[name] for name in names if name in os.environ] + [o for p in proxies for o in credentials_in(p)]
@@ -323,7 +321,7 @@ def _sentence(reason: str) -> str:
 
 
 def of_uv(lines: Sequence[str]) -> str:
-    """Return what uv says of its first error, in a sentence or two; older and newer versions draw it in different ways."""
+    """Return uv's first error in a sentence or two, from the output of any version."""
     for number, line in enumerate(lines):
         found = re.match(r"\s*(?:error:|×)\s*(.*)", line)
         if found is None:
@@ -337,17 +335,17 @@ def of_uv(lines: Sequence[str]) -> str:
                 causes.append(cause[1] or cause[2] or "")
             elif text and not _NOISE.match(text):
                 causes[-1] = f"{causes[-1]} {text}".strip()
-        # Of a failed resolution the causes say it all.
+        # After a failed resolution, the causes say everything.
         told = [part.rstrip(". ") for part in (head, *causes) if part]
         return _short(": ".join(told[1:] if len(told) > 1 and told[0].startswith("No solution found") else told))
     return _last(lines)
 
 
 def of_pip(lines: Sequence[str]) -> str:
-    """Pip's own ERROR lines, what contradicts what, and the last error that a build printed."""
+    """Return pip's error lines, the conflict, and the last error of a build."""
     told: list[str] = []
     for number, line in enumerate(lines):
-        # Which package it is about may stand in the indented lines below.
+        # The indented lines below may name the package.
         below = [each.strip() for each in takewhile(lambda each: each.startswith("    "), lines[number + 1 :])]
         if line.startswith("The conflict is caused by:"):
             told.insert(0, "; ".join(below[:4]))

@@ -1,6 +1,6 @@
-"""The user's own pip configuration, translated for uv: files and `PIP_*` variables, as `pip config list` gives them.
+"""The user's pip configuration, translated for uv: files and `PIP_*` variables.
 
-Values may hold credentials: they go to uv through its environment, never over a command line.
+Values may contain credentials, so uv gets them through its environment, never on a command line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.environments.requirements import RequirementLine
 from paceline.job.secret_values import credentials_in, encoded, with_encoded_user
 from paceline.system import processes
 
-#: Settings that say how pip shows, keeps or names things, and change nothing of what is installed.
+#: Settings that do not change what is installed.
 _WITHOUT_EFFECT = frozenset(
     {
         *("break-system-packages", "cache-dir", "compile", "disable-pip-version-check", "exists-action", "format"),
@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = frozenset(
         *("progress-bar", "no-warn-script-location", "quiet", "require-virtualenv", "root-user-action", "src"),
         *("user", "verbose", "debug", "resume-retries", "upgrade-strategy", "version", "editable", "use-pep517"),
         *("dry-run", "report", "help"),
-        # Those would put packages elsewhere; both uv and pip are told where to.
+        # These choose the destination, which Paceline sets for uv and pip.
         *("target", "prefix", "root", "python"),
     }
 )
@@ -36,17 +36,20 @@ _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
 @dataclass(kw_only=True)
 class PipSettings:
-    """The configuration of pip, and what a requirements file adds to it. for_pip: why uv can't do it; empty where it can."""
+    """pip's configuration with a requirements file's options.
+
+    for_pip: the reason why uv can't use it, or "".
+    """
 
     values: dict[str, list[str]] = field(default_factory=dict)
     for_pip: str = ""
 
     def add(self, lines: Iterable[RequirementLine]) -> None:
-        """Lay the options of a requirements file over these, as pip does it."""
+        """Merge the options of a requirements file as pip does."""
         for line in lines:
             name, value = (line.option or "").lstrip("-"), _filled_in(line.value)
             if name == "index-url":
-                # It replaces all indexes that are configured, the extra ones too.
+                # Replaces all configured indexes, including the extra ones.
                 self.values |= {"index-url": [value], "extra-index-url": []}
             elif name in ("extra-index-url", "find-links", "trusted-host", "no-binary", "only-binary", "use-feature"):
                 self.values[name] = [*self.values.get(name, []), value]
@@ -56,8 +59,8 @@ class PipSettings:
                 self.values[name] = [value or "1"]
 
     def uv_variables(self) -> dict[str, str]:
-        """The same for uv; `for_pip` is set where a setting has no counterpart."""
-        # pip takes the best version of all indexes. Unless told, uv takes the first index that has the name at all.
+        """Return uv's variables. Set `for_pip` for a setting without a counterpart."""
+        # pip takes the best version of all indexes. By default uv takes the first index with the package.
         found: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
         for name, values in self.values.items():
             if values and name not in _WITHOUT_EFFECT:
@@ -66,12 +69,12 @@ class PipSettings:
 
     @property
     def no_index(self) -> bool:
-        """True where no index is to be asked, only find-links."""
+        """Whether to use find-links only."""
         value = (self.values.get("no-index") or ["0"])[-1]
         return self._flag("no-index", value)
 
     def secrets(self) -> list[str]:
-        """Return the users, passwords and tokens in the values, to be masked wherever they show."""
+        """Return the users, passwords and tokens in the values, to mask them in output."""
         found = [one for values in self.values.values() for one in credentials_in(" ".join(values))]
         return [*found, *map(unquote, found)]
 
@@ -81,7 +84,7 @@ class PipSettings:
             case "index-url":
                 return {"UV_DEFAULT_INDEX": value}
             case "extra-index-url":
-                # A folder that is not there is an empty index for pip.
+                # For pip, a missing folder is an empty index.
                 return {"UV_INDEX": " ".join(each for each in values if _is_there(each))}
             case "find-links":
                 there = [each for each in values if _is_there(each)]
@@ -112,7 +115,7 @@ class PipSettings:
             case "no-deps":
                 return {} if not self._flag(name, value) else self._no(name)
             case "constraint" | "build-constraint":
-                # uv splits the variable at blanks.
+                # uv splits the variable at spaces.
                 if any(" " in each for each in values):
                     return self._no(name)
                 return {"UV_CONSTRAINT" if name == "constraint" else "UV_BUILD_CONSTRAINT": " ".join(values)}
@@ -152,8 +155,8 @@ class PipSettings:
 
 
 def read(environment: Mapping[str, str]) -> PipSettings:
-    """The settings of `pip install`, by the pip of the interpreter that runs this."""
-    # pip takes 0.3 s to answer. Of files only pip knows which count and how they are read; variables can be read here.
+    """Read the settings of `pip install` with this interpreter's pip."""
+    # pip takes 0.3 s. Only pip knows which files count and how to read them; variables are read here.
     if not _has_files(environment):
         return PipSettings(values=_merged({":env:": _variables(environment)}))
     words = [sys.executable, "-m", "pip", "config", "list"]
@@ -164,7 +167,10 @@ def read(environment: Mapping[str, str]) -> PipSettings:
 
 
 def parse(listed: str) -> dict[str, list[str]]:
-    """Setting -> values, of what `pip config list` prints: the command's section over global, variables over both."""
+    """Parse the output of `pip config list`.
+
+    The section install overrides global, variables override both.
+    """
     sections: dict[str, dict[str, list[str]]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listed.splitlines():
         left, equals, right = line.partition("=")
@@ -172,11 +178,11 @@ def parse(listed: str) -> dict[str, list[str]]:
         if not equals or not dot or section not in sections:
             continue
         try:
-            # pip prints values as Python writes them, quotes included.
+            # pip prints values as Python literals.
             value = ast.literal_eval(right)
         except (ValueError, SyntaxError):
             continue
-        # Lists are written over several lines or with blanks; a path with a blank is not possible in pip's either.
+        # Lists use several lines or spaces; pip does not allow a space in a path either.
         values = with_encoded_user(str(value)).split()
         if values:
             sections[section][name.replace("_", "-")] = values
@@ -184,7 +190,7 @@ def parse(listed: str) -> dict[str, list[str]]:
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
-    """Setting -> values of the variables: pip takes `PIP_INDEX_URL` for `index-url`, and an empty one for none."""
+    """Return the settings in variables: `PIP_INDEX_URL` is `index-url`, an empty one is unset."""
     return {
         name[len("PIP_") :].lower().replace("_", "-"): values
         for name, value in environment.items()
@@ -204,9 +210,9 @@ def _merged(sections: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[s
 
 
 def _has_files(environment: Mapping[str, str]) -> bool:
-    """Return True where there is a file that pip would read; looking is cheaper than asking pip."""
+    """Return True if pip would read a configuration file; a test is cheaper than running pip."""
     if named := environment.get("PIP_CONFIG_FILE"):
-        # Where it names the null device, pip reads no file at all: https://pip.pypa.io/en/stable/topics/configuration/.
+        # With the null device pip reads no file at all: https://pip.pypa.io/en/stable/topics/configuration/.
         return named != os.devnull
     home = os.path.expanduser("~")
     folders = [
@@ -228,9 +234,9 @@ def _is_number(text: str) -> bool:
 
 
 def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the text and the variables to set so that a password filled in for `${NAME}` is percent-encoded.
+    """Percent-encode passwords that replace `${NAME}` in URLs.
 
-    A `${NAME}` in a URL's user part whose value can't stand there as it is becomes another variable, with the value encoded.
+    Return the text with new variable names, and these variables with the encoded values.
     """
     added: dict[str, str] = {}
 
@@ -247,7 +253,7 @@ def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, d
 
 
 def _filled_in(text: str) -> str:
-    """Return the text with `${NAME}` replaced where the variable is set, as pip does it in requirements files."""
+    """Replace each `${NAME}` of a set variable, as pip does in requirements files."""
     text, added = encoded_variables(text, os.environ)
     values = {**os.environ, **added}
     return _VARIABLE.sub(lambda found: values.get(found[1], found[0]), text)

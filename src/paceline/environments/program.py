@@ -1,4 +1,4 @@
-"""Run a program of a build: its output line by line, no secret in it, and no process left when this one ends."""
+"""Runner of build programs: streams their output, masks secrets, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ def run(
     secrets: Iterable[str] = (),
     stdin: str | None = None,
 ) -> tuple[int, list[str]]:
-    """(exit code, lines) of the program, run in the root folder so that nothing of the working directory is seen.
+    """Run a program in the root folder, and return (exit code, output lines).
 
-    lock_fd: an open file that the program and its children hold too, so that its lock is free only once all of them ended.
-    secrets: values that are masked in the output beside what URLs hold.
+    Args:
+        command: Program and arguments.
+        environment: Its variables.
+        say: Called with each line.
+        lock_fd: A locked file that the program and its children inherit, so the lock is free once all have ended.
+        secrets: Values to mask beside credentials in URLs.
+        stdin: Text for its standard input.
 
     Raises:
-        EnvironmentBuildError: it could not be started.
+        EnvironmentBuildError: The program can't be started.
     """
     secrets = tuple(secrets)
     try:
@@ -47,10 +52,10 @@ def run(
             text=True,
             encoding="utf-8",
             errors="replace",
-            # The lock is of the open file, so it stays held while any program of the build has it open.
+            # The lock belongs to the open file, so it lasts while any program of the build has it open.
             pass_fds=() if lock_fd is None else (lock_fd,),
-            # A build that goes on behind a killed parent would write into what the next one makes. It calls two functions of
-            # the C library and takes no lock, so other threads are no danger to it; and this one stays until the program ends.
+            # An orphaned build would write into the next one's files. The function makes two C calls and takes no lock, so
+            # other threads are safe. This thread stays until the program ends.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
     except OSError as error:
@@ -59,19 +64,19 @@ def run(
     try:
         if stdin is not None:
             assert process.stdin is not None
-            # A program that ends at once reads nothing; its exit code and its output tell why.
+            # A program that ends at once reads nothing; exit code and output give the reason.
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(stdin)
         assert process.stdout is not None
         for raw in process.stdout:
-            # Masked before anybody sees it: the line goes to the terminal, a log file and perhaps an error.
+            # Mask before anything else: the line goes to the terminal, a log file and perhaps an error.
             line = hidden(_ESCAPES.sub("", raw).rstrip(), secrets)
             lines.append(line)
             if line:
                 say(line)
         return process.wait(), lines
     except BaseException:
-        # Ctrl-C, or an error in `say`: pip and uv remove their temporary files on SIGTERM.
+        # After Ctrl-C or an error in `say`. On SIGTERM, pip and uv remove their temporary files.
         process.terminate()
         try:
             process.wait(timeout=5)

@@ -1,4 +1,7 @@
-"""Environments under a name, in versions: `<workspace>/environments/registered/<name>/<version>.json`."""
+"""Versioned registry of environments.
+
+<workspace>/environments/registered/<name>/<version>.json
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ from paceline.system.registry import Versions
 
 
 def register(environment: Spec, workspace: Any) -> Spec:
-    """The environment with the version under which it now is registered; the latest one's where that is the same.
+    """Register the environment, and return it with its version.
+
+    If the latest version is equal, return that version.
 
     Raises:
-        EnvironmentSpecError: it has no name, a variable looks like a secret, or nothing can be written there.
+        EnvironmentSpecError: It has no name, a variable looks like a secret, or the disk can't be written.
     """
     name = environment.name
     if name is None:
@@ -35,7 +40,7 @@ def register(environment: Spec, workspace: Any) -> Spec:
         with registry.locked():
             if known := registry.versions(name):
                 latest = _load(type(environment), registry, name, known[-1])
-                # The version is what registering gives, so it is no part of what is compared.
+                # Ignore the version, which registering assigns.
                 if replace(latest, version=None) == replace(environment, version=None):
                     return latest
             version = registry.add(name, lambda version: replace(environment, version=version).to_json())
@@ -47,10 +52,10 @@ def register(environment: Spec, workspace: Any) -> Spec:
 
 
 def get(kind: type[Spec], workspace: Any, name: str, version: int | None = None) -> Spec:
-    """The registered environment, as a `kind`; the latest version where none is given.
+    """Return a registered environment as a `kind`; by default the latest version.
 
     Raises:
-        EnvironmentSpecError: there is none; those that there are, are named.
+        EnvironmentSpecError: It does not exist; the message lists those that do.
     """
     check_name(name)
     registry = _registry(workspace)
@@ -67,15 +72,15 @@ def get(kind: type[Spec], workspace: Any, name: str, version: int | None = None)
 
 
 def all_latest(kind: type[Spec], workspace: Any) -> dict[str, Spec]:
-    """Name -> latest version, in order of name."""
+    """Return the latest version of each environment, in order of name."""
     return {name: get(kind, workspace, name) for name in _registry(workspace).names()}
 
 
 def existing(python: str | os.PathLike[str]) -> str:
-    """The absolute path of an interpreter, given as such or as the folder of a venv or conda environment.
+    """Return the absolute path of an interpreter, or of that in an environment's folder.
 
     Raises:
-        EnvironmentSpecError: there is none.
+        EnvironmentSpecError: The interpreter does not exist.
     """
     path = Path(os.path.abspath(os.path.expanduser(python)))
     if path.is_dir():

@@ -1,6 +1,6 @@
-"""Requirements files read as pip reads them, and refused at once where pip would refuse them later.
+"""Parser of requirements files, as strict as pip but before the build.
 
-Files that a file includes are put in the place of their line, so that one text says it all.
+Included files replace their line, so that one text is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.job.environment import EnvironmentSpec
 
-#: Options of a requirements file that take a value, short names included.
+#: Options of a requirements file with a value, including short names.
 _WITH_VALUE = {
     "-i": "--index-url",
     "--pypi-url": "--index-url",
@@ -38,17 +38,20 @@ _WITH_VALUE = {
     },
 }
 _FLAGS = ("--no-index", "--pre", "--prefer-binary", "--require-hashes")
-# A "#" within a word, as in a URL, begins no comment.
+# A "#" within a word, as in a URL, does not begin a comment.
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OWN_OPTIONS = re.compile(r"\s+(--hash|--config-settings?|-C|--global-option)[\s=]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequirementLine:
-    """A line of a requirements file that says something.
+    """A parsed line of a requirements file.
 
-    option: such as "--index-url", with `value`; None for a requirement. path: of one that names a folder or an archive.
-    requirement: of one that names a package. Both are None for a plain URL. tail: `--hash=...` and the like.
+    Attributes:
+        option: Such as "--index-url", with `value`; None for a requirement.
+        path: A local folder or archive.
+        requirement: A package. Both are None for a plain URL.
+        tail: `--hash=...` and similar options.
     """
 
     where: str
@@ -60,31 +63,31 @@ class RequirementLine:
 
     @property
     def text(self) -> str:
-        """The line as pip and uv read it."""
+        """The line in a form that pip and uv read."""
         if self.option:
             return f"{self.option} {self.value}".rstrip()
         return self.path.line() if self.path is not None else f"{self.value} {self.tail}".rstrip()
 
 
 def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
-    """The text of a requirements file with all that it includes, and the constraints that it names.
+    """Return the text of a requirements file with all included files, and its constraints.
 
     Raises:
-        EnvironmentSpecError: a file is missing or not UTF-8, one includes itself, or pip could not parse a line.
+        EnvironmentSpecError: A file is missing or not UTF-8, includes itself, or pip can't parse a line.
     """
     lines: list[str] = []
     constraints: list[str] = []
     for line, is_constraint in _walk(Path(os.path.abspath(os.path.expanduser(file_path))), (), False):
-        # Options that stand in a file of constraints count for everything, as with pip.
+        # As in pip, options in a constraints file apply to everything.
         (constraints if is_constraint and not line.option else lines).append(line.text)
     return "".join(f"{line}\n" for line in lines), tuple(constraints)
 
 
 def lines_of(environment: EnvironmentSpec) -> list[RequirementLine]:
-    """The lines of `pip_requirements`, then `pip_packages`.
+    """Parse `pip_requirements` and `pip_packages`.
 
     Raises:
-        EnvironmentSpecError: pip could not parse one.
+        EnvironmentSpecError: pip can't parse a line.
     """
     found = list(parse(environment.pip_requirements or "", "pip_requirements", None))
     for package in environment.pip_packages:
@@ -104,10 +107,10 @@ def lines_of(environment: EnvironmentSpec) -> list[RequirementLine]:
 
 
 def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
-    """The lines of `pip_constraints`.
+    """Parse `pip_constraints`.
 
     Raises:
-        EnvironmentSpecError: pip could not parse one.
+        EnvironmentSpecError: pip can't parse a line.
     """
     return [
         line
@@ -117,10 +120,10 @@ def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
 
 
 def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True) -> Iterator[RequirementLine]:
-    """Line by line what a requirements file says; folder: what its paths are relative to.
+    """Parse a requirements file. folder: base of relative paths.
 
     Raises:
-        EnvironmentSpecError: pip could not parse a line; the message names source, line and reason.
+        EnvironmentSpecError: pip can't parse a line; the message names source, line and reason.
     """
     for number, line in logical_lines(text):
         where = f"{source}, line {number}" if numbered else source
@@ -150,10 +153,10 @@ def _walk(path: Path, above: tuple[Path, ...], is_constraint: bool) -> Iterator[
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file that the user named.
+    """Return the text of a user's file.
 
     Raises:
-        EnvironmentSpecError: it is missing, a folder, not to be read, or not UTF-8.
+        EnvironmentSpecError: It can't be read, or is not UTF-8.
     """
     try:
         data = path.read_bytes()
@@ -162,7 +165,7 @@ def read_text(path: Path, what: str) -> str:
             f"the {what} {str(path)!r} can't be read: {error.strerror}. Give the path of a file."
         ) from error
     try:
-        # Some editors begin UTF-8 with a mark, which would become a part of the first name.
+        # Strip a UTF-8 BOM: it would become part of the first package name.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise EnvironmentSpecError(
@@ -171,12 +174,12 @@ def read_text(path: Path, what: str) -> str:
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number of its first line, line), lines that end with a backslash joined, comments and empty ones left out."""
+    """Yield (first line number, line): continuations joined, without comments and empty lines."""
     joined, first = "", 0
-    # With an empty line at the end, so that a last line that ends with a backslash is not lost.
+    # The extra line ends a last line with a backslash.
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         first = first or number
-        # A backslash at the end of a comment joins nothing, as pip has it.
+        # As in pip, a backslash at the end of a comment joins nothing.
         if line.endswith("\\") and not re.match(r"\s*#", line):
             joined += line[:-1]
             continue
@@ -209,10 +212,10 @@ def _parse_line(line: str, where: str, folder: Path | None) -> RequirementLine:
 
 
 def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine:
-    # "--index-url=URL" or "--index-url URL", whose URL may have a "=" of its own.
+    # "--index-url=URL" or "--index-url URL"; the URL may contain a "=".
     found = re.match(r"(--[^\s=]+)(?:=|\s+|$)(.*)", line, re.DOTALL) or re.match(r"(\S+)\s*(.*)", line, re.DOTALL)
     word, value = found.groups() if found else (line, "")
-    # "-rmore.txt": the value of a short option may follow it without a blank.
+    # "-rmore.txt": a short option's value may follow without a space.
     if not line.startswith("--") and len(word) > 2 and word[:2] in _WITH_VALUE:
         word, value = word[:2], line[2:]
     value = value.strip()
@@ -230,7 +233,7 @@ def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine
     if option == "--find-links" and "://" not in value:
         there = Path(os.path.expanduser(value))
         inside = (folder or Path.cwd()) / there
-        # As pip: in the file's folder if it is there, else in the working directory.
+        # As in pip: relative to the file if it exists there, else to the working directory.
         value = os.path.abspath(inside if inside.exists() else there)
     return RequirementLine(where=where, option=option, value=value)
 

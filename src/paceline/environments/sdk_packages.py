@@ -1,6 +1,6 @@
-"""Packages of the Azure SDK in an environment: left out, for a worker has its names from Paceline.
+"""Removal of the Azure SDK's packages from environments: Paceline provides their names.
 
-Were they installed, they would bring 60 others in old versions, and the script would log to a service that is not there.
+Installed, they would add 60 outdated packages, and log to a missing service.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from paceline.job.environment import Spec
 
-# `azureml-core==1.2`, `azureml_core[x]>=1; python_version<"3"`, `conda-forge::azureml-sdk=1.2`; neither a path nor an option.
+# Matches `azureml-core==1.2`, `azureml_core[x]>=1; python_version<"3"` and `conda-forge::azureml-sdk=1.2`, not paths or
+# options.
 _NAME = re.compile(r"^\s*(?:[\w.-]+::)?(azureml(?:[-_.][\w.-]*)?)\s*(\[[^]]*\])?\s*(?:$|[=<>!~;@#\s])", re.IGNORECASE)
-#: What scripts use of those that brought something else along.
+#: Dependencies of removed packages that scripts use.
 _INSTEAD = {"azureml-mlflow": ("mlflow-skinny",), "azureml-dataset-runtime": (), "azureml-dataprep": ()}
 
 
 def without(environment: Spec) -> tuple[Spec, list[str]]:
-    """The environment without them, and a sentence for each that was left out."""
+    """Return the environment without SDK packages, and a sentence about each removed one."""
     said: dict[str, str] = {}
     lines = environment.pip_requirements
     if lines is not None:
@@ -30,12 +31,12 @@ def without(environment: Spec) -> tuple[Spec, list[str]]:
         conda_packages=tuple(_kept(environment.conda_packages, said, stands_for=False)),
         locked_pip=tuple(_kept(environment.locked_pip, said)),
     )
-    # The same object where nothing was there to leave out: a registered environment stays what it is.
+    # The same object without a change, so that a registered environment keeps its identity.
     return (kept, list(said.values())) if said else (environment, [])
 
 
 def is_one(line: str) -> bool:
-    """Whether a requirement names a package of the SDK."""
+    """Return True if a requirement names a package of the SDK."""
     return _NAME.match(line) is not None
 
 

@@ -1,10 +1,10 @@
-"""The environments of a workspace, each under its key, made once however many ask for it.
+"""The environments of a workspace, by key; each is built only once.
 
-<folder>/<key>/                      the environment; complete once paceline-environment.json is in it
-<folder>/<key>.lock                  held by whoever builds, shared by whoever uses it; its time is that of last use
-<folder>/<key>.log                   what the last build that failed printed
-<folder>/aliases/<key>               key of the environment that a lock of exact versions was taken from
-<folder>/bases/                      what is known of other interpreters
+<folder>/<key>/                      the environment, complete with its paceline-environment.json
+<folder>/<key>.lock                  exclusive for a build, shared for use; its modification time is the last use
+<folder>/<key>.log                   output of the last failed build
+<folder>/aliases/<key>               key of the environment that a lock was taken from
+<folder>/bases/                      cached facts about other interpreters
 """
 
 from __future__ import annotations
@@ -29,56 +29,59 @@ from paceline.system.files import names_in, read_json, remove_tree, write_json, 
 
 
 class EnvironmentStore:
-    """The environments below `folder`, which is `<workspace>/environments`."""
+    """The environments below `<workspace>/environments`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(os.path.abspath(folder))
 
     def find(self, environment: EnvironmentSpec, base_python: str) -> Built | None:
-        """The environment if it is built, for this interpreter as base; else None.
+        """Return the environment if it is built for this base, else None.
 
         Raises:
-            EnvironmentSpecError: a requirement that can't be parsed, or an interpreter that is not there.
+            EnvironmentSpecError: A requirement can't be parsed, or the interpreter does not exist.
         """
         found = self._found(key_of(environment, self._base(base_python)))
         return None if found is None else found.asked_as(environment)
 
     def ensure(self, environment: EnvironmentSpec, base_python: str, say: Say) -> Built:
-        """The environment, built if it is not there yet; blocks. Where another process builds it, it is waited for.
+        """Return the environment, building it or waiting for another process that builds it.
 
-        base_python: the interpreter to make it from. say: called with each line of what the build prints.
+        Args:
+            environment: The request.
+            base_python: The base interpreter.
+            say: Called with each line of the build's output.
 
         Raises:
-            EnvironmentSpecError: it can't be built as it is described; nothing has been done.
-            EnvironmentBuildError: the build failed; the message has the reason, `<key>.log` all that was printed.
+            EnvironmentSpecError: The request can't be built; nothing was changed.
+            EnvironmentBuildError: The build failed; `<key>.log` has its output.
         """
         base = self._base(base_python)
         key = key_of(environment, base)
-        # First without the lock: almost every run finds its environment there.
+        # Without the lock first: almost every run finds its environment here.
         found = self._found(key)
         if found is None:
             build.check(environment, base)
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with self._locked(key, say) as fd:
-                    # Once more under the lock: whoever held it before may have built it.
+                    # Again with the lock: its previous holder may have built it.
                     found = self._found(key) or self._build(key, environment, base, say, fd)
             except OSError as error:
                 raise self._failed(key, _os_reason(error)) from error
-        # `prune` goes by this time, and nothing is held yet.
+        # `prune` uses this time, and the environment is not held yet.
         self._touch(found.key)
         return found.asked_as(environment)
 
     def all(self) -> list[Built]:
-        """All that are complete, the last used first."""
+        """Return all complete environments, the last used first."""
         found = [built for name in names_in(self._folder) if (built := self._read(name)) is not None]
         return sorted(found, key=lambda built: (built.last_used_utc, built.key), reverse=True)
 
     def get(self, key_prefix: str) -> Built:
-        """The one whose key begins so.
+        """Return the environment whose key has this prefix.
 
         Raises:
-            EnvironmentSpecError: there is none, or there are several.
+            EnvironmentSpecError: No or several keys match.
         """
         found = [built for built in self.all() if key_prefix and built.key.startswith(key_prefix)]
         if len(found) == 1:
@@ -94,14 +97,14 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def hold(self, built: Built) -> Iterator[int]:
-        """While this lasts, `prune` leaves the environment alone; the kernel ends it with the process.
+        """Protect the environment from `prune`, until the block or the process ends.
 
-        Its value is the open lock, for who takes another program's form (`os.set_inheritable`).
+        Yields the open lock, for a process that calls exec (`os.set_inheritable`).
 
         Raises:
-            EnvironmentBuildError: it has been pruned meanwhile; `ensure` builds it again.
+            EnvironmentBuildError: It has been pruned; `ensure` builds it again.
         """
-        # Shared, so that any number of runs use it at once; `prune` takes the lock for itself and passes this one over.
+        # Shared by any number of runs; `prune` needs an exclusive lock and skips this one.
         with locks.shared(self._lock(built.key)) as lock:
             if self._read(built.key) is None:
                 raise EnvironmentBuildError(f"environment {built.key} has just been pruned. Ask for it once more.")
@@ -111,9 +114,12 @@ class EnvironmentStore:
     def prune(
         self, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False
     ) -> list[Built]:
-        """Remove those that nobody has used for so long and nobody holds, and what interrupted builds left; what is gone.
+        """Remove unused environments and the rest of interrupted builds. Return those removed.
 
-        only: those with these keys. dry_run: remove nothing, only say what would go.
+        Args:
+            unused_for_s: Least time since the last use.
+            only: Only these keys.
+            dry_run: Remove nothing.
         """
         removed = []
         now = time.time()
@@ -123,7 +129,7 @@ class EnvironmentStore:
             if now - self._used(built.key) < unused_for_s:
                 continue
             with self._free(built.key) as is_free:
-                # Looked at again under the lock: a run may have used it since it was listed.
+                # Check again with the lock: a run may have used it since the listing.
                 if is_free and self._read(built.key) is not None and now - self._used(built.key) >= unused_for_s:
                     removed.append(built)
                     if not dry_run:
@@ -133,7 +139,7 @@ class EnvironmentStore:
         return removed
 
     def log_path(self, key: str) -> Path:
-        """Return the file with the output of a failed build of this key."""
+        """Return the file with the output of a failed build."""
         return self._folder / f"{key}.log"
 
     def _base(self, python: str) -> Base:
@@ -150,7 +156,7 @@ class EnvironmentStore:
         return self._read(alias) if _is_key(alias) else None
 
     def _read(self, key: str) -> Built | None:
-        """The complete environment of this key. One whose interpreter has gone from under it is none."""
+        """Return the complete environment of this key, or None. Its interpreter must exist."""
         if not _is_key(key):
             return None
         data: Any = read_json(self._folder / key / RECORD)
@@ -160,17 +166,17 @@ class EnvironmentStore:
             built = Built.from_json(data)
         except (KeyError, TypeError, ValueError):
             return None  # written by another version
-        # The workspace may have been moved: environments can't be.
+        # The workspace may have been moved, but environments can't be.
         if built.prefix != self._folder / key or not os.path.exists(built.python):
             return None
         return replace(built, last_used_utc=utc(self._used(key)))
 
     def _build(self, key: str, environment: EnvironmentSpec, base: Base, say: Say, fd: int) -> Built:
         prefix = self._folder / key
-        # We hold the lock and there is no record: this is what a killed build has left.
+        # With the lock but without a record, this is the rest of a killed build.
         remove_tree(prefix)
         log = self.log_path(key)
-        # Written line by line, so that a build that hangs can be looked into.
+        # Line-buffered, to inspect a build that hangs.
         with open(log, "w", encoding="utf-8", buffering=1) as file:
 
             def tell(line: str) -> None:
@@ -179,7 +185,7 @@ class EnvironmentStore:
 
             try:
                 built = build.build(key, environment, base, prefix, tell, fd)
-                # Last, and on the disk: the record says that everything else is there.
+                # Written last and synced: the record implies that everything else exists.
                 write_json(prefix / RECORD, built.to_json(), sync=True)
             except EnvironmentBuildError as error:
                 remove_tree(prefix)
@@ -193,7 +199,7 @@ class EnvironmentStore:
         return built
 
     def _alias(self, built: Built, base: Base) -> None:
-        """The same environment asked for by its exact versions is this one."""
+        """Map the locked form of an environment to this one."""
         key = key_of(built.locked, base)
         if key != built.key:
             (self._folder / "aliases").mkdir(exist_ok=True)
@@ -205,7 +211,7 @@ class EnvironmentStore:
         return EnvironmentBuildError(f"the environment could not be built: {reason}{more}")
 
     def _lock(self, key: str) -> Path:
-        """The lock's file. It stays when the environment goes: two files of one name would be two locks."""
+        """Return the lock file. It outlives the environment: a new file would be another lock."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{key}.lock"
 
@@ -217,7 +223,7 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def _free(self, key: str) -> Iterator[bool]:
-        # Taken without waiting: somebody who holds it uses or builds the environment.
+        # Without waiting: a held lock means that it is in use or being built.
         fd = locks.take(self._lock(key))
         try:
             yield fd is not None
@@ -236,17 +242,17 @@ class EnvironmentStore:
             return 0.0
 
     def _remove(self, key: str) -> None:
-        # The record first: what is left of a removal that is cut short counts for nothing.
+        # The record first, so that an interrupted removal leaves nothing valid.
         (self._folder / key / RECORD).unlink(missing_ok=True)
         remove_tree(self._folder / key)
 
     def _sweep(self) -> None:
-        """Remove what interrupted builds left, and aliases of what is gone."""
+        """Remove the rest of interrupted builds, and dangling aliases."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):
                 if _is_key(name) and self._read(name) is None:
                     with self._free(name) as is_free:
-                        # Again under the lock, for a build may have come to its end since.
+                        # Check again with the lock: a build may have finished.
                         if is_free and self._read(name) is None:
                             self._remove(name)
         with contextlib.suppress(OSError):

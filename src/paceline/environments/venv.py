@@ -1,4 +1,4 @@
-"""An empty virtual environment of an interpreter, with or without a view of what that has installed."""
+"""Empty virtual environments, which may see their base's packages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError
 from paceline.job.secret_values import with_encoded_user
 
-#: After all others in the order in which `site` reads them, so that editable packages of the layer come first.
+#: The last file that `site` reads, so that editable packages of the layer come first.
 LAYER_FILE = "zzz_paceline_base.pth"
 
-#: What would make a build see packages of the caller's shell, or put them elsewhere than it is told to.
+#: Variables that would show packages of the caller's shell, or change the destination.
 _LEFT_OUT = frozenset(
     {
         *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "__PYVENV_LAUNCHER__"),
@@ -29,8 +29,8 @@ _LEFT_OUT = frozenset(
 
 
 def build_environment() -> dict[str, str]:
-    """The variables of the programs of a build."""
-    # URLs of indexes and proxies with a blank in the password would be taken for two.
+    """Return the variables for the programs of a build."""
+    # A space in a password would split the URL of an index or proxy.
     kept = {
         name: with_encoded_user(value) if name.upper().startswith("PIP_") or name.upper().endswith("_PROXY") else value
         for name, value in os.environ.items()
@@ -40,10 +40,10 @@ def build_environment() -> dict[str, str]:
 
 
 def find_uv() -> str | None:
-    """The path of uv; None where there is none."""
+    """Return the path of uv, or None."""
     import shutil
 
-    # First the one that is installed beside Paceline, whatever else is on PATH.
+    # Prefer the uv installed beside Paceline to one on PATH.
     try:
         import uv
 
@@ -62,10 +62,12 @@ def make(
     *,
     over: bool = False,
 ) -> None:
-    """Make the virtual environment at `prefix`, without pip. over: in a folder that has other things in it.
+    """Create the virtual environment at `prefix`, without pip.
+
+    over: the folder has other content.
 
     Raises:
-        EnvironmentBuildError: neither uv nor the interpreter's own venv module could.
+        EnvironmentBuildError: uv and the interpreter's venv module both failed.
     """
     lines: list[str] = []
     if uv is not None:
@@ -74,7 +76,7 @@ def make(
         code, lines = program.run(command, environment, say, lock_fd=lock_fd)
         if code == 0:
             return
-    # uv may be missing, or refuse an interpreter that it does not know: its own module is tried next.
+    # uv may be missing, or refuse an unknown interpreter; its venv module may still work.
     code, more_lines = program.run(
         [base.python, "-I", "-m", "venv", "--without-pip", str(prefix)], environment, say, lock_fd=lock_fd
     )
@@ -85,7 +87,7 @@ def make(
 
 
 def site_packages(prefix: Path) -> Path:
-    """The folder into which packages are installed."""
+    """Return the folder for packages."""
     found = sorted(prefix.glob("lib/*/site-packages"))
     if not found:
         raise EnvironmentBuildError(
@@ -95,7 +97,7 @@ def site_packages(prefix: Path) -> Path:
 
 
 def show(folders: Sequence[Path], prefix: Path) -> None:
-    """Let the environment see these folders of packages behind its own, with what their .pth files add."""
-    # A line that begins with `import` is run by `site` at each start (https://docs.python.org/3/library/site.html).
+    """Add these folders of packages behind the environment's own, with their .pth files."""
+    # `site` runs a line that begins with `import` at each start (https://docs.python.org/3/library/site.html).
     lines = [f"import site; site.addsitedir({os.fspath(folder)!r})" for folder in folders]
     (site_packages(prefix) / LAYER_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,13 +1,13 @@
-"""Models: files that a run made, kept under a name and a number, with where they come from.
+"""Models: registered versions of files that a run made, with their lineage.
 
-    <workspace>/models/<name>/<version>/model.json     what it is (`record`); there is no version without it
-    <workspace>/models/<name>/<version>/files/...       its files, as they were registered
-    <workspace>/models/<name>/aliases.jsonl             each change of an alias, with who and when
-    <workspace>/models/<name>/.last                     the highest version that ever was
-    <workspace>/models/.blobs/<size>/<sha256>           each content once; a version's files are further names of it
-    <workspace>/models/.parts/<token>/                  registrations that go on, or were killed
+    <workspace>/models/<name>/<version>/model.json     the record (`record`), without which there is no version
+    <workspace>/models/<name>/<version>/files/...       the registered files
+    <workspace>/models/<name>/aliases.jsonl             each change of an alias, with time and user
+    <workspace>/models/<name>/.last                     the highest version ever used
+    <workspace>/models/.blobs/<size>/<sha256>           each content once; files of versions are hard links to it
+    <workspace>/models/.parts/<token>/                  unfinished registrations
 
-Nothing here loads a model: a file is read as bytes, and a pickle never as one.
+Nothing here loads a model: files are read as bytes, pickles never unpickled.
 """
 
 from paceline.models.registry import resolve

@@ -1,8 +1,8 @@
-"""Aliases: words that point at a version. Each change is one line, and the last one for an alias counts.
+"""Aliases of versions, as an append-only log: the last line of an alias counts.
 
     {"alias": "production", "version": 3, "was": 2, "time_utc": "...", "by": "ada"}
 
-So a change is there or not, whenever its process is killed, and the history is what was written.
+So a change is atomic even if its process is killed, and the log is the history.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOG = "aliases.jsonl"
 
 
 def current(versions: VersionFolders, name: str) -> dict[str, int]:
-    """Alias -> version, sorted by alias."""
+    """Return the version of each alias, sorted by alias."""
     found: dict[str, int] = {}
     for change in history(versions, name):
         if change["version"] is None:
@@ -31,7 +31,10 @@ def current(versions: VersionFolders, name: str) -> dict[str, int]:
 
 
 def history(versions: VersionFolders, name: str, alias: str | None = None) -> list[dict[str, Any]]:
-    """Every change, the oldest first: alias, version (None: removed), was (None: new), time_utc, by. alias: of this one alone."""
+    """Return every change, oldest first, of one alias or all.
+
+    version None means removed, was None means new.
+    """
     changes = []
     for line in json_lines(_log(versions, name)):
         match line:
@@ -41,15 +44,15 @@ def history(versions: VersionFolders, name: str, alias: str | None = None) -> li
 
 
 def move(versions: VersionFolders, name: str, alias: str, version: int | None) -> int | None:
-    """Let an alias point at a version, or None for nowhere; where it did before. Of two at once, one is after the other.
+    """Move an alias to a version, or remove it with None. Return its previous version.
 
     Raises:
-        ModelNotFoundError: there is no such version, or no such alias to be removed.
-        ModelError: a wrong alias, or it can't be written.
+        ModelNotFoundError: The version does not exist, or the alias to remove does not.
+        ModelError: The alias is invalid, or can't be written.
     """
     check_alias(alias)
     try:
-        # Under the lock that a removal takes as well: an alias never points at a version that is gone.
+        # A removal takes this lock too, so an alias never points at a removed version.
         with versions.locked():
             known = versions.versions(name)
             if version is not None and version not in known:

@@ -1,4 +1,4 @@
-"""Whether a version's files are still those that were registered."""
+"""Verification and verified copies of a version's files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _SAID = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Changed:
-    """A file that is another than it was. why: "is not there", "has changed" and so on, behind its name."""
+    """A changed file.
+
+    why: the end of a sentence that begins with its name, such as "has changed".
+    """
 
     name: str
     why: str
@@ -28,10 +31,13 @@ class Changed:
 def changes(
     folder: Path, record: ModelRecord, *, whole: bool = True, came: Callable[[int], object] = lambda size: None
 ) -> list[Changed]:
-    """The files in a version's folder that are not as they were registered, and those that were not registered.
+    """Return the files in a version's folder that changed, and those not registered.
 
-    whole: read every byte. Else a file whose size and time of change are as they were left is taken to be as it was, and
-    others alone are read: a file that was written into has another time.
+    Args:
+        folder: The version's folder of files.
+        record: The version.
+        whole: Read every byte. Otherwise, files with the registered size and modification time count as unchanged.
+        came: Called with the number of bytes read.
     """
     found = [
         Changed(name=file.name, why=why)
@@ -44,11 +50,7 @@ def changes(
 
 
 def refuse(record: ModelRecord, found: list[Changed]) -> None:
-    """Say which files are others.
-
-    Raises:
-        ModelChangedError: some are.
-    """
+    """Raise ModelChangedError with the changed files, if there are any."""
     if found:
         said = "; ".join(f"{one.name!r} {one.why}" for one in found[:_SAID])
         more = f"; and {len(found) - _SAID} more" if len(found) > _SAID else ""
@@ -76,21 +78,26 @@ def _change(path: Path, size_bytes: int, sha256: str, whole: bool, came: Callabl
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Everything that is no folder."""
+    """Yield the names of all entries that are not folders."""
     for at, folders, names in os.walk(folder):
         for name in sorted([*names, *(one for one in folders if os.path.islink(os.path.join(at, one)))]):
             yield Path(at, name).relative_to(folder).as_posix()
 
 
 def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = False) -> Path:
-    """Copy the registered file or folder into the folder `target`, under its own name; the path of the copy.
+    """Copy the registered file or folder into `target`, and return the path of the copy.
 
-    Killed in the middle, nothing is left under that name, or what was there before.
-    exist_ok: replace what is there.
+    The copy is atomic: after a kill the old one is still there, or none.
+
+    Args:
+        files: The version's folder of files.
+        record: The version.
+        target: Destination folder.
+        exist_ok: Replace an existing copy.
 
     Raises:
-        ModelError: something of that name is there, and exist_ok=False; or it can't be written.
-        ModelChangedError: a file is not as it was registered.
+        ModelError: The name exists and exist_ok is False, or the copy can't be written.
+        ModelChangedError: A file has changed since its registration.
     """
     path = target / record.top
     if os.path.lexists(path) and not exist_ok:
@@ -114,7 +121,7 @@ def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = Fal
                         f"file {file.name!r} of model {record.id} has other content than was registered. "
                         f"`paceline model verify {record.id}` looks at all of them."
                     )
-                # Kept files are read-only, for they are shared; a copy is its owner's.
+                # Kept files are read-only because they are shared; a copy belongs to its owner.
                 os.chmod(copied, 0o644)
                 os.utime(copied)
             if os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""A version as `--json` prints it, and the words about it that several callers say. The keys only ever grow."""
+"""JSON forms of a version for `--json`, and texts about it. Keys are only ever added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.system.files import read_json
 
 
 def summary(model: Model) -> dict[str, Any]:
-    """The keys of `list` and `register`."""
+    """Return the keys of `list` and `register`."""
     record = model.record
     return {
         "id": model.id,
@@ -36,7 +36,7 @@ def summary(model: Model) -> dict[str, Any]:
 
 
 def details(model: Model) -> dict[str, Any]:
-    """The keys of `show`: those of `summary`, and all the rest there is."""
+    """Return the keys of `show`: those of `summary` and all others."""
     record = model.record
     return {
         **summary(model),
@@ -52,12 +52,12 @@ def details(model: Model) -> dict[str, Any]:
 
 
 def pickles(record: ModelRecord) -> list[str]:
-    """The files that hold a pickle."""
+    """Return the files that contain a pickle."""
     return [file.name for file in record.files if file.format in HOLDS_PICKLE]
 
 
 def can_be_made_again(model: Model) -> bool:
-    """True if `paceline rerun` of its run has what it needs: the run's record, a job in it, and the snapshot."""
+    """Return True if `paceline rerun` can repeat its run: the record, job and snapshot exist."""
     workspace = Path(model.workspace.path)
     run = read_json(workspace / "runs" / str(model.run_id) / "run.json") if model.run_id else None
     if not isinstance(run, dict) or not run.get("job") or not run.get("snapshot_id"):
@@ -66,7 +66,7 @@ def can_be_made_again(model: Model) -> bool:
 
 
 def data_texts(model: Model) -> list[str]:
-    """A line for each dataset or input that it was trained on."""
+    """Return a line for each dataset or input of the training."""
     lines = []
     for one in model.record.run.get("datasets") or ():
         place = one.get("dataset") or ", ".join(

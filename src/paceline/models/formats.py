@@ -1,7 +1,7 @@
-"""What a file of a model is, told by its first bytes, its zip entries and its name. Nothing is loaded, and no pickle is read.
+"""Detection of file formats and frameworks, from leading bytes, zip entries and names.
 
-A pickle is a program that its reader runs: whoever may write one may do all that its reader may. So each file that holds one
-is named (`HOLDS_PICKLE`).
+A pickle is a program that its reader runs, with the reader's rights. So pickles are never loaded, and each file that contains
+one is reported (`HOLDS_PICKLE`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 from paceline.models.record import ModelFile
 from paceline.system.safetensors import read_header
 
-#: Formats whose readers run what is in them: a pickle, by itself or within an archive.
+#: Formats that contain a pickle, alone or in an archive, which their readers run.
 HOLDS_PICKLE = frozenset({"pickle", "torch", "joblib", "numpy-objects"})
-#: Names for people.
+#: Display names.
 TITLES = {
     "safetensors": "safetensors",
     "pickle": "pickle",
@@ -49,7 +49,7 @@ _HEAD = 4096
 _ENDINGS = {
     **dict.fromkeys((".pkl", ".pickle"), "pickle"),
     ".joblib": "joblib",
-    # Without the zip of today's torch.save, these are the pickles of before 1.6.
+    # Before torch 1.6, torch.save wrote a plain pickle instead of a zip file.
     **dict.fromkeys((".pt", ".pth"), "torch"),
 }
 _UNPACKERS: dict[bytes, Callable[[bytes], bytes]] = {
@@ -70,7 +70,7 @@ _BY_FORMAT = {
     "xgboost": "xgboost",
     "lightgbm": "lightgbm",
 }
-#: Framework -> distributions that are it, the first that is there counts.
+#: Framework -> its distributions; the first installed one counts.
 _DISTRIBUTIONS = {
     "pytorch": ("torch",),
     "sklearn": ("scikit-learn",),
@@ -80,7 +80,7 @@ _DISTRIBUTIONS = {
     "xgboost": ("xgboost", "xgboost-cpu"),
     "lightgbm": ("lightgbm",),
 }
-#: Modules that a pickle names, in the order in which they decide.
+#: Modules in a pickle; the first match decides.
 _MODULES = (
     (b"xgboost", "xgboost"),
     (b"lightgbm", "lightgbm"),
@@ -89,17 +89,19 @@ _MODULES = (
     (b"keras", "keras"),
 )
 _ONE_END = 1 << 20
-# As scikit-learn's estimators write themselves: the key, a memo of it, and a short text of that length.
+# A scikit-learn estimator's pickle: the key, its memo, and a short text of that length.
 _SKLEARN_VERSION = re.compile(
     rb"_sklearn_version(?:\x94|h.|q.|r....)*(?:\x8c(.)|X(.)\x00\x00\x00)([0-9][0-9A-Za-z.+]*)", re.S
 )
 
 
 def format_of(path: Path, name: str | None = None) -> str:
-    """The format of a file, a key of `TITLES`; "" for one that is none of a model's. name: its own, where the path is another.
+    """Return the format of a file, a key of `TITLES`, or "" if it is unknown.
+
+    name: the original name, if the path has another.
 
     Raises:
-        OSError: it can't be read.
+        OSError: The file can't be read.
     """
     last = (name or os.fspath(path)).rpartition("/")[2].lower()
     ending = os.path.splitext(last)[1]
@@ -113,7 +115,7 @@ def format_of(path: Path, name: str | None = None) -> str:
         return found
     if head[8:9] == b"{" and header(path) is not None:
         return "safetensors"
-    # A pickle of protocol 0 or 1 begins with no mark; its name is all that tells.
+    # A pickle of protocol 0 or 1 has no magic number, only its name.
     return _ENDINGS.get(ending, "")
 
 
@@ -126,7 +128,7 @@ def _of_head(head: bytes, ending: str) -> str:
                 if is_pickle(unpack(head)):
                     return "joblib"
     if head.startswith(b"\x93NUMPY"):
-        # Of arrays of objects, NumPy keeps a pickle.
+        # NumPy stores arrays of objects as a pickle.
         return "numpy-objects" if b"'descr': '|O'" in head[:256] else "numpy"
     if head.startswith(b"\x89HDF\r\n\x1a\n"):
         return "keras" if ending in (".keras", ".h5") else "hdf5"
@@ -134,7 +136,7 @@ def _of_head(head: bytes, ending: str) -> str:
         return "tflite"
     if head.startswith(b"GGUF"):
         return "gguf"
-    # Protobuf has no mark: field 1, a number, is the version of ONNX's representation.
+    # Protobuf has no magic number; field 1 is ONNX's IR version.
     if ending == ".onnx" and head[:1] == b"\x08":
         return "onnx"
     if head.startswith(b"tree\nversion="):
@@ -145,8 +147,9 @@ def _of_head(head: bytes, ending: str) -> str:
 
 
 def is_pickle(head: bytes) -> bool:
-    """True if these first bytes are a pickle's, of protocol 2 or later: the mark of the protocol, then an opcode that may follow
-    it.
+    """Return True for the first bytes of a pickle of protocol 2 or later.
+
+    They are the PROTO opcode and an opcode that may follow it.
     """
     return (
         len(head) > 2
@@ -168,7 +171,7 @@ def _of_zip(path: Path, ending: str) -> str:
                     return "numpy-objects"
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return _ENDINGS.get(ending, "")
-    # torch puts all its entries below one folder, whose name is the file's.
+    # torch puts all entries below one folder, named after the file.
     inner = {name.partition("/")[2] for name in names}
     if "data.pkl" in inner:
         return "torchscript" if any(name.startswith("code/") for name in inner) else "torch"
@@ -189,9 +192,12 @@ def _start_of(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def framework_of(folder: Path, files: Sequence[ModelFile], run: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """(framework, version), None for what can't be told.
+    """Return (framework, version), each None if unknown.
 
-    folder: of the files. run: as `lineage.of_run` tells of it.
+    Args:
+        folder: The folder of the files.
+        files: The model's files.
+        run: The result of `lineage.of_run`.
     """
     formats = {file.format for file in files}
     found = next((_BY_FORMAT[name] for name in _BY_FORMAT if name in formats), None)
@@ -199,7 +205,7 @@ def framework_of(folder: Path, files: Sequence[ModelFile], run: Mapping[str, Any
     if found is None:
         found, version = _of_pickles(folder, files)
     if found is None and formats & {"safetensors", "pickle", "joblib"}:
-        # Many frameworks write these, so the run decides.
+        # Many frameworks write these formats, so use the run's framework.
         found = run.get("framework")
         if found is None and "safetensors" in formats:
             found = "pytorch" if _version("pytorch", run) else None
@@ -207,7 +213,7 @@ def framework_of(folder: Path, files: Sequence[ModelFile], run: Mapping[str, Any
 
 
 def _of_pickles(folder: Path, files: Sequence[ModelFile]) -> tuple[str | None, str | None]:
-    """By the modules whose names stand in it, which are read as bytes."""
+    """Detect the framework from module names in the bytes of pickles."""
     for file in files:
         if file.format in ("pickle", "joblib"):
             with open(folder / file.name, "rb") as opened:
@@ -216,7 +222,7 @@ def _of_pickles(folder: Path, files: Sequence[ModelFile]) -> tuple[str | None, s
                     opened.seek(-_ONE_END, 2)
                 text += opened.read(_ONE_END)
             for module, framework in _MODULES:
-                # "sklearn.linear_model", as a module's name stands in a pickle.
+                # A module name such as "sklearn.linear_model" in a pickle.
                 if re.search(rb"[\x00-\x20]" + module + rb"[.\n\x94_]|c" + module + rb"[.\n]", text):
                     return framework, _sklearn_version(text) if framework == "sklearn" else None
     return None, None
@@ -243,7 +249,7 @@ def _canonical(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor. dtype: as the format names it, such as "F32" or "BF16"."""
+    """A tensor of a safetensors file, with the dtype in the format's notation, such as "BF16"."""
 
     name: str
     dtype: str
@@ -251,25 +257,25 @@ class Tensor:
 
     @property
     def parameters(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The tensors in order of name, and the texts that were written beside them."""
+    """The tensors of a file, sorted by name, and its metadata."""
 
     tensors: tuple[Tensor, ...]
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
-        """The numbers of all tensors."""
+        """The number of elements of all tensors."""
         return sum(tensor.parameters for tensor in self.tensors)
 
 
 def header(path: Path) -> Header | None:
-    """Read the header of a safetensors file; None for another or a truncated file.
+    """Read the header of a safetensors file. Return None for other or truncated files.
 
     Raises:
         OSError: The file can't be read.

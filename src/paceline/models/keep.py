@@ -1,13 +1,13 @@
-"""Files kept by content: copied and hashed in one pass, and a further name of what is there already.
+"""Content-addressed files: copied and hashed in one pass, hard-linked if they exist.
 
-    <models>/.blobs/<size>/<sha256>         whole files, mode 0444, with a time of change that is the same for all
-    <models>/.blobs/<size>/<sha256>-<uid>   the same, of another user than the first, who may not link that one's
+    <models>/.blobs/<size>/<sha256>         whole files, mode 0444, all with the same modification time
+    <models>/.blobs/<size>/<sha256>-<uid>   a copy of another user, who may not link the first user's file
 
-A version's files are hard links to blobs, so the kernel counts who needs one: a blob with one name is nobody's any more.
-A whole file's time of change is fixed, so that a file that somebody wrote into is told by its time.
+Files of versions are hard links to blobs, so the link count is the reference count: a blob with one link is unused. The
+modification time has a fixed value, which detects files that were written to.
 
-A source may be changed by its owner at any time, so it is never linked. On a file system that can (btrfs, XFS), a clone takes
-the place of the copy, and shares its space until one of the two is changed.
+The owner of a source may change it at any time, so it is never linked. On btrfs and XFS, a clone replaces the copy and shares
+its space until one of the two changes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pathlib import Path
 from paceline.errors import ModelError
 from paceline.models.sources import ModelSourceFile
 
-#: The time of change of every kept file: 2001-09-09T01:46:40Z, whole seconds for the coarsest file system.
+#: Modification time of every kept file: 2001-09-09T01:46:40Z, whole seconds for the coarsest file system.
 STAMP_NS = 10**18
 #: linux/fs.h: _IOW(0x94, 9, int)
 _FICLONE = 0x40049409
-#: Large, for each piece costs the two threads a change of who runs; several, lest one wait for the other on a busy machine.
+#: Large, because each chunk costs a switch between two threads. Several, so that neither waits on a busy machine.
 _CHUNK, _CHUNKS = 1 << 21, 8
 _SAMPLE = 1 << 16
 _TRIES = 3
@@ -39,7 +39,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class KeptFile:
-    """A file that is whole. is_new: whether its content was not there before."""
+    """A whole file. is_new: whether its content is new."""
 
     sha256: str
     size_bytes: int
@@ -53,14 +53,17 @@ class _ChangedError(Exception):
 def keep(
     source: ModelSourceFile, blobs: Path, target: Path, came: Callable[[int], object] = lambda size: None
 ) -> KeptFile:
-    """Make `target` a file with the source's content, which shares its space with an equal one that was kept before.
+    """Create `target` with the source's content, sharing space with an equal file.
 
-    blobs: the folder of contents. target: of the same file system; its folder is there. came: called with bytes as they are
-    read.
+    Args:
+        source: The file to read.
+        blobs: The folder of contents.
+        target: A path on the same file system, in an existing folder.
+        came: Called with the number of bytes read.
 
     Raises:
-        ModelError: the source changed each time it was read.
-        OSError: it can't be read, or there is no room; nothing is left at `target`.
+        ModelError: The source changed each time it was read.
+        OSError: The source can't be read, or the disk is full. Nothing is left at `target`.
     """
     for _ in range(_TRIES):
         with contextlib.suppress(_ChangedError):
@@ -72,21 +75,21 @@ def keep(
 
 
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
-    """Make a content that is here, and is read to be sure of it, `target` as well; False where it is not."""
+    """Link an existing content to `target`, after reading it. Return False if it is missing."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
 
 
 def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
-    """(path, bytes) of each content that no version has."""
+    """Yield (path, bytes) of each content without a version."""
     for path, found in _all(blobs):
         if found.st_nlink == 1:
             yield path, found.st_size
 
 
 def drop(blob: Path) -> int:
-    """Remove a content that no version has; the bytes that this frees.
+    """Remove an unused content and return the freed bytes.
 
-    A registration that finds it meanwhile makes it a name of its own, and keeps the content by that.
+    A concurrent registration that finds it has its own link, and keeps the content.
     """
     freed = 0
     for name in _names(blob):
@@ -101,20 +104,20 @@ def drop(blob: Path) -> int:
 
 
 def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
-    """The place of a content, there or not."""
+    """Return the path of a content, existing or not."""
     return blobs / str(size_bytes) / sha256
 
 
 def is_untouched(found: os.stat_result, size_bytes: int) -> bool:
-    """True if a kept file is, by its size and its time, as it was when it came."""
+    """Return True if size and modification time of a kept file are unchanged."""
     return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes and found.st_mtime_ns == STAMP_NS
 
 
 def sha256_of(path: Path, came: Callable[[int], object] = lambda size: None) -> str:
-    """SHA-256 of a file, in hex.
+    """Return the SHA-256 of a file, in hex.
 
     Raises:
-        OSError: it can't be read.
+        OSError: The file can't be read.
     """
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb", buffering=0) as file:
         return _hash(file.fileno(), came)
@@ -125,15 +128,15 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, came: Callable[[in
     try:
         before = os.fstat(fd)
         sha256 = whole = None
-        # What looks like a content that is there is hashed alone, so that it needs no room a second time. Else, or where the
-        # look was deceived, the one pass copies.
+        # Only hash a file that resembles an existing content, to need no space for a copy. Otherwise, or if the hash differs,
+        # copy and hash in one pass.
         if (alike := _alike(fd, before.st_size, blobs)) is not None:
             sha256, whole = _hash_both(fd, alike, came)
             os.lseek(fd, 0, os.SEEK_SET)
         is_new = sha256 is None or not _link(blob_path(blobs, before.st_size, sha256), target, before.st_size, whole)
         if is_new:
             sha256 = _copy(fd, target, came)
-        # By the open file, not by its path: its hash must be that of a state that it had.
+        # Stat the open file, not the path: the hash must belong to a state of this file.
         if _stamp(os.fstat(fd)) != _stamp(before):
             raise _ChangedError
     finally:
@@ -145,12 +148,12 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, came: Callable[[in
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int, int]:
-    # Not the time of change of the inode: a further name of it changes that as well.
+    # No ctime: a new hard link changes it as well.
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _alike(fd: int, size: int, blobs: Path) -> Path | None:
-    """A kept content of this size that begins, goes on in the middle, and ends as this file does."""
+    """Return a content of this size with the same bytes at start, middle and end, or None."""
     try:
         names = os.listdir(blobs / str(size))
     except OSError:
@@ -180,7 +183,10 @@ def _hash(fd: int, came: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, came: Callable[[int], object]) -> tuple[str, Path | None]:
-    """(the open file's hash, the kept content if it has the same). Both are read at once: it takes no longer than one."""
+    """Return the hash of the open file, and the blob if it has the same hash.
+
+    Both are read at once, which takes no longer than one.
+    """
     kept: list[str] = []
 
     def hash_kept() -> None:
@@ -197,8 +203,8 @@ def _hash_both(fd: int, blob: Path, came: Callable[[int], object]) -> tuple[str,
 
 
 def _copy(fd: int, target: Path, came: Callable[[int], object]) -> str:
-    """Copy an open file and return its hash: that of the copy, whatever happens to the source meanwhile."""
-    # Readable, for a clone is hashed where it lies.
+    """Copy an open file and return the hash of the copy, even if the source changes."""
+    # Readable: a clone is hashed in place.
     out = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         sha256 = _hash(out, came) if _clone(fd, out) else _pump(fd, out, came)
@@ -221,10 +227,12 @@ def _clone(fd: int, out: int) -> bool:
 
 
 def _pump(fd: int, out: int, came: Callable[[int], object]) -> str:
-    """Read each piece once; one thread writes it and another hashes it, for both let others run meanwhile.
+    """Read each chunk once; one thread writes it while another hashes it.
 
-    reader and writer   piece 0 1 2 3 ...
-    hasher                    0 1 2 ...
+        reader and writer   chunk 0 1 2 3 ...
+        hasher                    0 1 2 ...
+
+    Both release the GIL.
     """
     digest = hashlib.sha256()
     free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
@@ -249,7 +257,7 @@ def _pump(fd: int, out: int, came: Callable[[int], object]) -> str:
             full.put((buffer, size))
             done = 0
             while done < size:
-                # A disk that is nearly full takes a part, and says why with the next.
+                # A nearly full disk writes a part, and fails at the next call.
                 done += os.write(out, buffer[done:size])
             came(size)
     finally:
@@ -259,14 +267,14 @@ def _pump(fd: int, out: int, came: Callable[[int], object]) -> str:
 
 
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
-    """Make a kept content `target` as well; False where there is none, or it is another by now. whole: one that was just read.
+    """Link a content to `target`. Return False if it is missing or damaged.
 
-    Every byte of it is read: a disk loses some without a trace in its size or time.
+    All bytes are read, unless `whole` is a blob that was just read: a disk may lose bytes without a change of size or time.
     """
     for name in _names(blob):
         try:
             if not is_untouched(os.lstat(name), size) or (name != whole and sha256_of(name) != blob.name):
-                # Whoever has it keeps it, and `verify` tells of it; the next one gets a whole one.
+                # Existing links keep the damaged file, and `verify` reports it; the next version gets a whole one.
                 os.unlink(name)
                 continue
             os.link(name, target, follow_symlinks=False)
@@ -277,12 +285,12 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
 
 
 def _share(blob: Path, copy: Path, size: int) -> bool:
-    """Let a new copy be the content that others find; True unless that was there, and the copy is a name of it now."""
+    """Share a new copy. Return False if an existing blob replaces it."""
     beside = copy.with_name(f".{copy.name[:100]}.{os.urandom(4).hex()}")
     for name in _names(blob) * _TRIES:
         try:
             blob.parent.mkdir(parents=True, exist_ok=True)
-            # The caller's own second name of an inode, not a copy: a reader of blobs finds whole ones alone.
+            # A second link to the caller's inode, not a copy: readers of blobs see only whole files.
             os.link(copy, name, follow_symlinks=False)
             return True
         except FileExistsError:
@@ -299,7 +307,10 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
 
 
 def _names(blob: Path) -> list[Path]:
-    """The names that a content may have: Linux lets nobody link another user's file, so each user may have one."""
+    """Return the possible paths of a content, one per user.
+
+    Linux forbids links to another user's file.
+    """
     return [blob, blob.with_name(f"{blob.name}-{os.geteuid()}")]
 
 

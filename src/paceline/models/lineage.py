@@ -1,5 +1,6 @@
-"""Where a model comes from: the run that made it, as it was when the model was registered. All of it is written into the
-model's own record, for a run may be removed and its model stay.
+"""The lineage of a model: its run, at the time of the registration.
+
+The model's record holds all of it, because a run may be removed before its model.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json
 
-#: Of an input as `data.json` has it.
+#: Fields of an input in `data.json`.
 _INPUT = ("name", "dataset", "fingerprint", "content", "sources", "files", "bytes", "mode")
 
 
 def of_run(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    """What is known of the run: run_id, experiment, status (at registration), snapshot_id, git, source_directory, entry,
-    arguments, framework, topology, environment, datasets, metrics.
+    """Return the run's lineage as JSON.
+
+    The keys are run_id, experiment, status, snapshot_id, git, source_directory, entry, arguments, framework, topology,
+    environment, datasets and metrics.
     """
     job = record.job
     return {
@@ -47,7 +50,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
 
 
 def _status(record: RunRecord) -> str:
-    # A script may come here before the supervisor has written that all workers have started.
+    # The script may run before the supervisor has recorded that all workers have started.
     return states.RUNNING if record.status == states.STARTING and _is_own(record) else record.status
 
 
@@ -66,8 +69,10 @@ def _topology(record: RunRecord) -> dict[str, Any]:
 
 
 def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    """asked: as it was asked for. locked: the same with exact versions, where it was built. python_version, packages:
-    "name==version" of all that the interpreter has. seen: "in the run", or "at registration", where nobody asked before.
+    """Return the requested and the installed environment.
+
+    asked: the request. locked: with exact versions, if built. python_version, packages: of the interpreter. seen: "in the run"
+    or "at registration".
     """
     job, built = record.job, read_json(folder.environment)
     found: dict[str, Any] = {"asked": job.environment.to_json() if job else {}}
@@ -81,14 +86,14 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
         return found | {"image": job.environment.docker_image}
     if isinstance(built, dict):
         return found | _asked(str(built.get("python")), built.get("variables") or {})
-    # Of other machines the interpreter that lies there under the same path would be another one.
+    # On another machine, the same path may be another interpreter.
     if record.target == "local":
         return found | _asked(job.environment.python or sys.executable, {})
     return found
 
 
 def _is_own(record: RunRecord) -> bool:
-    """True if this is one of the run's own processes, or the program that logs it."""
+    """Return True in a process of the run, or in the program that logs it."""
     if record.kind == "interactive" and store.was_here(record) and record.owner.get("pid") == os.getpid():
         return True
     return os.environ.get("PACELINE_RUN_ID") == record.run_id
@@ -102,7 +107,7 @@ def _asked(python: str, variables: dict[str, str]) -> dict[str, Any]:
 def _datasets(folder: RunFolder) -> list[dict[str, Any]]:
     told = read_json(folder.data)
     inputs = told.get("inputs", ()) if isinstance(told, dict) else ()
-    # Each node tells of what it has; the first tells of all that they share.
+    # Every node reports its inputs; the first reports all that the nodes share.
     first = {one["name"]: one for one in reversed(list(inputs))}
     return [{name: first[each][name] for name in _INPUT if first[each].get(name)} for each in sorted(first)]
 

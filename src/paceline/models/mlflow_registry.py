@@ -1,9 +1,10 @@
-"""A version pushed to an MLflow model registry: its files as artifacts of a run, its metrics and tags, and its aliases.
+"""Push of a version to an MLflow model registry, with files, metrics, tags and aliases.
 
-    MLflow run "digits:3"         experiment as here; artifacts `model/...`, the metrics' last values, tags `paceline.*`
+    MLflow run "digits:3"         the same experiment; artifacts `model/...`, last metric values, tags `paceline.*`
     registered model "digits"     a new version whose source is that run's artifacts, with tags and description
 
-MLflow counts its versions by itself, so theirs may differ from ours; the tag `paceline.model` says which it is.
+MLflow assigns its own version numbers; the tag `paceline.model` has ours.
+
 https://mlflow.org/docs/latest/python_api/mlflow.client.html
 """
 
@@ -27,7 +28,7 @@ _DIGEST, _MODEL = "paceline.digest", "paceline.model"
 
 @dataclass(frozen=True, kw_only=True)
 class PushedToMlflow:
-    """The result of a push. version: MLflow's own number. is_new: False where the same model was there."""
+    """The result of a push. version: MLflow's number. is_new: False if the same model existed."""
 
     name: str
     version: int
@@ -36,14 +37,17 @@ class PushedToMlflow:
 
 
 def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
-    """Put a version into the registry at this URI; an equal one of this name that is there already is taken.
+    """Add a version to the registry, unless an equal one exists there.
 
-    uri: as MLflow takes it: http://host:5000, sqlite:///mlflow.db, databricks.
+    Args:
+        workspace_dir: Folder of the workspace.
+        record: The version.
+        uri: An MLflow URI: http://host:5000, sqlite:///mlflow.db, databricks.
 
     Raises:
         ModelError: mlflow-skinny is not installed.
-        ModelChangedError: the version's files are not as they were registered.
-        TransferError: the registry can't be reached, or refuses; its own words.
+        ModelChangedError: The version's files have changed.
+        TransferError: The registry can't be reached, or refuses.
     """
     if importlib.util.find_spec("mlflow") is None:
         raise ModelError(
@@ -70,8 +74,8 @@ def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
 
 
 def _there(client: Any, record: ModelRecord) -> Any:
-    """The version of this name that has the same files; None where there is none."""
-    # Names are letters, digits, '.', '_' and '-', so nothing in it ends the quotation.
+    """Return MLflow's version with the same name and files, or None."""
+    # Names have no quotes, so they can't end the filter string.
     for one in client.search_model_versions(f"name='{record.name}'"):
         if one.tags.get(_DIGEST) == record.digest and one.tags.get(_MODEL) == record.id and one.status == "READY":
             return one
@@ -108,7 +112,7 @@ def _registered(client: Any, workspace_dir: Path, record: ModelRecord, folder: P
 def _experiment(client: Any, name: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
-        # Somebody else may make it at this moment.
+        # Another process may create it at the same time.
         with contextlib.suppress(Exception):
             return str(client.create_experiment(name))
         found = client.get_experiment_by_name(name)
@@ -146,7 +150,7 @@ def _log_metrics(client: Any, run_id: str, record: ModelRecord) -> None:
 
 
 def _check(client: Any, run_id: str, record: ModelRecord) -> None:
-    """Refuse artifacts that are not all there, in their sizes."""
+    """Raise unless all artifacts exist with their sizes."""
     sizes, waiting = {}, [_ARTIFACTS]
     while waiting:
         for one in client.list_artifacts(run_id, waiting.pop()):

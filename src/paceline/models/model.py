@@ -29,14 +29,17 @@ _Changes: TypeAlias = "list[dict[str, Any]]"
 
 
 class Model:
-    """A version of a registered model: the latest one, unless a version or an alias says which.
+    """A registered version of a model: the latest, or the one of a version or alias.
 
-    workspace: a `Workspace`. name: the model's; or words that say which version, too: "digits:3", "digits@production".
-    version: its number. alias: a word that points at it.
+    Args:
+        workspace: Workspace that the model is registered in.
+        name: Name of the model, or a reference such as "digits:3" or "digits@production".
+        version: Version number.
+        alias: Alias of the version.
 
     Raises:
-        ModelError: a wrong name, version or alias.
-        ModelNotFoundError: there is no such model, version or alias; those that there are, are named.
+        ModelError: The name, version or alias is invalid.
+        ModelNotFoundError: The model, version or alias does not exist; the message lists those that do.
     """
 
     def __init__(
@@ -69,22 +72,24 @@ class Model:
         run: Run | str | None = None,
         progress: Progress | None = None,
     ) -> Model:
-        """A new version of a model, of a file or a folder of this machine, which is copied.
-
-        tags: may be changed later; properties: may only be added to. datasets: (purpose, dataset) of what it was trained on,
-            where its run's inputs do not say it. model_framework, model_framework_version: else they are seen from the files
-            and the run. run: the `Run` that made it, or its id. progress: called with (bytes done, bytes in all, files done,
-            files in all) while they are read.
+        """Register a copy of a local file or folder as a new version.
 
         Args:
             workspace: Workspace to register it in.
-            model_path: File or folder of this machine.
+            model_path: Local file or folder.
             model_name: Name of the model.
+            tags: Values that may change later.
+            properties: Values that can't change later.
             description: Text for people.
+            datasets: (purpose, dataset) pairs of the training data, if the run's inputs do not have it.
+            model_framework: Default: detected from the files and the run.
+            model_framework_version: Default: detected from the files and the run.
+            run: The `Run` that made it, or its id.
+            progress: Called with (bytes done, total bytes, files done, total files).
 
         Raises:
-            ModelError: a wrong name, nothing at the path, or something there that is no file.
-            RunNotFoundError: there is no such run.
+            ModelError: The name is invalid, or the path is missing or contains an entry that is not a file.
+            RunNotFoundError: The run does not exist.
         """
         folder = _workspace_dir(workspace)
         names.check_model_name(model_name)
@@ -116,13 +121,15 @@ class Model:
         run_id: str | None = None,
         latest: bool = False,
     ) -> list[Model]:
-        """The versions, the newest first.
-
-        name: of this model alone. tags: tag -> value, or one tag's name whatever its value; a list of both is all of them.
-        properties: property -> value. run_id: of this run. latest: of each name the latest alone.
+        """List versions, newest first.
 
         Args:
             workspace: Workspace that the models are registered in.
+            name: Only versions of this model.
+            tags: Maps a tag to a value, or the name of a tag with any value. All of a list must match.
+            properties: Maps a property to a value.
+            run_id: Only versions of this run.
+            latest: Only the latest version of each name.
         """
         folder = _workspace_dir(workspace)
         found, seen = [], set()
@@ -138,16 +145,15 @@ class Model:
         return sorted(found, key=lambda model: (model.record.created_utc, model.version), reverse=True)
 
     def deploy(self, workspace: Workspace, name: str, **options: Unpack[DeployOptions]) -> Service:
-        """A new service of this model: the `Service`, at once (`wait_for_deployment`).
-
-        options: entry_script, environment, workers, port and so on, as `Service.deploy` takes them.
+        """Deploy a new service of this model, without waiting for it (`wait_for_deployment`).
 
         Args:
             workspace: Workspace that the service belongs to.
             name: Name of the service.
+            options: entry_script, environment, workers, port and so on, as for `Service.deploy`.
 
         Raises:
-            UserError: anything that can be known to be wrong before a process starts.
+            UserError: A value is invalid; checked before a process starts.
         """
         return workspace.deploy(name, self, **options)
 
@@ -169,7 +175,7 @@ class Model:
 
     @property
     def record(self) -> ModelRecord:
-        """The frozen record: files with SHA-256, framework, and the run that it comes from."""
+        """The frozen record: files with SHA-256, framework, and lineage."""
         return self._record
 
     @property
@@ -179,61 +185,61 @@ class Model:
 
     @property
     def version(self) -> int:
-        """The version's number, from 1."""
+        """The version number, from 1."""
         return self._record.version
 
     @property
     def id(self) -> str:
-        """ "digits:3"."""
+        """The reference, such as "digits:3"."""
         return self._record.id
 
     @property
     def created_utc(self) -> str:
-        """When the version was registered."""
+        """The time of the registration."""
         return self._record.created_utc
 
     @property
     def framework(self) -> str | None:
-        """ "pytorch", "sklearn", "tensorflow", "onnx" and so on; None where it is not known."""
+        """Such as "pytorch", "sklearn", "tensorflow", "onnx" and so on, or None if unknown."""
         return self._record.framework
 
     @property
     def framework_version(self) -> str | None:
-        """The framework's version, as it was told."""
+        """The version of the framework, or None if unknown."""
         return self._record.framework_version
 
     @property
     def run_id(self) -> str | None:
-        """The run that made it; None where none is named."""
+        """The id of the run that made it, or None."""
         return self._record.run_id
 
     @property
     def run(self) -> Run | None:
-        """The run that made it, as a `Run`; None where none is named.
+        """The `Run` that made it, or None.
 
         Raises:
-            RunNotFoundError: it has been removed. The record has all that was known of it.
+            RunNotFoundError: The run was removed. The record still has its lineage.
         """
         return None if self.run_id is None else self._workspace.get_run(self.run_id)
 
     @property
     def tags(self) -> dict[str, str | None]:
-        """Tag -> value."""
+        """The tags, by name."""
         return registry.notes_of(self._dir, self._record).tags
 
     @property
     def properties(self) -> dict[str, str]:
-        """Name -> value; they may be added to, and not be changed."""
+        """The properties, by name. They may be added, not changed."""
         return registry.notes_of(self._dir, self._record).properties
 
     @property
     def description(self) -> str | None:
-        """What was said of it, for people."""
+        """The description, or None."""
         return registry.notes_of(self._dir, self._record).description
 
     @property
     def aliases(self) -> _Names:
-        """The words that point at this version, sorted."""
+        """The aliases of this version, sorted."""
         there = aliases.current(registry.versions_of(self._dir), self.name)
         return [alias for alias, version in there.items() if version == self.version]
 
@@ -241,12 +247,12 @@ class Model:
 
     @property
     def path(self) -> Path:
-        """The folder with the registered file or folder in it, on this machine; not to be written to.
+        """The local, read-only folder that contains the registered file or folder.
 
-        Its files are looked at first: each is there, of its size, and was not written into since. `verify` reads every byte.
+        Each access checks that the files exist with their size and modification time. `verify` reads every byte.
 
         Raises:
-            ModelChangedError: they are not as they were registered.
+            ModelChangedError: A file has changed.
         """
         folder = self._files()
         check.refuse(self._record, check.changes(folder, self._record, whole=False))
@@ -254,112 +260,125 @@ class Model:
 
     @property
     def artifact(self) -> Path:
-        """The registered file or folder itself, below `path`, checked in the same way."""
+        """The registered file or folder, below `path` and checked in the same way."""
         return self.path / self._record.top
 
     def verify(self) -> None:
-        """Read every byte of every file, and compare.
+        """Compare every byte of every file.
 
         Raises:
-            ModelChangedError: a file is another than it was, is gone, or was not registered; they are named.
+            ModelChangedError: A file has changed, is missing, or was not registered; the message lists them.
         """
         check.refuse(self._record, check.changes(self._files(), self._record))
 
     def download(self, target_dir: str | os.PathLike[str] = ".", exist_ok: bool = False) -> str:
-        """Copy the registered file or folder into a folder, under its own name; the path of the copy, which is checked.
+        """Copy the registered file or folder into a folder, and verify the copy.
 
         Args:
-            target_dir: Folder that the copy is put into.
+            target_dir: Destination folder.
+            exist_ok: Replace an existing copy.
+
+        Returns:
+            The path of the copy.
 
         Raises:
-            ModelError: it is there already, and exist_ok=False; or it can't be written.
-            ModelChangedError: the files are not as they were registered.
+            ModelError: The name exists and exist_ok is False, or the copy can't be written.
+            ModelChangedError: A file has changed.
         """
         return str(check.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
 
     # --- elsewhere
 
     def push(self, to: str, verify: bool = False) -> bool:
-        """Store this version in a datastore, under its name and number; False where it was there. What was stored before by a
-        push that broke off stays.
+        """Store this version in a datastore. Return False if it was there.
 
-        to: "STORE", "STORE:PATH" or a URL such as "s3://bucket/models". verify: read every byte that is there already, and store
-            again what is not as it was registered.
+        An interrupted push resumes.
+
+        Args:
+            to: "STORE", "STORE:PATH" or a URL such as "s3://bucket/models".
+            verify: Read every stored byte, and store again files that have changed.
 
         Raises:
-            ModelError: another model of this name and version is there.
-            DataError, TransferError: the store can't be written.
+            ModelError: Another model has this name and version there.
+            DataError, TransferError: The store can't be written.
         """
         return on_store.push(self._dir, self._record, on_store.place(to), verify=verify).is_new
 
     @staticmethod
     def pull(workspace: Workspace, place: str, name: str, version: int) -> Model:
-        """Fetch a version from a datastore into the workspace, under the same name and number. place: as `to` of `push`.
+        """Fetch a version from a datastore, under the same name and number.
+
+        Args:
+            workspace: Workspace to register it in.
+            place: As `to` of `push`.
+            name: Name of the model.
+            version: Version number.
 
         Raises:
-            ModelNotFoundError: it is not there.
-            ModelError: another model of this name and version is here.
-            DataError, TransferError: the store can't be read.
+            ModelNotFoundError: The version is not there.
+            ModelError: Another model has this name and version here.
+            DataError, TransferError: The store can't be read.
         """
         names.check_model_name(name)
         record = on_store.pull(_workspace_dir(workspace), on_store.place(place), name, names.check_version(version))
         return Model._of(workspace, record)
 
     def push_to_mlflow(self, uri: str) -> int:
-        """Put this version into an MLflow model registry; MLflow's number of it. See `paceline.models.mlflow_registry`.
+        """Push this version to an MLflow model registry, and return MLflow's version number.
 
         Args:
             uri: Address of MLflow's registry.
 
         Raises:
-            ModelError: mlflow-skinny is not installed. TransferError: the registry does not take it.
+            ModelError: mlflow-skinny is not installed.
+            TransferError: The registry refuses the version.
         """
         return mlflow_registry.push(self._dir, self._record, uri).version
 
     # --- what may change
 
     def add_tags(self, tags: Mapping[str, object]) -> None:
-        """Set tags; one that is there gets the new value."""
+        """Set tags, replacing existing values."""
         tags_and_properties.set_tags(self._notes(), tags)
 
     def remove_tags(self, tags: str | Sequence[str]) -> None:
-        """Remove tags by their names."""
+        """Remove tags by name."""
         tags_and_properties.remove_tags(self._notes(), [tags] if isinstance(tags, str) else [*tags])
 
     def add_properties(self, properties: Mapping[str, object]) -> None:
-        """Add properties, which can't be changed afterwards.
+        """Add properties, which can't be changed later.
 
         Raises:
-            RunStateError: one of them is there already.
+            RunStateError: A property exists already.
         """
         tags_and_properties.add_properties(self._notes(), properties)
 
     def update(self, tags: Mapping[str, object] | None = None, description: str | None = None) -> None:
-        """Set tags, and the description; None leaves what is there."""
+        """Set tags, and the description unless it is None."""
         if tags:
             self.add_tags(tags)
         if description is not None:
             tags_and_properties.set_name(self._notes(), "description", description)
 
     def set_alias(self, alias: str) -> int | None:
-        """Let this word point at this version; the version that it pointed at before, or None. Kept with who did it, and when.
+        """Point an alias at this version. Return its previous version, or None.
 
         Args:
-            alias: The word, such as "production".
+            alias: The alias, such as "production".
 
         Raises:
-            ModelError: a wrong word.
+            ModelError: The alias is invalid.
         """
         return aliases.move(registry.versions_of(self._dir), self.name, alias, self.version)
 
     def remove_alias(self, alias: str) -> None:
-        """Let this word point nowhere.
+        """Remove an alias of this version.
 
         Args:
-            alias: The word.
+            alias: The alias.
 
         Raises:
-            ModelError: it does not point at this version.
+            ModelError: The alias does not point at this version.
         """
         names.check_alias(alias)
         if alias not in self.aliases:
@@ -367,14 +386,17 @@ class Model:
         aliases.move(registry.versions_of(self._dir), self.name, alias, None)
 
     def alias_history(self, alias: str | None = None) -> _Changes:
-        """Every change of the model's aliases, the oldest first: alias, version, was, time_utc, by. alias: of this one alone."""
+        """Return the changes of one or all aliases of the model, oldest first.
+
+        Each has alias, version, was, time_utc and by.
+        """
         return aliases.history(registry.versions_of(self._dir), self.name, alias)
 
     def delete(self) -> None:
-        """Remove this version for good. Its number is never used again.
+        """Remove this version permanently. Its number is never reused.
 
         Raises:
-            ModelError: an alias points at it, or a service serves it.
+            ModelError: An alias points at it, or a service serves it.
         """
         remove(self)
 
@@ -388,8 +410,8 @@ class Model:
 
 
 def remove(model: Model) -> int:
-    """What `Model.delete` does; the bytes that this frees."""
-    # A service reads the files again for each process that it starts: it would go on until the first of them dies.
+    """Remove a version as `Model.delete` does, and return the freed bytes."""
+    # A service reads the files for each process it starts: it would fail at the next restart.
     if services := model.workspace.services_of(model.id):
         raise ModelError(
             f"{model.id} is served by {' and '.join(map(repr, services))}. Let it serve another model first: paceline service "
@@ -412,13 +434,13 @@ def register_of_run(
     model_framework_version: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """A new version of a model, of a run's file or folder.
+    """Register a run's file or folder as a new version.
 
-    model_path: its name in the run, such as "outputs/model"; None for that of the model.
+    model_path: path in the run, such as "outputs/model"; default: the name of the model.
 
     Raises:
-        ModelError: a wrong name, no such file, or something in the folder that is no file of the run's; or the run's folder
-            here is a copy, in which nothing can be registered.
+        ModelError: The name is invalid, the path is missing or contains an entry that is not a file of the run, or the
+            run's folder here is a copy.
     """
     names.check_model_name(model_name)
     _check_home(folder)
@@ -458,7 +480,7 @@ def _add(
 
 
 def _dataset(given: Any) -> dict[str, Any]:
-    """(purpose, dataset) as the SDK takes it -> what is kept of it."""
+    """Convert a (purpose, dataset) pair of the SDK to JSON."""
     if not (isinstance(given, (tuple, list)) and len(given) == 2):
         raise ModelError(f"datasets: {given!r} is not (purpose, dataset), such as ('training', dataset).")
     purpose, dataset = given
@@ -471,8 +493,9 @@ def _dataset(given: Any) -> dict[str, Any]:
 
 
 def _check_home(folder: RunFolder) -> None:
-    """Refuse a process that does not see the workspace: it has a node's copy of the run's folder, or is in a container, which has
-    that folder alone, and would lose with its end what is written beside it.
+    """Raise ModelError in a process that does not see the workspace.
+
+    It has a node's copy of the run's folder, or a container with that folder only, and would lose a model written beside it.
     """
     if os.environ.get("PACELINE_RUN_ID") != folder.run_id:
         return

@@ -1,4 +1,4 @@
-"""The rules for names of models and of aliases, and the words that name a version: `digits`, `digits:3`, `digits@production`."""
+"""Rules for names of models and aliases, and references such as `digits:3`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from paceline.errors import ModelError
 from paceline.system.names import name_rule
 
-#: The Azure SDK's own rule.
+#: The Azure SDK's rule.
 NAME = name_rule("._-", 255)
 _ALIAS = name_rule("._-", 64)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -18,7 +18,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class ModelReference:
-    """The words that name a version. version, alias: one of the two, or neither for the latest version."""
+    """A parsed reference with a version, an alias, or neither for the latest version."""
 
     name: str
     version: int | None = None
@@ -31,11 +31,7 @@ class ModelReference:
 
 
 def check_model_name(name: Any) -> str:
-    """The same name.
-
-    Raises:
-        ModelError: not letters, digits, `.`, `_` and `-`, 255 at most, beginning with a letter or a digit.
-    """
+    """Return the name, or raise ModelError if it breaks the naming rule."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ModelError(
             f"the model name {name!r}: give letters, digits, '.', '_' and '-', at most 255, beginning with a letter or a digit."
@@ -44,12 +40,7 @@ def check_model_name(name: Any) -> str:
 
 
 def check_alias(alias: Any) -> str:
-    """The same alias.
-
-    Raises:
-        ModelError: not letters, digits, `.`, `_` and `-`, 64 at most, beginning with a letter or a digit; or a word that
-            looks like a version, which would mean two things.
-    """
+    """Return the alias, or raise ModelError if it is invalid or looks like a version."""
     if not isinstance(alias, str) or not _ALIAS.fullmatch(alias):
         raise ModelError(
             f"the alias {alias!r}: give letters, digits, '.', '_' and '-', at most 64, beginning with a letter or a digit, "
@@ -61,12 +52,8 @@ def check_alias(alias: Any) -> str:
 
 
 def check_version(version: Any) -> int:
-    """The number of a version, given as one or in digits.
-
-    Raises:
-        ModelError: it is no whole number from 1 on.
-    """
-    # By the exact type, for True would pass for version 1.
+    """Return a version number as an int, or raise ModelError."""
+    # Check the exact type: True would pass for version 1.
     text = str(version) if type(version) in (int, str) else ""
     if not (text.isascii() and _VERSION.fullmatch(text)):
         raise ModelError(f"the version {version!r}: a version is a whole number from 1 on, such as 3.")
@@ -74,10 +61,10 @@ def check_version(version: Any) -> int:
 
 
 def parse(text: Any) -> ModelReference:
-    """The reference that these words stand for.
+    """Parse NAME, NAME:VERSION, NAME:latest or NAME@ALIAS.
 
     Raises:
-        ModelError: they are none of NAME, NAME:VERSION, NAME:latest and NAME@ALIAS.
+        ModelError: The text is none of these.
     """
     if not isinstance(text, str) or (":" in text and "@" in text):
         raise ModelError(f"{text!r} names no model. Write NAME, NAME:VERSION or NAME@ALIAS, such as 'digits:3'.")

@@ -1,10 +1,10 @@
-"""Versions on a datastore: put there and fetched from there, each file checked, and whoever breaks off goes on.
+"""Push and pull of versions to and from a datastore, verified and resumable.
 
     <path>/.blobs/<sha256>                   each content once
-    <path>/<name>/<version>/model.json       what it is, written last: there is no version without it
+    <path>/<name>/<version>/model.json       the record, written last: without it there is no version
 
-A version is the same thing here and there: `digits:3` is never two models. Files come and go by their content, so what an upload
-that was killed had stored is not stored again.
+A version is the same in both places: `digits:3` is never two models. Files are stored by content, so a killed push does not
+store them again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paceline.models.record import DOCUMENT, ModelFile, ModelRecord, digest_of
 from paceline.models.sources import ModelSourceFile
 from paceline.runs import tags_and_properties
 
-#: Where models lie in a datastore, unless a path is given.
+#: Folder of the models in a datastore, unless a path is given.
 DEFAULT_PATH = "models"
 _STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -42,7 +42,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """The result of a push. stored: files that were not there; stored_bytes: of these."""
+    """The result of a push. stored, stored_bytes: the files that were new."""
 
     place: str
     stored: int
@@ -51,10 +51,10 @@ class Pushed:
 
 
 def place(text: str) -> Source:
-    """The place that is meant by STORE, STORE:PATH, a URL or an absolute path.
+    """Parse STORE, STORE:PATH, a URL or an absolute path.
 
     Raises:
-        ModelError: it is none of these.
+        ModelError: The text is none of these.
     """
     if "://" in text or text.startswith("/"):
         return Source(path=text)
@@ -69,14 +69,19 @@ def place(text: str) -> Source:
 def push(
     workspace_dir: Path, record: ModelRecord, to: Source, progress: Progress | None = None, *, verify: bool = False
 ) -> Pushed:
-    """Store a version there, files that are there already left out; it is there once all of it is.
+    """Store a version, without files that exist there. It appears when complete.
 
-    verify: read every byte that is there already, and store again what is not as it was registered.
+    Args:
+        workspace_dir: Folder of the workspace.
+        record: The version.
+        to: The destination.
+        progress: Called with the progress.
+        verify: Read every stored byte, and store again files that have changed.
 
     Raises:
-        ModelError: another model of this name and version is there.
-        ModelChangedError: its files are not as they were registered.
-        DataError, TransferError: the store can't be written.
+        ModelError: Another model has this name and version there.
+        ModelChangedError: The version's files have changed.
+        DataError, TransferError: The store can't be written.
     """
     folder = registry.files_dir(workspace_dir, record)
     check.refuse(record, check.changes(folder, record))
@@ -94,7 +99,7 @@ def push(
             progress,
             by_content=True,
         )
-        # Those that were whole have been read already.
+        # Whole files have been read already.
         infos = _contents(store, to, path) if wanted else {}
         if short := [
             one.name for one in record.files if one.sha256 in wanted and not _is_whole(store, infos, one, verify)
@@ -104,7 +109,7 @@ def push(
         content = {**record.to_json(), "notes": asdict(notes)}
         is_new = there is None and put_new(store, json.dumps(content).encode() + b"\n", document)
         if not is_new:
-            # Whoever else has put one there at the same moment.
+            # Another process may have stored one at the same time.
             _check_same(record, read_bytes(store, document) or b"", store)
         return Pushed(
             place=to.path if to.datastore is None else f"{to.datastore}:{to.path}",
@@ -117,13 +122,13 @@ def push(
 def pull(
     workspace_dir: Path, place_of_models: Source, name: str, version: int, progress: Progress | None = None
 ) -> ModelRecord:
-    """Fetch a version into the workspace, under the same name and version; its record. Contents that are here are not fetched.
+    """Fetch a version under the same name and number, without contents that exist here.
 
     Raises:
-        ModelNotFoundError: it is not there; those that are, are named.
-        ModelError: another model of this name and version is here; or what is there is no model.
-        ModelChangedError: a file there is not what was registered.
-        DataError, TransferError: the store can't be read.
+        ModelNotFoundError: The version is not there; the message lists those that are.
+        ModelError: Another model has this name and version here, or the stored record is invalid.
+        ModelChangedError: A stored file has changed.
+        DataError, TransferError: The store can't be read.
     """
     with _opened(workspace_dir, place_of_models) as (store, path):
         content = read_bytes(store, f"{path}{name}/{version}/{DOCUMENT}")
@@ -152,10 +157,10 @@ def pull(
 
 
 def listed(workspace_dir: Path, place_of_models: Source) -> list[tuple[str, int]]:
-    """(name, version) of all versions there, sorted.
+    """List (name, version) of all stored versions, sorted.
 
     Raises:
-        DataError, TransferError: the store can't be read.
+        DataError, TransferError: The store can't be read.
     """
     found = []
     with _opened(workspace_dir, place_of_models) as (store, path):
@@ -168,7 +173,7 @@ def listed(workspace_dir: Path, place_of_models: Source) -> list[tuple[str, int]
 
 @contextlib.contextmanager
 def _opened(workspace_dir: Path, place_of_models: Source) -> Iterator[tuple[Store, str]]:
-    """The store, and the path in it: "" or one that ends in a slash."""
+    """Open the store, and return it with the path in it: "" or with a trailing slash."""
     record, path = place_of(place_of_models, workspace_dir)
     with Store(record) as store:
         plain = clean_path(path, store.title).rstrip("/")
@@ -183,7 +188,7 @@ def _listed(store: Store, source: Source, path: str) -> list[FileInfo]:
 
 
 def _contents(store: Store, source: Source, path: str) -> dict[str, FileInfo]:
-    """SHA-256 -> what lies there under it."""
+    """Return the stored contents by SHA-256."""
     return {info.path.rpartition("/")[2]: info for info in _listed(store, source, f"{path}.blobs/")}
 
 
@@ -210,7 +215,7 @@ def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
 
 
 def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, Any]]:
-    """The record, and what people have said of it; nothing of it is trusted that could lead out of a folder."""
+    """Parse a stored record and its notes, trusting no name that could leave a folder."""
     try:
         data = json.loads(content)
         record = ModelRecord.from_json(data)

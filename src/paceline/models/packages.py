@@ -1,7 +1,7 @@
-"""The exact versions of what an interpreter has installed, asked of itself.
+"""The installed packages of an interpreter, with exact versions.
 
-Another interpreter is given this file's text (`paceline.remote.foreign_python` does the same for nodes), so it is on the standard
-library of Python 3.8 alone, with annotations in quotes.
+Another interpreter runs the text of this file, as `paceline.remote.foreign_python` does on nodes. So it uses only the standard
+library of Python 3.8, with annotations in quotes.
 """
 
 import json
@@ -16,11 +16,11 @@ _MARK = "PACELINE-PACKAGES "
 
 
 def installed_here() -> "dict[str, object]":
-    """python, python_version, and packages: "name==version" of each distribution on sys.path, sorted."""
+    """Return python, python_version, and the sorted "name==version" of each distribution."""
     found = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
-        # Of two of one name the first counts, as for `import`.
+        # Of two distributions with one name, `import` uses the first.
         if name and name.lower() not in found:
             found[name.lower()] = "%s==%s" % (name, distribution.version)  # noqa: UP031
     return {
@@ -31,7 +31,10 @@ def installed_here() -> "dict[str, object]":
 
 
 def ask(python: str, variables: "dict[str, str]") -> "dict[str, object]":
-    """The same of another interpreter on this machine; {} where it is gone or does not answer. variables: of its environment."""
+    """Return `installed_here` of another interpreter, or {} if it does not answer.
+
+    variables: added to its environment.
+    """
     if os.path.realpath(python) == os.path.realpath(sys.executable) and not variables and sys.prefix == _prefix(python):
         return installed_here()
     with open(__file__, encoding="utf-8") as own:
@@ -56,5 +59,5 @@ def ask(python: str, variables: "dict[str, str]") -> "dict[str, object]":
 
 
 def _prefix(python: str) -> str:
-    """The environment that an interpreter belongs to, by its path: that of a venv's link is the venv."""
+    """Return the environment of an interpreter. The link in a venv belongs to the venv."""
     return os.path.dirname(os.path.dirname(os.path.abspath(python)))

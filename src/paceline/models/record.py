@@ -1,4 +1,4 @@
-"""The frozen record of a version: what `model.json` holds."""
+"""The frozen record of a version, stored in `model.json`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 from paceline.system.serialization import known_fields
 
 RECORD_VERSION = 1
-#: The name of the file in a version's folder, and of the folder beside it.
+#: The file in a version's folder, and the folder beside it.
 DOCUMENT, FILES = "model.json", "files"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """One file. name: relative to the version's folder of files, with forward slashes. format: a name of `formats`, or ""."""
+    """A registered file.
+
+    Attributes:
+        name: Relative to the version's files, with `/`.
+        format: A name of `formats`, or "".
+    """
 
     name: str
     size_bytes: int
@@ -26,14 +31,15 @@ class ModelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord:
-    """A registered version: all that is known of it, none of which ever changes. Tags, properties and the description, which
-    people change, lie beside it.
+    """A registered version, immutable. Tags, properties and description are stored beside it.
 
-    top: the registered file's or folder's own name, which is the first part of each file's name. is_folder: which it is.
-    digest: of the names and contents of all files: equal for equal models.
-    framework, framework_version: "pytorch", "sklearn", "tensorflow", "onnx" and so on, where it is known.
-    run: where it comes from (`lineage.of_run`); empty for files that no run is named for.
-    datasets: {"purpose", "dataset", "fingerprint"} of what it was trained on, where the run's inputs do not say it.
+    Attributes:
+        top: Name of the registered file or folder, the first part of each file's name.
+        is_folder: Whether `top` is a folder.
+        digest: Hash of names and contents of all files, equal for equal models.
+        framework, framework_version: Such as "pytorch", "sklearn", "tensorflow" or "onnx", or None.
+        run: The lineage (`lineage.of_run`), or empty.
+        datasets: {"purpose", "dataset", "fingerprint"} of training data that the run's inputs do not have.
     """
 
     name: str
@@ -51,17 +57,17 @@ class ModelRecord:
 
     @property
     def id(self) -> str:
-        """ "digits:3"."""
+        """The reference, such as "digits:3"."""
         return f"{self.name}:{self.version}"
 
     @property
     def run_id(self) -> str | None:
-        """The run that made it; None where none is named."""
+        """The id of the run that made it, or None."""
         return self.run.get("run_id")
 
     @property
     def size_bytes(self) -> int:
-        """All files together."""
+        """The size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,10 +75,10 @@ class ModelRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ModelRecord:
-        """The record that `to_json` wrote; fields of a newer version are left out.
+        """Create a record from its JSON form, ignoring fields of newer versions.
 
         Raises:
-            KeyError, TypeError: it is none.
+            KeyError, TypeError: The data is not a record.
         """
         files = tuple(ModelFile(**known_fields(ModelFile, file)) for file in data["files"])
         datasets = tuple(data.get("datasets") or ())
@@ -80,6 +86,6 @@ class ModelRecord:
 
 
 def digest_of(files: Sequence[ModelFile]) -> str:
-    """SHA-256 over the hashes and names of all files, in order of name, written as `sha256sum` writes them."""
+    """Return the SHA-256 of all hashes and names, sorted, in the format of `sha256sum`."""
     lines = (f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

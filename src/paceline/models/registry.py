@@ -1,4 +1,4 @@
-"""Registered versions on disk: one is added whole or not at all, by whoever, and taken away the same way."""
+"""The registry of models on disk. Versions are added and removed atomically."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ _SAID = 10
 
 
 def models_dir(workspace_dir: Path) -> Path:
-    """The folder of all models."""
+    """Return the folder of all models."""
     return workspace_dir / "models"
 
 
 def blobs_dir(workspace_dir: Path) -> Path:
-    """The folder of contents."""
+    """Return the folder of contents."""
     return models_dir(workspace_dir) / ".blobs"
 
 
 def parts_dir(workspace_dir: Path) -> Path:
-    """The folder of what is being made or removed."""
+    """Return the folder of unfinished registrations and removals."""
     return models_dir(workspace_dir) / ".parts"
 
 
 def versions_of(workspace_dir: Path) -> VersionFolders:
-    """The versions, as folders."""
+    """Return the versions, as folders."""
     return VersionFolders(models_dir(workspace_dir), NAME, DOCUMENT)
 
 
 def files_dir(workspace_dir: Path, record: ModelRecord) -> Path:
-    """The folder of a version's files."""
+    """Return the folder of a version's files."""
     return versions_of(workspace_dir).path(record.name, record.version) / FILES
 
 
 def notes_path(workspace_dir: Path, record: ModelRecord) -> Path:
-    """The file of a version's tags, properties and description."""
+    """Return the file of a version's tags, properties and description."""
     return versions_of(workspace_dir).path(record.name, record.version) / "notes.jsonl"
 
 
@@ -73,13 +73,12 @@ def add(
     description: str | None = None,
     came: Callable[[int], object] = lambda size: None,
 ) -> ModelRecord:
-    """The new version, with the next number of this name.
+    """Register the source as the next version of the name.
 
-    run: where the files come from (`lineage.of_run`). framework, framework_version: else they are seen from the files and the
-    run's environment. came: called with bytes as they are read.
+    Framework and version are detected from the files and the run, unless given.
 
     Raises:
-        ModelError: a wrong name, a file that can't be read or keeps changing, or no room; nothing is left then.
+        ModelError: The name is invalid, a file can't be read or keeps changing, or the disk is full. Nothing is left then.
     """
     check_model_name(name)
     versions, parts = versions_of(workspace_dir), parts_dir(workspace_dir)
@@ -117,10 +116,10 @@ def add(
 
 
 def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
-    """Make a staged folder the version that its record says.
+    """Make a staged folder the version of its record.
 
     Raises:
-        ModelError: there is one of this number by now, or it can't be written.
+        ModelError: The version exists by now, or can't be written.
     """
     versions = versions_of(workspace_dir)
     try:
@@ -134,18 +133,18 @@ def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
 
 
 def write_properties(notes: Path, properties: Mapping[str, object]) -> None:
-    """The properties of a version that nobody else sees yet."""
+    """Write the properties of a version that is not visible yet."""
     if properties:
         tags_and_properties.add_properties(notes, properties)
         notes.with_name("notes.lock").unlink()
 
 
 def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRecord:
-    """A version's record; the latest one's without a number.
+    """Return a version's record; the latest one without a number.
 
     Raises:
-        ModelNotFoundError: there is none; those that there are, are named.
-        ModelError: its record can't be read.
+        ModelNotFoundError: It does not exist; the message lists the versions that do.
+        ModelError: Its record can't be read.
     """
     versions = versions_of(workspace_dir)
     known = versions.versions(check_model_name(name))
@@ -165,7 +164,7 @@ def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRec
 
 
 def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecord]:
-    """Every version, by name, the latest first; what can't be read is passed over. name: of this model alone."""
+    """Yield all versions, or those of one model: by name, latest first. Skip unreadable ones."""
     versions = versions_of(workspace_dir)
     for each in versions.names() if name is None else [check_model_name(name)]:
         for version in reversed(versions.versions(each)):
@@ -174,20 +173,20 @@ def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecor
 
 
 def ids_of_run(folder: RunFolder) -> list[str]:
-    """The versions that came of this run, "digits:3", by name, the latest first."""
+    """Return the versions that a run made, such as "digits:3": by name, latest first."""
     return [record.id for record in records(folder.path.parent.parent) if record.run_id == folder.run_id]
 
 
 def notes_of(workspace_dir: Path, record: ModelRecord) -> Notes:
-    """A version's tags, properties and description."""
+    """Return a version's tags, properties and description."""
     return tags_and_properties.read(notes_path(workspace_dir, record))
 
 
 def remove(workspace_dir: Path, record: ModelRecord) -> int:
-    """Forget a version; the bytes that this frees. Its number is never used again.
+    """Remove a version and return the freed bytes. Its number is never reused.
 
     Raises:
-        ModelError: an alias points at it, or it can't be removed.
+        ModelError: An alias points at it, or it can't be removed.
     """
     versions, parts = versions_of(workspace_dir), parts_dir(workspace_dir)
     gone = parts / f"{staging.GONE}{secrets.token_hex(8)}"
@@ -223,7 +222,7 @@ def _kept(workspace_dir: Path, source: ModelSource, folder: Path, came: Callable
 
 
 def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
-    """Refuse a folder that has the models themselves in it: it would grow while it is copied."""
+    """Refuse a folder that contains the models: it would grow during the copy."""
     models = os.path.realpath(models_dir(workspace_dir))
     for file in source.files:
         if file.top is None and f"{os.path.realpath(file.path)}".startswith(f"{models}{os.sep}.parts{os.sep}"):
@@ -231,7 +230,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
 
 
 def listed(found: Sequence[Any]) -> str:
-    """The first of these in a row, and how many more there are; "none"."""
+    """List the first items, and the number of others; "none" for an empty sequence."""
     return some([*map(str, found)], _SAID) or "none"
 
 
@@ -241,11 +240,11 @@ def _why(error: OSError) -> str:
 
 
 def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord:
-    """The record of the version that is meant by "digits" (the latest one), "digits:3" or "digits@production".
+    """Return the record for a reference such as "digits", "digits:3" or "digits@production".
 
     Raises:
-        ModelError: the words are no such reference.
-        ModelNotFoundError: there is no such model, version or alias; those that there are, are named.
+        ModelError: The text is not a reference.
+        ModelNotFoundError: The model, version or alias does not exist; the message lists those that do.
     """
     meant = reference if isinstance(reference, ModelReference) else parse(reference)
     if meant.alias is None:

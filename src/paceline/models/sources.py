@@ -1,4 +1,4 @@
-"""The files that are to become a model: of a folder or file of this machine, or of a run. What is no file is refused, by name."""
+"""The source files of a model, on this machine or in a run. Other entries are refused."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ _SAID = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSourceFile:
-    """A file to be read. name: what it is called in the model. top: a folder below which no link is followed, or None."""
+    """A source file.
+
+    name: in the model. top: the folder below which no link is followed, or None.
+    """
 
     name: str
     path: Path
     top: Path | None = None
 
     def open(self) -> int:
-        """An open descriptor of it.
+        """Open the file for reading.
 
         Raises:
-            OSError: also where a link or a pipe has come into its place.
+            OSError: The file can't be opened, or is a link or pipe by now.
         """
         if self.top is not None:
             return links.open_below(os.fspath(self.top), self.path.relative_to(self.top).as_posix())
-        # NONBLOCK: a pipe that has come into the file's place would keep this waiting.
+        # NONBLOCK: opening a pipe that has replaced the file would block.
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -45,7 +48,7 @@ class ModelSourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """What is to become a model. top: its own name, without folders. said: as it was given, for messages."""
+    """The source of a model. top: its own name. said: the caller's text, for messages."""
 
     top: str
     is_folder: bool
@@ -54,7 +57,7 @@ class ModelSource:
 
     @property
     def size_bytes(self) -> int:
-        """All files together, as far as they can be looked at."""
+        """The size of all readable files."""
         total = 0
         for file in self.files:
             with contextlib.suppress(OSError):
@@ -63,10 +66,10 @@ class ModelSource:
 
 
 def local(path: Any) -> ModelSource:
-    """A file or folder of this machine. Links in it stand for what they lead to, for it is the caller's own.
+    """Return a local file or folder as a source. Links count as their targets.
 
     Raises:
-        ModelError: nothing there, nothing in it, or something in it that is no file: it is named.
+        ModelError: It is missing, empty, or contains an entry that is not a file.
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ModelError(f"the path {path!r}: give the path of a model's file or folder.")
@@ -90,11 +93,12 @@ def local(path: Any) -> ModelSource:
 
 
 def of_run(folder: RunFolder, name: Any) -> ModelSource:
-    """A file or folder of a run by its name there, such as `outputs/model`. A link in it to another of the run's files
-    stands for that.
+    """Return a run's file or folder as a source, by its name such as `outputs/model`.
+
+    A link to another file of the run counts as its target.
 
     Raises:
-        ModelError: nothing of that name, nothing in it, or something in it that is no file of the run's.
+        ModelError: It is missing, empty, or contains an entry that is not a file of the run.
     """
     said = os.fspath(name) if isinstance(name, os.PathLike) else name
     try:
@@ -142,7 +146,7 @@ def _whole(top: str, said: str, files: list[ModelSourceFile]) -> ModelSource:
 
 def _below(folder: Path, top: str, said: str) -> list[ModelSourceFile]:
     files: list[ModelSourceFile] = []
-    # Each with the real paths of the folders above it, for a link to one of those goes round in a circle.
+    # With the real paths of the parent folders: a link to one of them is a cycle.
     waiting: list[tuple[Path, str, tuple[str, ...]]] = [(folder, top, ())]
     while waiting:
         at, name, above = waiting.pop()

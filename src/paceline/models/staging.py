@@ -1,10 +1,10 @@
-"""Folders in which a registration is made before it has a name, and what is left of those that were killed.
+"""Staging folders of registrations, and cleanup after killed ones.
 
-    <models>/.parts/<boot id>-<token>/lock      held by the process that works here
-    <models>/.parts/<boot id>-<token>/files/    files that come
-    <models>/.parts/gone-<token>/               a version that is being removed
+    <models>/.parts/<boot id>-<token>/lock      held by the registering process
+    <models>/.parts/<boot id>-<token>/files/    files copied so far
+    <models>/.parts/gone-<token>/               a version being removed
 
-A folder is gone once its process is: it removes it, or becomes a version, or whoever registers or prunes next removes it.
+The process removes its folder or renames it to a version. The next registration or pruning removes those of killed processes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from paceline.models.record import FILES
 from paceline.system import locks, processes
 from paceline.system.files import remove_tree, tree_size
 
-#: With what the name of a version begins that is being removed: whoever meets it goes on with that.
+#: Prefix of a version that is being removed; any process may finish the removal.
 GONE = "gone-"
 _LOCK = "lock"
-#: From a folder's making to its lock it takes moments.
+#: More than the moment between creating a folder and locking it.
 _FRESH_S = 60.0
-#: Of another machine, whose locks may not be seen here: nothing was written for so long.
+#: Locks of another machine may be invisible here, so its folders count as abandoned after this time without a write.
 _ABANDONED_S = 3600.0
 
 
 @contextlib.contextmanager
 def staged(parts: Path) -> Iterator[Path]:
-    """A new folder `files` within one of its own, which is removed in the end, whatever is left of it.
+    """Create a folder `files` in a new locked folder, which is removed at the end.
 
-    The yielded folder's parent may be renamed away.
+    The caller may rename the parent folder away.
     """
     top = parts / f"{processes.boot_id()[:8] or 'unknown'}-{secrets.token_hex(8)}"
     try:
@@ -45,13 +45,16 @@ def staged(parts: Path) -> Iterator[Path]:
 
 
 def ready(files: Path) -> Path:
-    """The folder to be renamed, without its lock: from now on nobody may take it for abandoned but by its age."""
+    """Remove the lock and return the folder to rename.
+
+    From now on only age makes it abandoned.
+    """
     (files.parent / _LOCK).unlink(missing_ok=True)
     return files.parent
 
 
 def abandoned(parts: Path) -> Iterator[tuple[Path, int]]:
-    """(path, bytes) of each folder whose process is gone."""
+    """Yield (path, bytes) of each folder whose process has died."""
     try:
         names = sorted(os.listdir(parts))
     except OSError:
@@ -64,7 +67,10 @@ def abandoned(parts: Path) -> Iterator[tuple[Path, int]]:
 
 
 def sweep(parts: Path) -> int:
-    """Remove what killed registrations and removals have left; its bytes. Never raises."""
+    """Remove what killed registrations and removals left. Never raise.
+
+    Return the freed bytes.
+    """
     total = 0
     for path, size in abandoned(parts):
         with contextlib.suppress(OSError):
@@ -88,6 +94,6 @@ def _last_change_s(path: Path) -> float:
     for folder, _, names in os.walk(path):
         for name in ("", *names):
             with contextlib.suppress(OSError):
-                # Of the inode: a kept file's own time of change is fixed.
+                # The ctime: the modification time of a kept file is fixed.
                 latest = max(latest, os.lstat(os.path.join(folder, name)).st_ctime)
     return latest

@@ -1,4 +1,4 @@
-"""source_directory -> a content-addressed copy in the workspace, made only where the content is new."""
+"""Content-addressed copies of source directories in the workspace."""
 
 from paceline.snapshot.git import git_state
 from paceline.snapshot.scan import LIMIT_VARIABLE, MAX_BYTES, MAX_FILES

@@ -1,4 +1,4 @@
-"""The git repository of a source directory: its files, and the commit, branch and dirty flag."""
+"""The git state of a source directory: tracked files, commit, branch and dirty flag."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _TIMEOUT_S = 5.0
 
 
 def git_state(source: Path) -> dict[str, object]:
-    """commit, branch, dirty and repository_uri of the repository that holds `source`; empty where none does.
+    """Return commit, branch, dirty and repository_uri of the repository of `source`.
 
-    dirty: whether anything below `source`, untracked files included, differs from the commit. A branch is absent on a
-    detached head, repository_uri where there is no remote "origin"; passwords are cut out of it. Where git is not
-    installed or takes over 5 seconds, nothing is recorded.
+    dirty: files below `source` differ from the commit, or are untracked. branch is missing for a detached head, repository_uri
+    without a remote "origin"; passwords are removed from it. The result is empty without a repository, without git, or after 5
+    seconds.
     """
-    # A look at the folders costs less than a process that finds no repository. In a worktree `.git` is a file.
+    # Testing the folders is cheaper than a git process that finds no repository. In a worktree `.git` is a file.
     if not any((folder / ".git").exists() for folder in (source, *source.resolve().parents)):
         return {}
-    # Both at once: each costs little but a process.
+    # One call for both: the process costs most.
     status = _git(source, "status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", ".")
     remote = _git(source, "config", "--get", "remote.origin.url")
     text = _output(status)
@@ -39,7 +39,7 @@ def git_state(source: Path) -> dict[str, object]:
             case ["#", *_]:
                 pass
             case _:
-                # Every line without "#" is a file that differs.
+                # Every line without "#" is a changed file.
                 state["dirty"] = True
     if uri:
         state["repository_uri"] = re.sub(r"(?<=://)[^/]*@", "", hidden(uri))
@@ -47,13 +47,13 @@ def git_state(source: Path) -> dict[str, object]:
 
 
 def tracked_files(source: Path) -> list[str]:
-    """Return the files below `source` that git tracks, relative to it; none where git is not installed or too slow."""
+    """Return the tracked files below `source`, or none if git is missing or too slow."""
     text = _output(_git(source, "ls-files", "-z", "--cached"))
     return [name for name in (text or "").split("\0") if name]
 
 
 def _git(source: Path, *arguments: str) -> subprocess.Popen[str] | None:
-    # `git status` refreshes the index, and takes its lock for that; the user's own git would find it locked.
+    # `git status` would lock the index to refresh it, and so block the user's own git.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         return subprocess.Popen(
@@ -75,7 +75,7 @@ def _output(process: subprocess.Popen[str] | None) -> str | None:
     try:
         text, _ = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        # On a network disk a status may take minutes; the second call takes the killed process off the system.
+        # A status may take minutes on a network disk. The second call reaps the killed process.
         process.kill()
         process.communicate()
         return None

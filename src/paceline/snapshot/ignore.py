@@ -1,6 +1,6 @@
-"""The names that a snapshot leaves out: by the patterns of `.amlignore`, or where there is none of `.gitignore`, and a few more.
+"""Exclusion rules of a snapshot: `.amlignore`, else `.gitignore`, and a few fixed names.
 
-The syntax is git's, ignore files in subfolders included; pathspec reads it.
+The syntax is git's, with ignore files in subfolders; pathspec parses it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 #: Never part of a source tree, at any depth.
 ALWAYS = frozenset({".git", ".paceline", "__pycache__", ".ipynb_checkpoints"})
-#: The script's `outputs` folder is the run's, so one in the source could not be seen there.
+#: The script's `outputs` folder is the run's and would hide one in the source.
 AT_THE_TOP = frozenset({"outputs"})
 
 
 class Ignore:
-    """Decides for one tree. Patterns are compiled when a name is first asked for that no cache knows."""
+    """The rules of one tree, compiled on the first name that is not in a cache."""
 
     def __init__(self, source: Path) -> None:
         self._source = source
         self.file_name = ".amlignore" if (source / ".amlignore").is_file() else ".gitignore"
         self._texts: dict[str, bytes] = {}
-        #: Git's own list for this repository, whose patterns count less than those of the top's file.
+        #: Git's exclude file of this repository, which ranks below the top ignore file.
         self._excluded = b""
         if self.file_name == ".gitignore":
             try:
@@ -36,25 +36,25 @@ class Ignore:
         self._specs: dict[str, GitIgnoreSpec] = {}
 
     def enter(self, directory: str) -> None:
-        """Read the ignore file of a folder of the tree ("" is its top), known to have one."""
+        """Read the ignore file of a folder; "" is the top."""
         path = self._source / directory / self.file_name
         try:
-            # Some editors begin a file with a byte-order mark, which would become a part of the first pattern.
+            # Strip a UTF-8 BOM: it would become part of the first pattern.
             text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
         except OSError:
             return
         self._texts[directory] = text if directory else self._excluded + text
 
     def key(self) -> list[list[str]]:
-        """Equal for equal patterns: what a cache of decisions goes by."""
+        """Return the cache key of the rules, equal for equal patterns."""
         import hashlib
 
         return [[directory, hashlib.sha256(text).hexdigest()] for directory, text in sorted(self._texts.items())]
 
     def ignores(self, path: str, *, is_directory: bool) -> str | None:
-        """Return the pattern that leaves out `path` (relative, forward slashes), with its file, or None where none does.
+        """Return the pattern that excludes `path`, with its file, or None.
 
-        The deepest folder's patterns count first.
+        The deepest folder's patterns take precedence.
         """
         if not self._texts:
             return None
@@ -62,7 +62,7 @@ class Ignore:
         while True:
             if directory in self._texts:
                 inside = path[len(directory) + 1 :] if directory else path
-                # A pattern that ends with a slash means folders alone; the matcher knows a folder by such a slash.
+                # A pattern with a trailing slash matches folders only; the matcher recognizes a folder by a trailing slash.
                 found = self._spec(directory).check_file(inside + "/" * is_directory)
                 if found.include is not None:
                     if not found.include:

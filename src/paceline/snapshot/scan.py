@@ -1,8 +1,7 @@
-"""The source tree as it is now: which files belong to it, and which of them were hashed before and are unchanged.
+"""Scan of a source tree: its files, and those unchanged since the last scan.
 
-A file's hash is taken over from the last scan if size, times, inode and mode are the same and its times lie safely
-before that scan, as git does it: of a file that is written within the clock's tick of being hashed, equal times prove
-nothing.
+A hash of the last scan is reused if size, times, inode and mode are equal, and the times are safely older than that scan. Git
+does the same: for a file written within the clock tick of its hash, equal times prove nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from paceline.system.linked import RESULTS, SECRET, VALUES, VIRTUAL_ENVIRONMENT,
 MAX_BYTES = 300 * 1024 * 1024
 MAX_FILES = 2000
 _RESULTS = "results of earlier runs"
-#: A file of this size that git does not track is data.
+#: An untracked file of this size counts as data.
 _DATA_BYTES = 50 * 1024 * 1024
-#: Set to "off", it lifts both limits. The second name is the Azure SDK's.
+#: "off" lifts both limits. The second name is the Azure SDK's.
 LIMIT_VARIABLE = "PACELINE_SNAPSHOT_LIMIT"
 _AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
 
-#: Coarser than the tick of any file system's clock in use.
+#: Coarser than the clock tick of any file system in use.
 _CLOCK_TICK_NS = 50_000_000
 
 #: size, mtime, ctime, inode, mode.
@@ -40,11 +39,14 @@ Stamp: TypeAlias = "tuple[int, int, int, int, int]"
 
 @dataclass
 class Tree:
-    """The tree that a scan found. Paths are relative, with forward slashes.
+    """The scanned tree. Paths are relative, with `/`.
 
-    files: path -> its stamp. links: path -> target. directories: those that hold nothing else, and all others.
-    hashes: path -> hash, for the files that are unchanged since the last scan. not_copied: what a run's working folder links to,
-    and results of earlier runs.
+    Attributes:
+        files: Stamp of each file.
+        links: Target of each link.
+        directories: All folders, including empty ones.
+        hashes: Hash of each file that is unchanged since the last scan.
+        not_copied: Entries that a run's working folder links to instead, and results of earlier runs.
     """
 
     source: Path
@@ -62,7 +64,7 @@ class Tree:
         return sum(stamp[0] for stamp in self.files.values())
 
     def to_cache(self, snapshot_id: str) -> dict[str, Any]:
-        """The cache for the next scan, once all hashes are there."""
+        """Return the cache for the next scan, once all hashes are known."""
         return {
             "id": snapshot_id,
             "ignore": self.ignore_key,
@@ -88,17 +90,18 @@ def scan(
     """Return the tree below `source`.
 
     Args:
-        cache_file: The last scan of this tree has left it.
+        source: The folder to scan.
+        cache_file: The cache of the last scan.
         leave_out: The workspace, which may lie inside the tree.
-        files_out: Files and folders that are not part of it, under whatever name.
-        opened: For a run, which links to whatever is not copied: the script, its folder and the working directory, and those
-            above them, relative to `source`. None: nothing can be linked, so such a file is an error.
-        wanted: Folders with results of earlier runs that the run shall see, relative to `source`.
-        is_whole: Take all of it, whatever its size and its ignore files.
+        files_out: Files and folders to exclude.
+        opened: For a run, which links to the excluded entries: the script, its folder, the working directory and their
+            parents, relative to `source`. None: nothing can be linked, so such an entry is an error.
+        wanted: Folders with results of earlier runs that the run needs, relative to `source`.
+        is_whole: Ignore limits and ignore files.
 
     Raises:
-        SnapshotError: Without `opened`: over the limits, a link out of the tree, something that is neither file, folder nor
-            link, or a file that can't be read.
+        SnapshotError: A file can't be read; or, without `opened`, the tree exceeds the limits, or contains a link out of it
+            or a special file.
     """
     tree = _Scan(source, read_json(cache_file) or {}, leave_out, files_out, opened, wanted, is_whole).run()
     if opened is None and not is_whole:
@@ -125,7 +128,7 @@ class _Scan:
         self._wanted = wanted
         self._is_git = (source / ".git").exists()
         self._tracked: frozenset[str] | None = None
-        #: In the walk below a folder that may be linked as a whole: the files that it may still have.
+        #: Files that the current folder may still have, if it may be linked as a whole; else None.
         self._left: int | None = None
         self._tree = Tree(source=source, scanned_ns=time.time_ns(), last_id=cache.get("id"))
         self._ignore = Ignore(source)
@@ -138,11 +141,11 @@ class _Scan:
         self._root = os.path.realpath(source)
 
     def run(self) -> Tree:
-        # Ignore files are found on the way down; decisions of the last scan hold only if all of them are as they were.
+        # The walk finds ignore files on its way. The last scan's decisions hold only if all of them are unchanged.
         trust = self._known_ignore is not None
         self._walk("", trust=trust)
         self._tree.ignore_key = self._ignore.key()
-        # An ignore file has changed: what was decided by the old ones is worth nothing, so all is decided again.
+        # An ignore file has changed, so decide everything again.
         if trust and self._tree.ignore_key != self._known_ignore:
             files_out = [*map(Path, self._files_out)]
             return _Scan(
@@ -158,7 +161,7 @@ class _Scan:
             with os.scandir(os.path.join(tree.source, directory)) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
         except FileNotFoundError:
-            # Gone since the folder above was listed.
+            # Removed since the listing of its parent.
             if directory:
                 tree.directories.remove(directory)
             return
@@ -185,15 +188,15 @@ class _Scan:
             if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
                 self._leave(path, VALUES)
                 continue
-            # Only files and folders that the last scan took need no decision: what it left out is not in the cache.
+            # Only entries that the last scan included skip the decision; the cache has no excluded ones.
             decided = trust and (path in self._known_directories if is_directory else path in known)
             why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
-            # What git tracks belongs to the project, whatever its patterns say.
+            # A tracked entry belongs to the project, whatever the patterns say.
             if why is not None and not (self._opened is not None and (path in self._opened or self._has_tracked(path))):
-                # A link to a folder is ignored as a file is.
+                # Ignore rules treat a link to a folder as a file.
                 self._leave(path, why, is_folder=os.path.isdir(entry.path))
                 continue
-            # Whatever the last scan took: git may track it no longer.
+            # Regardless of the last scan: git may no longer track it.
             is_open = self._opened is None or path in self._opened
             if not is_open and is_secret(name, is_folder=is_directory) and not self._is_tracked(path):
                 self._leave(path, SECRET, is_folder=is_directory)
@@ -209,10 +212,10 @@ class _Scan:
                     self._file(path, entry)
 
     def _leave(self, path: str, why: str, *, is_folder: bool = False) -> None:
-        """Note a file or folder that is not copied."""
+        """Record a file or folder that is not copied."""
         if self._opened is None:
             return
-        # Never linked, whatever it is: what the run leaves in its outputs would be written there.
+        # Never link results: the run would write its outputs into them.
         is_result = path in AT_THE_TOP or (is_folder and self._holds_results(path) and path not in self._wanted)
         is_environment = is_folder and _is_environment(os.path.join(self._tree.source, path))
         text = _RESULTS if is_result else VIRTUAL_ENVIRONMENT if is_environment else why
@@ -228,7 +231,10 @@ class _Scan:
             return False
 
     def _has_tracked(self, path: str) -> bool:
-        """Return whether git tracks this file, or a file below this folder, and its ignore files count."""
+        """Return True if git tracks the path or a file below it.
+
+        Its own ignore files must count.
+        """
         return self._is_git and self._ignore.file_name == ".gitignore" and self._is_tracked(path)
 
     def _is_tracked(self, path: str) -> bool:
@@ -252,7 +258,7 @@ class _Scan:
         if self._holds_results(path):
             return self._leave(path, _RESULTS, is_folder=True)
         is_group = self._left is None and not self._is_git
-        # Hidden folders outside a repository are caches and settings of programs.
+        # Hidden folders outside a repository are caches and settings.
         if is_group and os.path.basename(path).startswith("."):
             return self._leave(path, "a hidden folder", is_folder=True)
         self._tree.directories.append(path)
@@ -270,7 +276,7 @@ class _Scan:
                 self._left = None
 
     def _take_back(self, path: str) -> None:
-        """Forget a folder, and all that was found below it."""
+        """Remove a folder and everything below it from the tree."""
         tree, below = self._tree, f"{path}/"
         for found in (tree.files, tree.links, tree.hashes):
             for name in [name for name in found if name.startswith(below)]:
@@ -279,7 +285,7 @@ class _Scan:
         tree.not_copied[:] = [one for one in tree.not_copied if not one.path.startswith(below)]
 
     def _link_largest(self) -> None:
-        """Leave out the largest parts that git does not track, until the rest is within the limits."""
+        """Exclude the largest untracked parts until the rest is within the limits."""
         tree = self._tree
         if tree.size <= MAX_BYTES and len(tree.files) <= MAX_FILES:
             return
@@ -287,7 +293,7 @@ class _Scan:
         groups: dict[str, list[int]] = {}
         for path, stamp in tree.files.items():
             parts = path.split("/")
-            # The topmost folder that is neither open nor tracked; else the file itself.
+            # The topmost folder that is neither open nor tracked, else the file itself.
             names = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
             group = next((name for name in names if name not in self._opened and not self._has_tracked(name)), None)
             if group is not None:
@@ -326,16 +332,16 @@ class _Scan:
             )
         self._tree.files[path] = stamp
         before = self._known.get(path)
-        # The time of change of the inode too: programs can set the other one back.
+        # Compare ctime too: programs can reset mtime.
         if before is not None and tuple(before[:5]) == stamp and max(stamp[1], stamp[2]) < self._trusted_ns:
             self._tree.hashes[path] = before[5]
 
     def _link_target(self, path: str) -> str | None:
-        """Return the target that the link has in the copy; None for one that leads out of the tree, which a run links to."""
+        """Return the link's target in the copy, or None if it leaves the tree."""
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)
-        # With the separator, since "/home/ann/src-old" begins with "/home/ann/src" as well.
+        # With the separator: "/home/ann/src-old" also begins with "/home/ann/src".
         if resolved != self._root and not resolved.startswith(self._root + os.sep):
             if self._opened is not None:
                 self._leave(path, f"a link to {target}", is_folder=os.path.isdir(absolute))
@@ -346,7 +352,7 @@ class _Scan:
             )
         by_name = os.path.normpath(os.path.join(os.path.dirname(path), target))
         if os.path.isabs(target) or by_name.split(os.sep)[0] == "..":
-            # A link that leaves the tree by its name and comes back would lead from the copy to the original.
+            # A link that leaves the tree by name and returns would point from the copy to the original.
             target = os.path.relpath(resolved, os.path.dirname(absolute))
         return target
 

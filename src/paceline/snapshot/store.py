@@ -1,6 +1,6 @@
-"""Hash a scanned tree and copy it to `<workspace>/snapshots/<hash>/`, where no copy with that hash lies yet.
+"""Hash a scanned tree, and copy it to `<workspace>/snapshots/<hash>/` unless it exists.
 
-A snapshot is never changed once it has its name; runs work on copies of it.
+A snapshot never changes; runs work on copies of it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from paceline.system.linked import NotCopied
 _CHUNK = 1 << 20
 _TRIES = 3
 
-#: Called with (bytes done, bytes in all) while files are hashed and copied.
+#: Called with (bytes done, total bytes) while files are hashed and copied.
 Progress: TypeAlias = "Callable[[int, int], None]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A copy of a source directory. is_new: whether this call made it. not_copied: names of the source that it has not."""
+    """A copy of a source directory. is_new: made by this call. not_copied: excluded names."""
 
     id: str
     path: Path
@@ -42,9 +42,7 @@ class Snapshot:
 
 
 def check_folder(source: Path) -> None:
-    """Raises:
-    SnapshotError: it is no folder.
-    """
+    """Raise SnapshotError unless the source is a folder."""
     if not source.is_dir():
         raise SnapshotError(f"source_directory {str(source)!r} is not a folder. Name the folder that holds the script.")
 
@@ -59,14 +57,21 @@ def take(
     wanted: frozenset[str] = frozenset(),
     is_whole: bool = False,
 ) -> Snapshot:
-    """The snapshot of `source` as it is now, uncommitted edits included; copied only if there is none like it.
+    """Return the snapshot of `source` with uncommitted edits, copying it if it is new.
 
-    snapshots_dir: `<workspace>/snapshots`. progress: called as bytes are read. leave_out: files and folders it has not.
-    opened, wanted, is_whole: as `scan` takes them, for the source of a run.
+    Args:
+        source: The folder.
+        snapshots_dir: `<workspace>/snapshots`.
+        workspace_dir: The workspace, which is excluded.
+        progress: Called as bytes are read.
+        leave_out: Files and folders to exclude.
+        opened: As for `scan`.
+        wanted: As for `scan`.
+        is_whole: As for `scan`.
 
     Raises:
-        SnapshotError: not a folder, over the limits, a link out of the tree, an unreadable file, one that keeps
-            changing while it is read, or no space for the copy.
+        SnapshotError: The source is not a folder, exceeds the limits, contains a link out of it, a file is unreadable or
+            keeps changing, or the disk is full.
     """
     check_folder(source)
     cache_dir = snapshots_dir / ".scans"
@@ -81,7 +86,7 @@ def take(
                     tree.hashes[path] = _read(tree, path, None, meter)
             snapshot_id = _tree_hash(tree)
             target = snapshots_dir / snapshot_id
-            # A folder of that name is whole, because it gets its name by a rename.
+            # A folder gets this name by a rename, so it is complete.
             is_new = not target.is_dir()
             if is_new:
                 _copy(tree, target, meter)
@@ -97,7 +102,7 @@ def take(
                 f"the snapshot of {str(source)!r} could not be made: {error.strerror}: {error.filename!r}. "
                 "Mend that, or name the file in .amlignore."
             ) from error
-    # It is in use from now on, before a record says so.
+    # Mark it as used before a record refers to it.
     with contextlib.suppress(OSError):
         os.utime(target)
     if not unchanged or tree.last_id != snapshot_id:
@@ -124,7 +129,7 @@ class _ChangedError(Exception):
 
 
 class _Meter:
-    """Adds up what is read: files that need a hash once, and again if they are copied."""
+    """A counter of read bytes: once to hash a file, again to copy it."""
 
     def __init__(self, tree: Tree, progress: Progress | None) -> None:
         self._progress = progress
@@ -138,10 +143,10 @@ class _Meter:
 
 
 def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
-    """The hash of a file, which is copied to `target` on the way if one is given.
+    """Return the hash of a file, copying it to `target` on the way if given.
 
     Raises:
-        _ChangedError: it is not what the scan saw, before or after.
+        _ChangedError: The file differs from the scan, before or after.
     """
     digest = hashlib.sha256()
     try:
@@ -149,7 +154,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
     except FileNotFoundError:
         raise _ChangedError(path) from None
     with source:
-        # By the open file, not by its path: an editor may have put another in its place since the scan.
+        # Stat the open file, not the path: an editor may have replaced it since the scan.
         if stamp_of(os.fstat(source.fileno())) != tree.files[path]:
             raise _ChangedError(path)
         copy = open(target, "xb", buffering=0) if target is not None else None  # noqa: SIM115
@@ -157,22 +162,22 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
             while data := source.read(_CHUNK):
                 digest.update(data)
                 if copy is not None and copy.write(data) != len(data):
-                    # An unbuffered file takes what still fits on a disk that is nearly full, and says so by the count alone.
+                    # An unbuffered write on a nearly full disk only returns a smaller count.
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
                 meter.add(len(data))
         finally:
             if copy is not None:
                 copy.close()
-        # Looked at again: it may have been written to while it was read, and its hash be that of no state it ever had.
+        # Check again: after a write during the read, the hash may be that of no state of the file.
         if stamp_of(os.fstat(source.fileno())) != tree.files[path]:
             raise _ChangedError(path)
     return digest.hexdigest()
 
 
 def _tree_hash(tree: Tree) -> str:
-    """The hash of names, permissions, contents and links, in order of name."""
+    """Return the hash of names, permissions, contents and links, in order of name."""
     digest = hashlib.sha256(b"paceline snapshot 1\0")
-    # The letters keep a folder, a file and a link of one name apart; a NUL, which no name has, ends each part.
+    # The letters distinguish a folder, a file and a link of one name. NUL, which no name contains, ends each part.
     for path in sorted(tree.directories):
         digest.update(b"d\0" + os.fsencode(path) + b"\0")
     for path in sorted(tree.files):
@@ -184,14 +189,14 @@ def _tree_hash(tree: Tree) -> str:
 
 
 def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
-    """Copy the tree beside `target`, then give it its name; an equal copy that came first stays."""
+    """Copy the tree to a temporary folder, and rename it unless an equal copy exists."""
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".new-{os.getpid()}-{os.urandom(4).hex()}")
     last = target.parent / tree.last_id if tree.last_id else None
     meter.total += tree.size
     try:
         beside.mkdir()
-        # The scan has noted each folder before what is in it.
+        # The scan lists each folder before its content.
         for path in tree.directories:
             (beside / path).mkdir()
         for path, stamp in tree.files.items():
@@ -203,8 +208,7 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
         for path, link in tree.links.items():
             os.symlink(link, beside / path)
         try:
-            # Two that copy the same tree at once: a rename onto a folder that is not empty fails, so the first stays, and no
-            # reader meets a part.
+            # Of two concurrent copies the first wins: renaming onto a non-empty folder fails. Readers never see a partial copy.
             os.rename(beside, target)
         except OSError:
             if not target.is_dir():
@@ -214,12 +218,15 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
 
 
 def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
-    """Share the last snapshot's copy of a file that is the same there, so that a small edit makes a small snapshot."""
+    """Hard-link an equal file of the last snapshot.
+
+    So a small edit makes a small snapshot.
+    """
     try:
         found = os.lstat(old)
         if stat.S_IMODE(found.st_mode) != stat.S_IMODE(tree.files[path][4]) or found.st_size != tree.files[path][0]:
             return False
-        # Hashed, not trusted by its times: somebody may have written into a snapshot.
+        # Hash it, because its times prove nothing: a script may have written into a snapshot.
         digest = hashlib.sha256()
         with open(old, "rb", buffering=0) as file:
             while data := file.read(_CHUNK):
@@ -229,5 +236,5 @@ def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
             os.link(old, new)
         return same
     except OSError:
-        # No such file there, or a file system without hard links: it is copied.
+        # No such file, or no hard links: copy it.
         return False
