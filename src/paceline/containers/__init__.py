@@ -1,8 +1,8 @@
-"""Workers in containers of an image: with podman, docker or apptainer, whichever answers.
+"""Workers in containers of an image, with podman, docker or apptainer.
 
-A launcher's command line is wrapped in the engine's own: one container for each plain worker, one around a whole
-mpirun. The container has the host's network, process ids and user, and the run's folders under their own paths, so
-that addresses, ports, pids, signals and file names mean the same inside and outside.
+The engine's command line wraps a launcher's: one container per plain worker, or one around a whole mpirun. A container has the
+host's network, process ids and user, and the run's folders under the same paths. So addresses, ports, pids, signals and file
+names mean the same inside and outside.
 """
 
 from paceline.containers.client import start_failure

@@ -1,4 +1,4 @@
-"""Calls of an engine's client that take their time: lines as they come."""
+"""Long calls of an engine's client, and the reasons for their failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 
-# Enough to find the reason of a failure in; a pull prints a line for each step of each layer, and all of them would pile up.
+# Enough to find the reason of a failure. A pull prints a line for each step of each layer.
 _KEPT_LINES = 200
 
 _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not found|no such file or directory", re.I)
@@ -25,12 +25,12 @@ def call(
     say: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, list[str]]:
-    """Exit code and last lines of output, standard error's among them.
+    """Run the client, and return its exit code and last lines of output.
 
-    say: is given each line as it comes; where it raises, the client is ended.
+    say: called with each line. If it raises, the client is killed.
 
     Raises:
-        LauncherError: the client can't be started.
+        LauncherError: The client can't be started.
     """
     try:
         process = subprocess.Popen(
@@ -38,7 +38,7 @@ def call(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # A group of its own: Ctrl-C at the terminal is the run's affair, and the client is ended with all below it.
+            # A process group of its own: the run handles Ctrl-C, and ends the client with its children.
             start_new_session=True,
             env=environment,
             encoding="utf-8",
@@ -50,28 +50,28 @@ def call(
     assert process.stdout is not None
     with process.stdout as output:
         try:
-            # A carriage return alone ends a line as well: those of a progress bar have nothing else.
+            # A progress bar ends its lines with a carriage return only.
             for line in map(str.rstrip, output):
                 if line:
                     lines.append(line)
                     say(line)
             return process.wait(), list(lines)
         finally:
-            # `say` has raised: the client would go on, and nobody would be left to read its output or to end it.
+            # `say` has raised, so nothing would read the client's output or end it.
             if process.returncode is None:
-                # With whatever it has started.
+                # With its children.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
 def reason(lines: Sequence[str]) -> str:
-    """Return the engine's own reason: its last error, without the words in front that say that it is one."""
+    """Return the engine's last error, without prefixes."""
     told = [line.strip() for line in lines if line.strip()]
     errors = [line for line in told if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
-    # Engines print progress and warnings first; the last error is the one that ended the call.
+    # Progress and warnings come first; the last error ended the call.
     last = (errors or told or [""])[-1]
-    # The daemon's words twice: they stand alone, or behind `docker:`, which has to be taken off first.
+    # The daemon's prefix twice: it stands alone, or after `docker:`, which must be removed first.
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
     return last.rstrip(".")
@@ -80,17 +80,22 @@ def reason(lines: Sequence[str]) -> str:
 def start_failure(
     engine: ContainerEngine, image: str, program: str, exit_code: int, lines: Sequence[str]
 ) -> str | None:
-    """Why no container of `image` came to run `program`; None where the exit code is not the engine's own.
+    """Return why no container ran `program`, or None for a script's exit code.
 
-    image: as the user called it. lines: the last of the client's output. Only for a worker that has not reported its
-    start: a script may leave with any code.
+    Call it only for a worker that has not reported its start: a script may return any code.
+
+    Args:
+        engine: The engine.
+        image: The user's name of the image.
+        program: The program to run.
+        exit_code: Of the client.
+        lines: The client's last output.
     """
-    # The client's own: it could not start a container, where apptainer ends with 255; the program can't be run; there is no
-    # such program.
+    # The client's own codes: no container (apptainer: 255), program not executable, program not found.
     if exit_code not in (125 if engine.keeps_containers else 255, 126, 127):
         return None
     told = reason(lines) or f"exit code {exit_code}"
-    # The runtime below an engine may report a missing program under another code; then its words tell.
+    # The runtime below an engine may report a missing program with another code; check its message.
     if exit_code == 127 or (f'"{program}"' in told and _NO_PROGRAM.search(told)):
         return (
             f"custom_docker_image={image!r} has no program {program!r} ({engine.kind}: {told}). "

@@ -1,8 +1,7 @@
-"""Which container engine there is, and whether it answers.
+"""Detection of a working container engine.
 
-A program of the right name is not enough: docker's client is useless without its daemon, some machines have a `docker`
-that is podman, and others one that only prints how to get the real thing. So an engine counts if it names itself and
-then says something that only a working one can.
+A program of the right name proves nothing: docker needs its daemon, and a `docker` may be podman or only print how to install
+docker. So an engine must print its name, and answer a question that only a working one can.
 """
 
 from __future__ import annotations
@@ -19,24 +18,25 @@ from typing import Any
 from paceline.errors import EngineError, LauncherError
 from paceline.system import processes
 
-#: Names the engine to use: a program on PATH, or a path.
+#: The engine to use: a program on PATH, or a path.
 ENGINE_VARIABLE = "PACELINE_CONTAINER_ENGINE"
 
-#: Looked for in this order. Podman first: it needs no daemon, and its containers are children of their run.
+#: In order of preference. Podman needs no daemon, and its containers are children of their run.
 _PROGRAMS = ("podman", "docker", "apptainer", "singularity")
 # "podman version 4.9.3", "Docker version 24.0.7, build afdd53b", "apptainer version 1.3.0", "singularity-ce version 4.1.0".
 _NAMES_ITSELF = re.compile(r"(?im)^(podman|docker|apptainer|singularity)(?:-ce|-pro)?\s+version:?\s+v?([^\s,]+)")
-#: An engine on a machine under load; podman's first call after a boot sets its storage up.
+#: For a loaded machine; podman's first call after a boot sets up its storage.
 _ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerEngine:
-    """A container engine that has answered.
+    """A working container engine.
 
-    kind: "podman", "docker", "apptainer" or "singularity", by what it says of itself, whatever its file is called.
-    path: its client. is_rootless: its containers' root is the user who runs it, not the machine's; None where podman was
-    not asked.
+    Attributes:
+        kind: "podman", "docker", "apptainer" or "singularity", from its own output.
+        path: Its client.
+        is_rootless: Whether the containers' root is the calling user; None if podman was not asked.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class ContainerEngine:
 
     @property
     def keeps_containers(self) -> bool:
-        """True where a container may outlast its client; with apptainer it is a process like any other."""
+        """Whether containers may outlast their client; apptainer's are plain processes."""
         return self.kind in ("podman", "docker")
 
     def to_json(self) -> dict[str, Any]:
@@ -61,14 +61,15 @@ class ContainerEngine:
 
 
 def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool = True) -> ContainerEngine:
-    """The engine that `PACELINE_CONTAINER_ENGINE` names, else the first of podman, docker and apptainer that answers.
+    """Return the engine in `PACELINE_CONTAINER_ENGINE`, else the first that works.
 
-    environment: None is this process's own. to_start: whether it is to start containers, for which podman has to say whether it
-    is rootless. It takes that for a part of all that it knows, and looks up the packages of its programs, for 0.2 s.
+    Args:
+        environment: Variables; default: of this process.
+        to_start: Ask podman whether it is rootless, as starting containers needs. That takes 0.2 s.
 
     Raises:
-        LauncherError: there is none that works; the message says what was found, why it does not do, and what to install.
-        EngineError: none works, and one of them gave no answer in time.
+        LauncherError: No engine works; the message lists the candidates, their problems, and the installation.
+        EngineError: No engine works, and one timed out.
     """
     variables = os.environ if environment is None else environment
     named = variables.get(ENGINE_VARIABLE)
@@ -79,8 +80,7 @@ def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool 
             reasons.append(f"there is no {program} on PATH" if os.sep not in program else f"{program} can't be run")
             continue
         try:
-            # Absolute, since a run's processes are started in other folders, where a relative entry of PATH would lead
-            # elsewhere.
+            # Absolute: processes of a run start in other folders, and PATH may have relative entries.
             found = _ask(os.path.abspath(path), variables, to_start)
         except subprocess.TimeoutExpired as error:
             is_silent = True
@@ -105,7 +105,7 @@ def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool 
 
 
 def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEngine | str:
-    """The engine at this path, or why it does not do."""
+    """Return the engine at this path, or the reason why it does not work."""
     code, text = _output([path, "--version"], variables)
     itself = _NAMES_ITSELF.search(text)
     if code != 0 or itself is None:
@@ -115,7 +115,7 @@ def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEn
         return _podman(path, version, variables, to_start)
     if kind == "docker":
         return _docker(path, version, variables)
-    # Apptainer runs everything as the user who calls it, so there is nothing more to ask it.
+    # Apptainer always runs as the calling user.
     return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
 
@@ -123,7 +123,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
     if to_start:
         questions = [["info", "--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"]]
     else:
-        # Its version podman knows even where it can't do anything. Only of another machine's there is a server to tell of.
+        # Podman prints its version even if it does not work. Only a remote podman has a server.
         questions = [["ps", "--quiet"], ["version", "--format", "unknown {{if .Server}}true{{else}}false{{end}}"]]
     for question in questions:
         code, text = _output([path, *question], variables)
@@ -133,14 +133,14 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
     if code != 0 or len(answer) < 2:
         return f"{path} does not work: {_last_line(text) or f'`podman {question[0]}` ended with exit code {code}'}"
     if answer[-1] == "true":
-        # The client of a `podman machine`, as on macOS, or one that is told of a remote host.
+        # The client of a `podman machine`, as on macOS, or of a remote host.
         return f"{path} serves another machine, where this one's folders are not"
     is_rootless = {"true": True, "false": False}.get(answer[-2])
     return ContainerEngine(kind="podman", path=path, version=version, is_rootless=is_rootless)
 
 
 def is_rootless(engine: ContainerEngine) -> bool:
-    """As the engine's own; podman is asked where it has not been. False where it gives no answer."""
+    """Return whether the engine is rootless, asking podman if needed. False without an answer."""
     if engine.is_rootless is None:
         try:
             found = _podman(engine.path, engine.version, os.environ, to_start=True)
@@ -153,7 +153,7 @@ def is_rootless(engine: ContainerEngine) -> bool:
 def _docker(path: str, version: str, variables: Mapping[str, str]) -> ContainerEngine | str:
     code, text = _output([path, "info", "--format", "server={{.ServerVersion}} {{json .SecurityOptions}}"], variables)
     server = re.search(r"server=(\S+) (.*)", text)
-    # Older clients end with 0 and an empty version when the daemon is away.
+    # Older clients return 0 and an empty version without a daemon.
     if code != 0 or server is None:
         reason = _last_line(text) or f"`docker info` ended with exit code {code}"
         return f"{path} has no daemon that answers it: {reason}"
@@ -161,16 +161,16 @@ def _docker(path: str, version: str, variables: Mapping[str, str]) -> ContainerE
 
 
 def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
-    """Exit code, and standard output after standard error: what was asked for comes last.
+    """Return the exit code, and standard error followed by standard output.
 
     Raises:
-        subprocess.TimeoutExpired: the program did not end in time.
+        subprocess.TimeoutExpired: The program timed out.
     """
     try:
         done = processes.said_by(argv, timeout_s=_ANSWER_S, environment=variables)
     except OSError as error:
         return -1, error.strerror or str(error)
-    # `_last_line` is what callers look at: of a failure the words on standard error, of a success the answer.
+    # Callers use `_last_line`: the error message after a failure, else the answer.
     if done.returncode != 0:
         return done.returncode, f"{done.stdout}\n{done.stderr}"
     return done.returncode, f"{done.stderr}\n{done.stdout}"

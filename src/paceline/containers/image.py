@@ -1,4 +1,4 @@
-"""Look for an image, and pull it where it is not there."""
+"""Images: checks of names, pulls, and a probe of an image's Python."""
 
 from __future__ import annotations
 
@@ -17,20 +17,16 @@ from paceline.errors import LauncherError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]*")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(?:b|[kmgt](?:i?b)?)?", re.I)
-#: A first part of a name that is a registry, not a folder on Docker's: it has a dot or a port, or is localhost.
+#: A first part that is a registry, not a folder of Docker Hub: it has a dot or a port, or is localhost.
 _REGISTRY = re.compile(r"(localhost|[^/]*[.:][^/]*)/")
 
-# The oldest Python that Paceline itself runs on.
+# The oldest Python that Paceline supports.
 _LEAST = (3, 10)
 _MARK = "paceline-probe:"
 
 
 def check_image_name(image: str) -> None:
-    """Refuse what can't be the name of an image; needs no engine.
-
-    Raises:
-        LauncherError: the name is empty, looks like an option, or has a character that no image's name has.
-    """
+    """Raise LauncherError if the text can't be the name of an image. Needs no engine."""
     if _is_file(image) or _NAME.fullmatch(image):
         return
     raise LauncherError(
@@ -40,33 +36,29 @@ def check_image_name(image: str) -> None:
 
 
 def check_shm_size(shm_size: str) -> None:
-    """Refuse what no engine takes for a size; needs no engine.
-
-    Raises:
-        LauncherError: it is not a number with a unit of b, k, m or g, or it is 0.
-    """
+    """Raise LauncherError unless the size is a positive number with a unit b, k, m or g."""
     found = _SIZE.fullmatch(shm_size)
     if found is None or float(found[1]) == 0:
         raise LauncherError(f"shm_size={shm_size!r} is not a size. Write a number and a unit, such as '512m' or '8g'.")
 
 
 def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None]) -> str:
-    """Return the image's id for the engine to run, so that all workers of all attempts have the same one.
+    """Return the image's id, so that all workers of all attempts run the same image.
 
-    An image that is not there is pulled; the pull's own lines go to `say`. With apptainer the name as apptainer takes it: it
-    fetches and converts the image when it first runs it.
+    Pull a missing image, with the pull's output passed to `say`. For apptainer return the name: it fetches and converts an
+    image when it first runs it.
 
     Raises:
-        LauncherError: there is no such image, or it can't be had; with the engine's own reason.
+        LauncherError: The image does not exist or can't be pulled; the message has the engine's reason.
     """
     check_image_name(image)
     if not engine.keeps_containers:
-        # A name without a scheme is a file's to apptainer.
+        # Apptainer treats a name without a scheme as a file.
         return image if _is_file(image) or "://" in image else f"docker://{image}"
     if found := _id(engine, image):
         return found
     if image.startswith("localhost/"):
-        # Podman's name for what was made here: no registry has it.
+        # Podman's prefix for locally built images, which no registry has.
         raise LauncherError(
             f"custom_docker_image={image!r}: {engine.kind} has no such image on this machine "
             f"({engine.kind} images shows those it has). Build or load it, or name one of a registry."
@@ -74,7 +66,7 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
     name = full_name(image)
     say(f"{engine.kind} pull {name}")
     code, lines = call([engine.path, "pull", name], say=say)
-    # Under the name that was pulled: a short one might mean another image, by the engine's own rules for such names.
+    # By the pulled name: the engine might resolve a short one to another image.
     if code == 0 and (found := _id(engine, name)):
         return found
     raise LauncherError(
@@ -85,16 +77,16 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
 
 
 def full_name(image: str) -> str:
-    """The name with the registry that Docker means by a name without one. Podman would ask, or refuse."""
+    """Add Docker's default registry to a name without one. Podman would ask, or refuse."""
     if _REGISTRY.match(image):
         return image
     return f"docker.io/{image}" if "/" in image else f"docker.io/library/{image}"
 
 
 def _id(engine: ContainerEngine, image: str) -> str:
-    """The image's id; "" where it is not on this machine."""
+    """Return the id of a local image, or ""."""
     code, lines = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image])
-    # Behind a mark, because `call` mixes standard error in, where engines print warnings.
+    # Marked, because `call` includes warnings on standard error.
     found = next((line[3:] for line in lines if line.startswith("id=")), "")
     return found if code == 0 else ""
 
@@ -105,9 +97,11 @@ def _is_file(image: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePython:
-    """The interpreter of an image, as seen from inside.
+    """The Python of an image.
 
-    python: its absolute path. mpirun, mpirun_version: of the Open MPI that the image has, or None.
+    Attributes:
+        python: Its absolute path.
+        mpirun, mpirun_version: The image's Open MPI, or None.
     """
 
     python: str
@@ -126,13 +120,20 @@ def probe(
     mounts: Sequence[Mount] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> ImagePython:
-    """Return what the image's `python` is, and which Open MPI is there.
+    """Inspect the image's Python and Open MPI in a container.
 
-    image: what `check_image` returned; name: what the user called it. python: a name on the image's PATH, or a path.
+    Args:
+        engine: The engine.
+        image: The result of `check_image`.
+        run_id: The run.
+        python: A name on the image's PATH, or a path.
+        name: The user's name of the image.
+        mounts: Further mounts.
+        say: Called with each line of output.
 
     Raises:
-        LauncherError: no container can be started of the image, it has no such Python, or one before 3.10, or the
-            engine does not see this machine's folders.
+        LauncherError: The container can't be started, its Python is missing or older than 3.10, or the engine does not see
+            this machine's folders.
     """
     shown = name or image
     argv = run_argv(
@@ -146,7 +147,7 @@ def probe(
     lines: list[str] = []
 
     def hear(line: str) -> None:
-        # All of them, because `call` gives back the last lines alone.
+        # Keep all: `call` returns only the last lines.
         lines.append(line)
         if not line.startswith(_MARK):
             say(line)
@@ -161,7 +162,7 @@ def probe(
             f"custom_docker_image={shown!r}: its {python!r} is Python {'.'.join(map(str, version))}, and workers need "
             "3.10 or later. Choose an image with a newer one, or name another interpreter of it with python=."
         )
-    # Other MPIs are passed over: the options that launchers give to mpirun are Open MPI's.
+    # Ignore other MPIs: launchers use Open MPI's options.
     open_mpi = re.search(r"\(Open MPI\) (\d+)\.(\d+)", data["mpirun_version"])
     return ImagePython(
         python=data["executable"] or python,
@@ -172,7 +173,7 @@ def probe(
 
 
 def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
-    # Behind a mark: an entry point, a pull or a shell's profile may print lines of its own.
+    # Marked, because an entry point, a pull or a shell profile may print other lines.
     found = next((line for line in reversed(lines) if line.startswith(_MARK)), "")
     try:
         data: dict[str, Any] = json.loads(found[len(_MARK) :])
@@ -183,7 +184,7 @@ def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
 
 def _why_not(engine: ContainerEngine, image: str, python: str, code: int, lines: Sequence[str]) -> str:
     text = "\n".join(lines)
-    # Python's words for a script that is not there, and this one was to be mounted from here.
+    # Python's message for a missing script, which should be mounted from this machine.
     if INSIDE in text and "No such file" in text:
         return (
             f"{engine.kind} does not see this machine's folders in its containers ({INSIDE!r} is not there): "

@@ -1,12 +1,12 @@
-"""Runs in a container, with the image's Python: an environment beside the image's own packages, and pip into it.
+"""Runs in a container with the image's Python: create an environment and run pip in it.
 
     python3 .../paceline/containers/layer_inside.py PREFIX PIP RESULT pip's arguments ...
 
-PREFIX: where the environment is made. PIP: the folder of a pip package, which the image need not have.
-RESULT: JSON file for the names and versions of what was installed.
+PREFIX: path of the environment. PIP: folder of a pip package, which the image may lack. RESULT: JSON file for the installed
+names and versions.
 
-A `.pth` file leads from the environment to the packages of this Python. The environment's own switch for that would
-lead past an interpreter that is an environment itself, as those of many images are, to the one below it.
+A `.pth` file adds the packages of this Python to the environment. The venv option for that would skip an interpreter that is a
+venv itself, as in many images, and use the one below it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ def main(argv: list[str]) -> int:
     except ImportError:
         print("paceline: this Python has no module venv (on Debian: apt-get install python3-venv)", file=sys.stderr)
         return 1
-    # Without pip: many images lack ensurepip. Paceline's own pip is run from its folder instead.
-    # Links to the image's interpreter: a copy might not find the libraries that lie beside the original.
+    # Without pip: many images lack ensurepip, so Paceline's own pip is used. Symlinks: a copy of the interpreter might not find
+    # libraries beside the original.
     venv.EnvBuilder(symlinks=True, with_pip=False).create(prefix)
     python = os.path.join(prefix, "bin", "python")
     own = _site_packages(python)
     with open(os.path.join(own, "_paceline_image.pth"), "w") as file:
-        # `site` runs this line at each start. `addsitedir` also follows the .pth files of the image's packages, which a bare
-        # path would not.
+        # `site` runs this line at each start. `addsitedir` also reads the image's .pth files, which a plain path would not.
         for folder in _of_this_python():
             file.write(f"import site; site.addsitedir({folder!r})\n")
-    # The environment's Python sees the image's packages, so pip takes what is met by them for installed.
+    # The environment sees the image's packages, so pip treats them as installed.
     code = subprocess.call([python, pip, *arguments])
     if code != 0:
         return code
     from importlib import metadata
 
-    # Of the environment's own folder: what the image brings is no part of the layer.
+    # Only the environment's own folder: the image's packages are not part of the layer.
     found = sorted({f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions(path=[own])})
     with open(result, "w") as file:
         json.dump({"packages": found}, file)
@@ -55,7 +54,7 @@ def _site_packages(python: str) -> str:
 
 
 def _of_this_python() -> list[str]:
-    """The folders that this Python has its packages in, the user's own left out."""
+    """Return the package folders of this Python, without the user's."""
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 

@@ -1,8 +1,8 @@
-"""One /dev/shm of a given size for all workers of a node, each of them in a container of its own.
+"""A shared /dev/shm of a given size for a node's workers in several containers.
 
-A size makes an engine give each container a /dev/shm of its own, and then NCCL finds no shared memory between two
-workers of one machine and takes the network. So a container that does nothing holds the memory, and the workers join
-it. The first worker could not: it may have ended before the last one starts.
+With a size, an engine gives each container its own /dev/shm, so NCCL finds no shared memory between workers and uses the
+network. Therefore an idle container holds the memory, and the workers join it. The first worker can't hold it: it may end
+before the last one starts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ def wrap_all(
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
 ) -> list[Command]:
-    """All commands of an attempt, wrapped. Starts what holds the nodes' memory, where some node has several containers and
-    `shm_size` is given: end it with `remove`, however the attempt ended.
+    """Wrap all commands of an attempt.
+
+    With `shm_size`, start a container that holds the memory on each node with several containers. End it with `remove` after
+    the attempt.
 
     Raises:
-        LauncherError: the memory can't be had, or a path can't be mounted.
+        LauncherError: The memory can't be allocated, or a path can't be mounted.
     """
     holders: dict[int, str] = {}
-    # Apptainer's containers have the host's /dev/shm, whatever size is asked for.
+    # Apptainer always uses the host's /dev/shm.
     if shm_size and engine.keeps_containers:
         node_ranks = [command.node_rank for command in commands]
-        # A node with one container needs no holder: `wrap` gives that one the size itself.
+        # A single container on a node needs no holder: `wrap` sets its size.
         for node_rank in sorted({rank for rank in node_ranks if node_ranks.count(rank) > 1}):
             holders[node_rank] = _hold(launch, node_rank, engine, image, shm_size, mounts)
     return [
@@ -58,7 +60,7 @@ def wrap_all(
 def _hold(
     launch: Launch, node_rank: int, engine: ContainerEngine, image: str, shm_size: str, mounts: Sequence[Mount]
 ) -> str:
-    """The name of a container that holds a node's memory, once it runs."""
+    """Start a container that holds a node's memory, and return its name."""
     name = f"paceline-{launch.run_id}-{launch.attempt}-memory-{node_rank}"
     python = launch.prepared[node_rank].python
     argv = run_argv(
@@ -68,11 +70,11 @@ def _hold(
         run_id=launch.run_id,
         name=name,
         mounts=[Mount(path=Path(INSIDE).parent.parent, read_only=True), *mounts],
-        # Others join the IPC namespace of this one by its name (--ipc=container:NAME).
+        # Others join its IPC namespace by name (--ipc=container:NAME).
         ipc=("--ipc=shareable", f"--shm-size={shm_size}"),
         detach=True,
     )
-    # Detached, the client returns once the container runs, so those that join it by name will find it.
+    # A detached client returns once the container runs, so others can join it.
     code, lines = call(argv)
     if code != 0:
         told = (

@@ -1,4 +1,4 @@
-"""Ends what an engine still has of a run: containers whose client was killed, and what they wrote into their layers."""
+"""Removal of a run's remaining containers, after their clients were killed."""
 
 from __future__ import annotations
 
@@ -9,38 +9,41 @@ from collections.abc import Sequence
 from paceline.containers.command import RUN_LABEL
 from paceline.containers.engine import ContainerEngine, is_rootless
 
-# A daemon that hangs must not keep a run from ending.
+# A hanging daemon must not keep a run from ending.
 _CALL_S = 60.0
 _TRIES = 5
 _LOOK_S = 0.25
-#: How long docker's daemon may take, on a machine with much to do, to make a container for a client that was killed.
+#: Time that docker's daemon may need, under load, to create a container for a killed client.
 SETTLE_S = 2.0
 
 
 def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) -> int:
-    """Kill and remove every container of the run; how many there were. Never raises: it runs when a run is being ended.
+    """Kill and remove every container of the run, and return their number. Never raise.
 
-    settle_s: how long to look for one that docker's daemon is still making, where none is there yet; 0 where no client
-    was killed. Other engines have no daemon. Not to be called while workers of the run are wanted.
+    Call it only when no worker of the run is needed any more.
+
+    Args:
+        engine: The engine.
+        run_id: The run.
+        settle_s: Seconds to wait for a container that docker's daemon is still creating; 0 if no client was killed.
     """
     if not engine.keeps_containers:
         return 0
     removed: set[str] = set()
     deadline = time.monotonic() + (settle_s if engine.kind == "docker" else 0.0)
-    # Again until none is left: an engine may still be making one for a client that was just killed.
+    # Repeat: an engine may still be creating one for a killed client.
     for _ in range(_TRIES):
-        # Waits for the first alone: once some were removed, an empty list means that none is left.
+        # Wait only for the first: after a removal, an empty list means that none is left.
         while not (found := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if not found:
             break
         removed.update(found)
-        # Asked before the removal: afterwards podman no longer knows which runtime it was.
+        # Before the removal: afterwards podman no longer knows the runtime.
         runtimes = _runtimes(engine, found)
-        # With the volumes that the image asks for, and at once: its processes have had their grace period.
-        # Docker kills at once with --force. Podman would first wait ten seconds for the processes.
+        # With volumes, and at once: the grace period is over. Docker's --force kills at once, podman's would wait ten seconds.
         _output([engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *found])
-        # For those that podman forgets without telling the runtime; of all others the runtime has nothing left to delete.
+        # For containers that podman forgets without telling the runtime; otherwise this does nothing.
         for runtime in runtimes:
             for container in found:
                 _delete(runtime, container)
@@ -48,7 +51,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
 
 
 def _delete(runtime: Sequence[str], container: str) -> None:
-    """Have the runtime forget the container; again where it still knows it, for what was killed of it may not be gone yet."""
+    """Delete a container from the runtime, with retries while killed processes disappear."""
     for _ in range(_TRIES):
         _output([*runtime, "delete", "--force", container])
         if not _output([*runtime, "state", container]):
@@ -57,10 +60,10 @@ def _delete(runtime: Sequence[str], container: str) -> None:
 
 
 def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
-    """Ids of the run's containers in whatever state; podman's half-made ones, known by their name alone, among them."""
+    """Return ids of the run's containers in any state, including podman's incomplete ones."""
     listed = [engine.path, "ps", "--all", "--no-trunc"]
     found = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
-    # A client that was killed while it made a container leaves a name and storage, but no labels yet.
+    # A client killed while creating a container leaves a name and storage without labels.
     if engine.kind == "podman":
         for line in _output([*listed, "--external", "--format", "{{.ID}} {{.Names}}"]).splitlines():
             container, _, name = line.partition(" ")
@@ -70,15 +73,15 @@ def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
 
 
 def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[str]]:
-    """The programs below podman that made these containers.
+    """Return the runtime programs that podman used for these containers.
 
-    Killed between the runtime's first step and its own note of it, podman removes a container without telling the
-    runtime, whose state and empty control group would stay until the next boot. Docker's daemon is not killed.
+    If podman is killed between the runtime's first step and its own record, it removes the container without telling the
+    runtime, and state and control group stay until the next boot. Docker's daemon is not affected.
     """
     if engine.kind != "podman":
         return []
     shown = _output([engine.path, "container", "inspect", "--format", "{{.OCIRuntime}}", *containers])
-    # A rootless podman's runtime keeps its state in the user's own namespace, which `unshare` enters.
+    # A rootless podman's runtime keeps its state in the user's namespace, which `unshare` enters.
     inside = [engine.path, "unshare"] if shown and is_rootless(engine) else []
     return [[*inside, runtime] for runtime in dict.fromkeys(shown.split())]
 
@@ -96,6 +99,6 @@ def _output(argv: Sequence[str]) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        # Not known is taken for none: the caller may try again, and must not fail for it.
+        # Without an answer, assume none: the caller may retry, and must not fail.
         return ""
     return done.stdout
