@@ -60,7 +60,7 @@ class Environment(EnvironmentSpec):
         return cls(name=name, python=registry.existing(python), user_managed=True)
 
     def register(self, workspace: Workspace) -> Environment:
-        """Register this environment, and return it with its version.
+        """Register this environment in the workspace, and return it with its version.
 
         If the latest version is equal, return that version.
 
@@ -85,5 +85,5 @@ class Environment(EnvironmentSpec):
 
     @classmethod
     def list(cls, workspace: Workspace) -> dict[str, Environment]:
-        """Return the latest version of every registered environment, by name."""
+        """Return the latest version of every environment in the workspace, by name."""
         return registry.all_latest(cls, workspace)
