@@ -1,4 +1,4 @@
-"""The files of a run by name: what `outputs/`, `logs/` and `artifacts/` hold, put in and taken out."""
+"""The files of a run by name, in `outputs/`, `logs/` and `artifacts/`: listed, put in and copied out."""
 
 from __future__ import annotations
 
@@ -14,41 +14,40 @@ from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 from paceline.system.files import copy_whole, walk_files
 
-#: Where files may be put, by links in these folders too. While a run goes on, its outputs may lie in its working directory.
+#: Folders that may hold uploads, also by links. During a run, `outputs` may be in the working directory.
 _WRITTEN = (*links.KEPT, "logs", "work")
 _CHUNK_BYTES = 1 << 20
 
 
 def names(folder: RunFolder) -> list[str]:
-    """The names of all files, sorted, with forward slashes: `outputs/model.pt`, `logs/rank_0.log`, `plot.png`.
+    """Return the names of all files, sorted, such as `outputs/model.pt` and `plot.png`.
 
-    Behind a link to another of the run's files or folders lies what it leads to; a link that leads out of the run, or
-    nowhere, is no file of the run's.
+    Links to other files or folders of the run are followed; links that lead out of the run, or nowhere, are excluded.
     """
     return [name for name, _ in files(folder)]
 
 
 def files(folder: RunFolder) -> list[tuple[str, Path]]:
-    """(name, where it lies, by a way without links) of each file, sorted by name."""
+    """Return (name, path without links) of each file, sorted by name."""
     return sorted(
         (_name(folder, entry), folder.path / entry.real) for entry in _entries(folder) if entry.kind == "file"
     )
 
 
 def left_out(folder: RunFolder) -> list[str]:
-    """The names among them, sorted, of what is no file of the run's: a pipe, a link that leads nowhere or out of the run."""
+    """Return the excluded names, sorted: pipes, and links that lead nowhere or out of the run."""
     return sorted(_name(folder, entry) for entry in _entries(folder) if entry.kind == "left")
 
 
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
-    """Copy a file or the rest of an open binary stream into the run; the name it has there.
+    """Copy a file or the rest of an open binary stream into the run, and return its name there.
 
-    A file that is already the one of this name, or equal to it, is left as it is.
+    A file that is the same or equal stays.
 
     Raises:
-        FileNameError: the name leaves the run's folder, or a link on the way does.
-        RunStateError: another file has this name.
-        UserError: `source` is no file.
+        FileNameError: The name leaves the run's folder, perhaps by a link.
+        RunStateError: Another file has this name.
+        UserError: `source` is not a file.
     """
     plain = check_file_name(name)
     if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
@@ -56,14 +55,14 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
             f"{os.fspath(source)!r} is not a file. Give the path of a file; for folders there is upload_folder."
         )
     where = _place(folder, plain)
-    # A script may upload outputs/model.pt under that very name: the file is there already.
+    # A script may upload outputs/model.pt under that very name.
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
         return plain
     parent, _, last = where.rpartition("/")
-    # Written under a name of its own first, so that no reader meets a part of it.
+    # Write under a temporary name first, so that readers see whole files.
     at, beside = _open_folder(folder, plain, parent), f".upload-{os.urandom(8).hex()}"
     try:
-        # Under a folder that is open already: by its path, a link could have come between the check and this.
+        # Relative to an open folder: a link could have replaced the path since the check.
         with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=at), "wb") as file:
             if isinstance(source, (str, os.PathLike)):
                 with open(source, "rb") as opened:
@@ -71,14 +70,14 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
             else:
                 shutil.copyfileobj(source, file)
         try:
-            # A link, not a rename: of two ranks that upload the same name at once, one is told.
+            # Link, not rename: if two ranks upload the same name at once, one gets the error.
             os.link(beside, last, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
         except FileExistsError:
             if not _is_equal(folder, where, at, beside):
                 raise RunStateError(
                     f"run {folder.run_id} has another file {plain!r} already. Upload under another name."
                 ) from None
-    # Once it is linked the file has two names. This one goes in any case.
+    # The linked file has two names; remove this one in any case.
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=at)
@@ -87,24 +86,25 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
 
 
 def put_folder(folder: RunFolder, name: str, source: str | os.PathLike[str]) -> list[str]:
-    """Copy every file below the folder `source` to `name/...`; their names. Links are followed.
+    """Copy every file below the folder `source` to `name/...`, following links. Return their names.
 
-    Raises: as `put`; UserError where `source` is no folder, or has a link that leads nowhere, a pipe or the like in it.
+    Raises:
+        UserError: As for `put`; or `source` is not a folder, or has a broken link or a pipe in it.
     """
     top = check_file_name(name)
     if not os.path.isdir(source):
         raise UserError(f"{os.fspath(source)!r} is not a folder. For single files there is upload_file.")
-    # All names are found before the first file is copied, so that a pipe among them is refused with nothing uploaded.
+    # List all names before the first copy, so that a pipe among them stops the upload at once.
     return [put(folder, f"{top}/{part}", Path(source) / part) for part in _below(Path(source))]
 
 
 def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = None) -> str:
-    """Copy the run's file out; the path written.
+    """Copy the run's file out, and return the written path.
 
-    target: a path, or an existing folder or a path that ends in a slash; None for the file's own name in the working directory.
+    target: A path, or a folder (existing, or with a trailing slash); default: the file's own name, here.
 
     Raises:
-        RunNotFoundError: the run has no such file; nor has it what a link in it leads to elsewhere.
+        RunNotFoundError: The run has no such file, or it is a link that leads out of the run.
     """
     plain = check_file_name(name)
     found = links.find(os.fspath(folder.path), _place(folder, plain))
@@ -137,17 +137,17 @@ def _name(folder: RunFolder, entry: links.Entry) -> str:
 
 
 def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
-    """Open a folder to write in, made where there is none."""
+    """Open a folder for writing, and create it if it is missing."""
     top = os.path.realpath(folder.path)
     place = os.path.relpath(os.path.realpath(os.path.join(top, name)), top)
-    # Before the folder is made: a name behind a link of the script's would make it wherever that leads.
+    # Before creating it: a name behind a script's link would create a folder anywhere.
     if not links.may_be_had(name, place) or place.split("/")[0] not in _WRITTEN:
         raise FileNameError(
             f"file name {plain!r} lies behind a link, which leads out of the run's files, to "
             f"{os.path.normpath(os.path.join(top, place))!r}. Give a name without that link."
         )
     os.makedirs(os.path.join(top, place), exist_ok=True)
-    # Opened part by part, and no link followed: since the look above, a folder may have become one.
+    # Open part by part without following links: a folder may have become a link since the check.
     return links.open_folder_below(top, place)
 
 
@@ -171,7 +171,7 @@ def _is_equal(folder: RunFolder, where: str, at: int, beside: str) -> bool:
 
 
 def _below(top: Path) -> list[str]:
-    """The names of all files below a folder of the user's, links followed."""
+    """Return the names of all files below a user's folder, following links."""
     found: list[str] = []
     for name, entry, is_file in walk_files(top):
         if not is_file:

@@ -1,9 +1,7 @@
-"""The processes that see sweeps and pipelines through: one for each, on the machine that it was submitted from, or of a sweep in
-a job of its engine.
+"""Controllers of sweeps and pipelines: one process each, here or in a job of the sweep's engine.
 
-A controller keeps nothing that is not in the run's record or its children's, so a run whose controller is gone has not
-failed: whoever looks at it next starts another one. A module's name and a command line cross the line between layers here,
-for what has children stands above runs.
+A controller keeps all its state in the records of its run and of the children, so a run that lost its controller has not failed:
+the next reader starts another one. Layers above `runs` are started by module name and command line.
 """
 
 from __future__ import annotations
@@ -23,25 +21,27 @@ from paceline.system import detached_process, locks
 from paceline.system.detached_process import library_dir
 from paceline.system.files import append_line, write_json
 
-#: Kind of a run -> the module that sees it through.
+#: Kind of a run -> the module that controls it.
 _MODULES = {"sweep": "paceline.sweeps", "pipeline": "paceline.pipelines"}
-#: Controllers that were started and never came to look at a child; after so many, it is not a kill that ends them.
+#: After this many controllers that never reached their first look at a child, the cause is no kill, and the run fails.
 _MOST_STARTS = 3
 
 
 def is_controlled(record: RunRecord) -> bool:
-    """Whether a controller sees the run through, rather than a supervisor or the program that logs it."""
+    """Return whether a controller, and not a supervisor or a logging program, owns the run."""
     return record.kind in _MODULES
 
 
 def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
-    """Start the run's controller, detached, and hand it the open lock. python: default this one.
+    """Start the run's controller, detached, and pass it the open lock.
 
-    Where a sweep says so it is a job of the trials' engine, which takes the lock itself.
+    If the sweep's settings say so, the controller is a job of the trials' engine, which takes the lock itself.
+
+    python: Interpreter; default: this one.
 
     Raises:
-        OSError: no process can be started.
-        TargetError: the engine refuses it.
+        OSError: The process cannot be started.
+        TargetError: The engine refuses the job.
     """
     record = store.stored(folder)
     if (record.sweep or {}).get("controller"):
@@ -64,14 +64,14 @@ def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
 
 
 def own(folder: RunFolder) -> RunRecord:
-    """Note this process as the one that looks after the run, now that it can. For the holder of its lock."""
+    """Record this process, which holds the lock, as the run's owner."""
     record = dataclasses.replace(store.stored(folder), owner={**store.owner(), "python": sys.executable})
     store.write(folder, record)
     return record
 
 
 def reopen(folder: RunFolder, record: RunRecord) -> None:
-    """Let a sweep that has ended go on. For the holder of its lock."""
+    """Reopen an ended sweep; the caller holds its lock."""
     again = dataclasses.replace(
         record, status=states.RUNNING, ended_utc=None, exit_code=None, failure=None, canceled_by=None
     )
@@ -80,42 +80,42 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
 
 
 def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Start a controller for a run that has lost its own; the record as readers see it.
+    """Start a new controller for a run that lost its own, and return the record for readers.
 
-    give_up: is called before a run is written down as Failed that no controller can be had for.
+    give_up: Called before the run is recorded as Failed because no controller can start.
     """
-    # It goes on only on its own machine, for the user who wrote its record; anybody else can but say so.
+    # Only its own machine and the user who wrote its record can resume it.
     if not store.was_here(record) or not store.is_mine(folder.record):
         host = record.owner.get("host")
         waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)
     fd = locks.take(folder.lock)
-    # Of several readers at once, one starts the controller.
+    # Of several readers, one starts the controller.
     if fd is None:
         return store.shown(folder, record)
     try:
-        # Read again, now that nobody else can write: the controller may have come to the run's end just before its own.
+        # Read again under the lock: the controller may have ended the run just before it exited.
         record = store.stored(folder)
         if record.is_terminal:
             return record
         return _again(folder, record, fd, give_up)
     finally:
-        # The controller has a descriptor of the same open file, by which the lock stays held.
+        # The controller inherited the open file, so the lock stays held.
         os.close(fd)
 
 
 def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """The record of a sweep whose controller is a job of an engine, by its word; another one is started where it is gone.
+    """Return the record of a sweep whose controller is an engine's job, and restart a lost controller.
 
-    give_up: as for `resume`.
+    give_up: As for `resume`.
     """
 
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
         if found.cause == "canceled":
             if not RunFolder(folder.path.parent / f"{folder.run_id}_0").record.exists():
-                return None  # nothing is left that had to be ended
+                return None  # no trial is left to end
             if not folder.cancel_request.exists():
-                # Whoever ends the controller's job ends the sweep: another one sees to its trials' end.
+                # Canceling the controller's job cancels the sweep: a new controller ends its trials.
                 write_json(folder.cancel_request, {"by": found.by or "the engine", "time_utc": utc_now()})
         try:
             return _again(folder, record, -1, give_up, found.message)
@@ -128,17 +128,20 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
 def _again(
     folder: RunFolder, record: RunRecord, fd: int, give_up: Callable[[RunFolder], None], why: str = ""
 ) -> RunRecord:
-    """Start one more controller. For the holder of the lock. why: the one before has ended, as far as it is known."""
+    """Start one more controller; the caller holds the lock.
+
+    why: How the previous controller ended, if known.
+    """
     starts = record.owner.get("starts", 0) + 1
     if starts > _MOST_STARTS:
         message = f"The {record.kind}'s controller ended {_MOST_STARTS} times before it could begin. {why or 'Its log says why.'}"
         report = FailureReport(cause="supervisor", message=message, see=f"{folder.logs / 'driver.log'}")
         give_up(folder)
         return store.close_deserted(folder, record, report)
-    # Written before the start: a controller that lives writes this anew.
+    # Before the start: a controller that comes up overwrites this.
     record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
     store.write(folder, record)
     python = record.owner.get("python")
-    # The interpreter that submitted the run may be gone with its environment; this one has Paceline as well.
+    # The submitting interpreter may be gone with its environment; this one has Paceline too.
     start(folder, fd, python if python and Path(python).exists() else None)
     return store.shown(folder, record)

@@ -1,4 +1,4 @@
-"""A run's files chosen by name or pattern, and copied out whole or not at all."""
+"""Downloads: files of a run chosen by name or pattern, each copied whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.system.files import copy_whole
 from paceline.system.names import some
 
 _WILD = frozenset("*?[")
-#: So many names at most in a message.
+#: Maximum number of names in a message.
 _NAMED = 5
 
 
@@ -26,8 +26,8 @@ _NAMED = 5
 class RunFile:
     """A file of a run.
 
-    name: as `get_file_names` has it, or "work/..." of what the script left beside itself. path: where it lies, by a way without
-    links. top: the run's folder.
+    name: as in `get_file_names`, or "work/..." for a file that the script left in its working directory. path: without links.
+    top: the run's folder.
     """
 
     name: str
@@ -37,14 +37,13 @@ class RunFile:
 
 
 def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
-    """The run's files that match one of the patterns, sorted by name; all of them without a pattern.
+    """Return the run's files that match a pattern, sorted by name; all files without patterns.
 
-    A pattern is a name, the name of a folder, for all below it, or has `*`, `?` or `[...]`, which match `/` as well. One
-    without a `/` is compared with the last part of names, too: `*.pt` is any such file. What is no file of the run's (a
-    pipe, a link that leads nowhere or out of the run) is left out.
+    A pattern is a name, a folder's name, or has `*`, `?` or `[...]`, which match `/` too. A pattern without `/` also matches the
+    last part of names: `*.pt` is any such file. Pipes and links that lead nowhere or out of the run are excluded.
 
     Raises:
-        RunNotFoundError: a pattern that no file matches.
+        RunNotFoundError: A pattern matches no file.
     """
     there = list(_files(folder))
     if not patterns:
@@ -63,15 +62,13 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
 
 
 def left_out(folder: RunFolder) -> list[str]:
-    """The names below the run's folders that are no files of the run's, which `files` leaves out."""
+    """Return the names below the run's folders that `files` excludes."""
     return artifacts.left_out(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """The outcome for chosen files. copied: those that are new. same: those that were there already. gone: those that the run,
-    which goes on, has removed meanwhile.
-    """
+    """The outcome of a download: new copies, files that were there already, and files that the run removed meanwhile."""
 
     copied: list[RunFile]
     same: list[RunFile]
@@ -85,21 +82,22 @@ def download(
     overwrite: bool = False,
     came: Callable[[int, int], None] | None = None,
 ) -> Downloaded:
-    """Copy files to `target`, each under its name there, with its times.
+    """Copy files to `target` under their names, with their times.
 
-    One that is there already, and the same, stays as it is. Killed in the middle, no part of a file is left under its name.
+    Equal files stay. A killed download leaves no partial file.
 
-    overwrite: replace other files of these names. came: called with (bytes, whole files) as they come.
+    overwrite: Replace other files of these names.
+    came: Called with (bytes, whole files) as they arrive.
 
     Raises:
-        RunStateError: other files have these names, and overwrite=False; nothing has been copied.
-        OSError: no room, or a folder that can't be written.
+        RunStateError: Other files have these names, and overwrite=False; nothing was copied.
+        OSError: The disk is full, or a folder cannot be written.
     """
     same: list[RunFile] = []
     wanted: list[RunFile] = []
     for file in chosen:
         (same if _is_there(file, target / file.name) else wanted).append(file)
-    # lexists, for a link that leads nowhere is in the way too.
+    # lexists, because a broken link is in the way too.
     taken = [file.name for file in wanted if os.path.lexists(target / file.name)]
     if taken and not overwrite:
         raise RunStateError(
@@ -112,7 +110,7 @@ def download(
             copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
-            # Either the file is gone, or a folder of the target's: only the first is no error.
+            # Either the file or the target's folder is missing; only the first is harmless.
             if file.path.exists():
                 raise
             gone.append(file)
@@ -121,7 +119,7 @@ def download(
 
 def _files(folder: RunFolder) -> Iterator[RunFile]:
     for name, path in sorted([*artifacts.files(folder), *work_dir.left_files(folder)]):
-        # Of a run that goes on, a file may have been removed since it was listed.
+        # A live run may have removed the file since it was listed.
         with contextlib.suppress(OSError):
             yield RunFile(name=name, path=path, size_bytes=os.lstat(path).st_size, top=folder.path)
 
@@ -133,7 +131,7 @@ def _matches(name: str, pattern: str) -> bool:
     last = name.rpartition("/")[2]
     if not _WILD & set(plain):
         return "/" not in plain and last == plain
-    # fnmatch would fold upper and lower case on some systems; its `*` takes `/` as well, on all.
+    # fnmatch ignores case on some systems; its `*` matches `/` on all.
     return fnmatchcase(name, plain) or ("/" not in plain and fnmatchcase(last, plain))
 
 
@@ -142,7 +140,7 @@ def _is_there(file: RunFile, path: Path) -> bool:
         mine, theirs = os.stat(path), os.stat(file.path)
         if not stat.S_ISREG(mine.st_mode) or mine.st_size != theirs.st_size:
             return False
-        # Copies keep their times, so that equal ones spare reading two large files; else the bytes decide.
+        # Copies keep their times, so equal times save comparing large files; else compare bytes.
         return mine.st_mtime_ns == theirs.st_mtime_ns or filecmp.cmp(path, file.path, shallow=False)
     except OSError:
         return False

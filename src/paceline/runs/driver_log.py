@@ -1,4 +1,4 @@
-"""What a run's supervisor, and the process that controls a sweep, a pipeline or a service, write into their own log."""
+"""The log of a run's supervisor, and of the controllers of sweeps, pipelines and services."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 
 
 def say(text: str) -> None:
-    """Write one line into the driver's log, with the time in front. A full disk silences it and does nothing worse."""
+    """Write one line with the time to the driver's log. On a full disk, discard it."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     try:
         print(f"{stamp}Z {text}", flush=True)
     except OSError:
-        # The line stays in Python's buffer: the interpreter would try to write it again at exit, and fail there.
+        # The line stays in Python's buffer, and writing it again at exit would fail there.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115

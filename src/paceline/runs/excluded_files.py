@@ -1,4 +1,4 @@
-"""Names that are no files of the run's though they lie in its folders; and links set right before the working folder goes."""
+"""Files in a run's folders that it does not keep; and links that are resolved before `work` goes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from paceline.runs.record import RunRecord
 from paceline.system.files import json_lines, replacing
 from paceline.system.links import KEPT, Entry, entries
 
-#: As many names as a record takes; it says how many there are in all.
+#: Maximum number of names in a record, which also has their total number.
 LIMIT = 100
 
 
 def find(folder: RunFolder) -> list[dict[str, str]]:
-    """{"name": ..., "why": ...} of each name that is left out of the run's files, sorted: of outputs, artifacts and
-    checkpoints by a look at them, and what nodes elsewhere have not sent.
+    """Return {"name", "why"} of each excluded file, sorted.
+
+    Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
     found = {str(line["name"]): str(line["why"]) for line in json_lines(folder.left_out)}
-    # What came later after all is not left out.
+    # A file that arrived later is not excluded.
     found = {name: why for name, why in found.items() if not os.path.lexists(folder.path / name)}
     for top in KEPT:
         found |= {entry.name: entry.why for entry in entries(os.fspath(folder.path), top) if entry.kind == "left"}
@@ -31,31 +32,32 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def text(one: Mapping[str, str]) -> str:
-    """One of them in words, a piece of a sentence."""
+    """Return an excluded file in words, as part of a sentence."""
     return f"{one['name']!r} is {one['why']}"
 
 
 def lines(record: RunRecord, limit: int = 5) -> list[str]:
-    """The names that a run has left out, for people: a line each, and one for the rest."""
+    """Return the excluded files as lines for users, with one line for the rest."""
     shown = [text(one) for one in record.left_out[:limit]]
     more = record.left_out_count - len(shown)
     return shown + ([f"and {more} more: paceline show {record.run_id} --json"] if more > 0 else [])
 
 
 def settle(folder: RunFolder) -> None:
-    """Put files in the place of links from outputs, artifacts and checkpoints to what does not outlive the run: its working
-    folder, and outputs that are stored elsewhere. For when no worker runs any more. A link that stays leads straight to what it
-    stands for: `work/outputs/a`, which is `outputs/a`, is a way that goes with the working folder.
+    """Replace links to files that do not outlive the run by the files themselves.
+
+    These are links from outputs, artifacts and checkpoints into the working directory, and to outputs that are stored elsewhere.
+    Call it when no worker runs. Remaining links are made direct: `work/outputs/a` becomes `outputs/a`, because `work` goes.
 
     Raises:
-        OSError: no space, or no right to.
+        OSError: The disk is full, or access is denied.
     """
     for top in KEPT:
-        # As a list, for what takes a link's place is made by the names that follow it.
+        # As a list: the names behind a link show its content.
         found = list(entries(os.fspath(folder.path), top))
         for at, entry in enumerate(found):
             path = folder.path / entry.name
-            # A link that is listed as the file or folder behind it is one that could not stay a link.
+            # A link that is listed as its target is one that cannot stay.
             if entry.kind in ("file", "dir") and path.is_symlink():
                 _replace(folder.path, entry, list(_inside(found, at)))
             elif entry.kind == "link" and os.readlink(path) != entry.target:
@@ -63,21 +65,21 @@ def settle(folder: RunFolder) -> None:
 
 
 def _lead_straight(path: Path, target: str) -> None:
-    # The new link is renamed over the old one, so that the name leads somewhere at every moment.
+    # Rename the new link over the old one, so that the name always leads somewhere.
     with replacing(path, f"{path.name}.") as beside:
         beside.symlink_to(target)
 
 
 def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
     for entry in found[at + 1 :]:
-        # What is in a folder follows right behind it in the list, and the first name that is not ends it.
+        # A folder's content follows it in the list, up to the first name outside.
         if not entry.name.startswith(f"{found[at].name}/"):
             return
         yield entry
 
 
 def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
-    """Put what a link stands for in its place, whole or not at all."""
+    """Replace a link by a copy of its target, whole or not at all."""
     beside = top / f"{link.name}.{os.urandom(4).hex()}"
     try:
         for entry in (link, *inside):
@@ -88,12 +90,12 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
                 path.symlink_to(entry.target)
             elif entry.kind == "file":
                 try:
-                    # A second name takes no space. What lies in another file system, or can't have one, is copied.
+                    # Hard-link where possible (same file system), else copy.
                     os.link(top / entry.real, path, follow_symlinks=False)
                 except OSError:
                     shutil.copy2(top / entry.real, path, follow_symlinks=False)
         if beside.is_dir():
-            # A rename puts a file in the place of a link, but no folder.
+            # A rename replaces a link by a file, but not by a folder.
             (top / link.name).unlink()
         os.rename(beside, top / link.name)
     finally:
@@ -102,7 +104,7 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
 
 
 def _outputs_elsewhere(folder: RunFolder) -> dict[str, str]:
-    """The link of a script's own that it has put in the place of `outputs` in its working folder; empty where there is none."""
+    """Return the script's own link that replaced `outputs` in its working directory, as a dict, or an empty one."""
     link = folder.work / "outputs"
     if not link.is_symlink() or os.path.realpath(link) == os.path.realpath(folder.outputs):
         return {}

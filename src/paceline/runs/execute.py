@@ -1,13 +1,12 @@
-"""Run a command beside a worker of a run that runs: the asking program's side (`paceline.supervisor.execute`).
+"""Run a command beside a worker of a live run: the client of `paceline.supervisor.execute`.
 
     with Beside(folder, ["nvidia-smi"], rank=1) as beside:
         while beside.exit_code is None:
             for name, data in beside.heard():        # ("out", b"...") or ("err", b"...")
                 ...
 
-Both sides write files in the run's folder and look for the other's: that works wherever workers and their records do,
-with no port to open and nothing that another user could reach. Where the supervisor has another folder than this program,
-the run's target relays the messages (`Channel`).
+Both sides write files in the run's folder and poll for the other's. That works wherever workers and their records do, without a
+port that other users could reach. If the supervisor uses another folder, the run's target carries the messages (`Channel`).
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from paceline.system.files import OwnFolder, read_json, write_json
 
 #: Seconds between two signs of life. The supervisor ends a command after 15 seconds without one.
 _ALIVE_S = 1.0
-#: Seconds until output is looked for again: short enough that the echo of a key comes without a delay that is felt.
+#: Seconds between two polls for output: short enough that typed keys echo without a noticeable delay.
 _LOOK_S = 0.02
-#: How often the other side is told how much was read.
+#: How often the other side learns how much was read.
 _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
-#: How often to see whether the run still runs.
+#: How often to check whether the run is alive.
 _RECORD_S = 1.0
-#: The same where that is a question to another machine, and the channel itself knows first.
+#: The same if that is a question to another machine, and the channel itself knows first.
 _FAR_RECORD_S = 15.0
 
 
@@ -48,7 +47,7 @@ class Files:
         self.is_over = False
         self._folder = folder
         self._path = folder.exec_requests / os.urandom(6).hex()
-        #: The request's folder, once it has its name.
+        #: The request's folder, once it has its final name.
         self._own: OwnFolder | None = None
         self._count = 0
         self._alive_at = 0.0
@@ -60,35 +59,35 @@ class Files:
     def begin(self, request: ExecRequest) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
         while True:
-            # For this user alone: whoever can write here runs commands as the owner of the run. Several programs may each run
-            # a command beside the same run, so it may be there already.
+            # For this user alone: everybody who can write here runs commands as the run's owner. Several programs may each run a
+            # command, so the folder may exist.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._path.parent, mode=0o700)
             try:
                 hidden.mkdir(mode=0o700)
                 break
             except FileNotFoundError:
-                # Removed just now by one whose command has ended (`close`): it is made again, unless the run itself is gone.
+                # Another command's `close` just removed it: create it again, unless the run itself is gone.
                 if not self._folder.path.exists():
                     return
-        # The supervisor removes all of it at the end of the attempt, which `receive` finds.
+        # The supervisor removed it at the end of the attempt, which `heard` detects.
         with contextlib.suppress(FileNotFoundError):
             write_json(hidden / "request.json", request)
-            # The supervisor takes up whatever folder it finds, so it gets its name when the request is in it.
+            # The supervisor acts on any folder that it finds, so rename the folder once the request is in it.
             os.rename(hidden, self._path)
-            # What is typed goes to this one, whatever a member of a group puts in its place.
+            # Input goes to this folder, even if a group member replaces the path.
             self._own = OwnFolder(self._path, shut=True)
 
     def send(self, message: ExecMessage) -> None:
         if self._own is None:
             return
-        with contextlib.suppress(FileNotFoundError):  # it is over
+        with contextlib.suppress(FileNotFoundError):  # the command has ended
             self._own.write_json(f"in_{self._count}.json", message)
             self._count += 1
 
     def receive(self) -> list[ExecMessage]:
         self._stay_alive()
-        # First whether it is over: then all that it has said is there.
+        # Check for the end first: then all output is there.
         is_over = self._own is None or not self._own.is_there()
         found = self._new()
         self.is_over = is_over
@@ -97,13 +96,13 @@ class Files:
     def close(self) -> None:
         if self._output is not None:
             self._output.close()
-        # By this the other side knows as well.
+        # This tells the other side too.
         if self._own is not None:
             self._own.remove()
             self._own.close()
             self._own = None
         with contextlib.suppress(OSError):
-            self._path.parent.rmdir()  # unless others have theirs in it
+            self._path.parent.rmdir()  # unless other commands use it
 
     def _new(self) -> list[ExecMessage]:
         if self._output is None:
@@ -115,10 +114,10 @@ class Files:
             if self._output is None:
                 return []
         data = self._output.read(_READ_BYTES) or b""
-        # The far side runs ahead of what it was told was read by so much at most: a command that prints without end waits for
-        # its reader, and fills no disk.
+        # The far side stays at most this far ahead of the acknowledged bytes: endless output waits for its reader, and fills no
+        # disk.
         self._read += len(data)
-        # The last piece is a line whose end is still to come.
+        # The last piece is an unfinished line.
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._read - self._told_read > _READ_BYTES // 2:
             self._told_read = self._read
@@ -135,12 +134,15 @@ class Files:
 
 
 class Beside:
-    """A command beside one rank's worker. terminal: rows and columns of one to give it; None for pipes.
+    """A command beside one rank's worker.
+
+    Args:
+        terminal: Rows and columns of a terminal for it; None for pipes.
 
     Raises:
-        UserError: no command, or no such rank.
-        RunStateError: the run does not run, or was submitted by somebody else.
-        TargetError: its supervisor can't be reached.
+        UserError: There is no command, or no such rank.
+        RunStateError: The run is not alive, or belongs to another user.
+        TargetError: Its supervisor cannot be reached.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class Beside:
         _check(read.record(folder), self._argv, rank)
         self.exit_code: int | None = None
         far = read.channel(folder)
-        # A channel to another machine if needed, else files in this folder.
+        # The target's channel if it has one, else files in this folder.
         self._channel: Channel = far or Files(folder)
         self._record_s = _FAR_RECORD_S if far else _RECORD_S
         self._record_at = time.monotonic()
@@ -170,32 +172,32 @@ class Beside:
         self.close()
 
     def close(self) -> None:
-        """End the command, if it has not ended. Harmless the second time."""
+        """End the command if it runs. Harmless the second time."""
         self._channel.close()
 
     def write(self, data: bytes) -> None:
-        """Pass on to its standard input."""
+        """Send bytes to its standard input."""
         for begin in range(0, len(data), _CHUNK):
             self._channel.send({"data": base64.b64encode(data[begin : begin + _CHUNK]).decode()})
 
     def end_input(self) -> None:
-        """Let its standard input have ended."""
+        """Close its standard input."""
         self._channel.send({"end": True})
 
     def resize(self, rows: int, columns: int) -> None:
-        """Let its terminal have this size."""
+        """Set the size of its terminal."""
         self._channel.send({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
-        """Its output since the last call, in order, as ("out" or "err", bytes); after a wait where there is nothing yet.
+        """Return its output since the last call, as ("out" or "err", bytes), after waiting for some.
 
         Raises:
-            RunStateError: it could not be started, or the run has ended, and the command with it.
-            TargetError: its supervisor can't be reached any more.
+            RunStateError: The command could not start, or ended with the run.
+            TargetError: Its supervisor cannot be reached any more.
         """
         found = self._new()
         if not found and self.exit_code is None:
-            # Its end would have come ahead of this: nobody is left who could send it.
+            # The exit message would have come before this: no sender is left.
             if self._channel.is_over or self._run_is_over():
                 raise RunStateError(f"run {self._folder.run_id}: the command was ended with the run's workers.")
             time.sleep(wait_s)
@@ -215,7 +217,7 @@ class Beside:
         return found
 
     def _run_is_over(self) -> bool:
-        """True if nobody can answer any more, for the supervisor was killed."""
+        """Return whether the supervisor is gone, so that nobody can answer."""
         now = time.monotonic()
         if now - self._record_at < self._record_s:
             return False
@@ -224,10 +226,10 @@ class Beside:
 
 
 def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) -> subprocess.CompletedProcess[bytes]:
-    """Run a command beside a worker to its end; how it ended, and what it has printed."""
+    """Run a command beside a worker to its end, and return its exit code and output."""
     said: dict[str, list[bytes]] = {"out": [], "err": []}
     with Beside(folder, argv, rank=rank) as beside:
-        # All of it before anything is read, which no pipe could take: it goes into files, so neither side waits for the other.
+        # Send all input first. A pipe would fill up, but files do not, so neither side waits for the other.
         beside.write(input)
         beside.end_input()
         while beside.exit_code is None:

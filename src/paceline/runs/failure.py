@@ -1,4 +1,4 @@
-"""The failure report: which worker failed first and why, in the form that is kept, shown and raised."""
+"""The failure report: the first worker that failed and the reason, as stored, shown and raised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.system.serialization import known_fields
 
-#: The causes of a failure, and what each means. `paceline show` prints them; retries go by them.
+#: Causes of failures and their meaning, for `paceline show` and for retries.
 CAUSES = {
     "exception": "the script raised an exception or left with an exit code of its own",
     "memory": "a worker was killed for memory, or could not get any",
@@ -37,16 +37,16 @@ CAUSES = {
     "trials": "of a sweep, so many trials failed, one could not be submitted, or none logged the primary metric",
 }
 
-#: As timeout(1) exits.
+#: The exit code of timeout(1).
 EXIT_TIME_LIMIT = 124
-#: EX_TEMPFAIL of sysexits.h: it may do better another time.
+#: EX_TEMPFAIL of sysexits.h: a retry may succeed.
 EXIT_PREEMPTED = 75
-#: As a shell has it for a program that SIGTERM has ended.
+#: A shell's exit code for a program that SIGTERM ended.
 EXIT_CANCELED = 128 + signal.SIGTERM
 _LAST_LINES = 20
 
 
-#: The characters of boxes: Unicode's "Box Drawing", and what stands for them where a terminal has ASCII alone.
+#: Box-drawing characters of Unicode, and their ASCII substitutes.
 _FRAME = "".join(map(chr, range(0x2500, 0x2580))) + " \t|+-"
 _TOP, _BOTTOM = re.compile(r"^\s*(\[rank \d+\] )?[╭┌┏╔]"), re.compile(r"^\s*(\[rank \d+\] )?[╰└┗╚][─━═]")
 
@@ -55,18 +55,18 @@ _TOP, _BOTTOM = re.compile(r"^\s*(\[rank \d+\] )?[╭┌┏╔]"), re.compile(r"
 class FailureReport:
     """The reason why a run failed.
 
-    cause: a key of `CAUSES`.
-    message: one sentence that names what happened.
-    rank, node: the first worker to fail, None where no worker is to blame.
-    exit_code: what `paceline run` exits with.
-    signal: its name, such as "SIGKILL", where one ended the worker.
-    exception: its last line, such as "ValueError: bad batch"; traceback: the whole of it.
-    last_lines: the end of the worker's log, 20 lines at most.
-    victims: ranks that ended because of the first one, each with what became of it.
-    see: the command that shows more.
-
     Args:
+        cause: A key of `CAUSES`.
+        message: One sentence on the failure.
+        rank, node: The first worker to fail; None if no worker is to blame.
         attempt: Number of the attempt that failed.
+        exit_code: Exit code of `paceline run`.
+        signal: Name of the signal that ended the worker, such as "SIGKILL".
+        exception: Its last line, such as "ValueError: bad batch".
+        traceback: The whole traceback.
+        last_lines: At most 20 lines from the end of the worker's log.
+        victims: Ranks that ended because of the first one, each with its end.
+        see: A command that shows more.
     """
 
     cause: str
@@ -83,7 +83,7 @@ class FailureReport:
     see: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, as `run.json` has them under `failure`."""
+        """Return plain JSON values, as in `run.json` under `failure`."""
         data = asdict(self)
         data["last_lines"] = list(self.last_lines)
         data["victims"] = [{"rank": rank, "message": message} for rank, message in self.victims]
@@ -91,7 +91,7 @@ class FailureReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FailureReport:
-        """The report that `to_json` wrote; fields of a newer version are left out."""
+        """Return the report that `to_json` wrote, without the fields of newer versions."""
         values = known_fields(cls, data)
         values["last_lines"] = tuple(values.get("last_lines") or ())
         values["victims"] = tuple((v["rank"], v["message"]) for v in values.get("victims") or ())
@@ -115,7 +115,7 @@ class FailureReport:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Return the last thing that a log says in one line, "" for nothing; of a box (rich, tyro), its title and first line."""
+    """Return the last message of a log as one line; of a box (rich, tyro), its title and first line."""
     found = [line for line in lines if line.strip()]
     if not found:
         return ""
@@ -128,16 +128,16 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, such as "SIGKILL"; "signal 42" for one without a name."""
+    """Return the name of a signal, such as "SIGKILL", or "signal 42"."""
     try:
         return signal.Signals(number).name
-    # Most real-time signals have none, nor has one that only another system knows.
+    # Most real-time signals have no name, nor do other systems' signals.
     except ValueError:
         return f"signal {number}"
 
 
 def signal_words(number: int) -> str:
-    """The meaning of a signal for a worker that it ended."""
+    """Return the meaning of a signal for a worker that it ended."""
     words: dict[int, str] = {
         signal.SIGKILL: "killed from outside",
         signal.SIGSEGV: "a segmentation fault: an access to memory that is not its own",
@@ -156,7 +156,7 @@ def signal_words(number: int) -> str:
 
 
 def logs_command(run_id: str, rank: int | None = None) -> str:
-    """The command line that shows a run's log, or one rank's."""
+    """Return the command that shows a run's log, or one rank's."""
     words = ["paceline", "logs", run_id]
     if rank is not None:
         words += ["--rank", str(rank)]

@@ -1,4 +1,4 @@
-"""The one owner of every file name in a run's folder, and of the rule that no name leaves it."""
+"""The only owner of the file names in a run's folder, and of the rule that no name leaves it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import FileNameError
 from paceline.system.files import PathAttribute
 
-# `rank_0.jsonl` is of the first attempt, `rank_0.2.jsonl` of the second.
+# `rank_0.jsonl` belongs to attempt 1, `rank_0.2.jsonl` to attempt 2.
 _RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
 _NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
@@ -18,22 +18,22 @@ _LOAD_LOG = re.compile(r"load_(\d+)\.jsonl", re.ASCII)
 
 
 def node_logs(directory: Path) -> dict[int, Path]:
-    """Node -> the log of how busy it was, below `directory`."""
+    """Return the load log of each node rank in `directory`."""
     found = ((_NODE_LOG.fullmatch(path.name), path) for path in directory.glob("node_*.jsonl"))
     return {int(name[1]): path for name, path in found if name}
 
 
 def load_logs(directory: Path) -> dict[int, Path]:
-    """Rank -> the log of what its worker took, below `directory`."""
+    """Return the load log of each worker's rank in `directory`."""
     found = ((_LOAD_LOG.fullmatch(path.name), path) for path in directory.glob("load_*.jsonl"))
     return {int(name[1]): path for name, path in found if name}
 
 
 def check_file_name(name: object) -> str:
-    """`name` in its plain form (`outputs/model.pt`), if it stays inside the run's folder.
+    """Return `name` in its plain form, such as `outputs/model.pt`.
 
     Raises:
-        FileNameError: empty, absolute, with a NUL or a `..` part.
+        FileNameError: The name is empty, absolute, or has a NUL or a `..` part.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise FileNameError(
@@ -48,13 +48,13 @@ def check_file_name(name: object) -> str:
 
 
 def _temporary_folder() -> str:
-    import tempfile  # which takes longer to load than this module
+    import tempfile  # loads slower than this module
 
     return tempfile.gettempdir()
 
 
 def metric_logs(directory: Path) -> dict[int, dict[int, Path]]:
-    """Rank -> attempt -> metric log under `directory`, for each rank that logged anything; both in order."""
+    """Return rank -> attempt -> metric log in `directory`, both in order."""
     found: dict[int, dict[int, Path]] = {}
     for path in directory.glob("rank_*.jsonl"):
         if name := _METRIC_LOG.fullmatch(path.name):
@@ -72,116 +72,112 @@ class RunFolder:
     def run_id(self) -> str:
         return self.path.name
 
-    #: `run.json`: whole at all times; one writer, whoever holds `lock`.
+    #: Replaced atomically by the only writer, the holder of `lock`.
     record = PathAttribute("run.json")
-    #: Locked (flock) by whoever looks after the run; free means that nobody does.
+    #: Locked (flock) by the run's owner; a free lock means that the run is abandoned.
     lock = PathAttribute("lock")
     #: One JSON line per change of state.
     events = PathAttribute("events.jsonl")
-    #: Variable -> value of the job's secrets, mode 0600: for the run's supervisor alone, gone once the run has ended.
+    #: Secrets by variable, mode 0600: for the supervisor alone, removed at the end of the run.
     secrets = PathAttribute("secrets.json")
-    #: Tags, properties and names: one JSON line per change, appended by anybody.
+    #: Tags, properties and names: one JSON line per change, appended by any process.
     notes = PathAttribute("notes.jsonl")
-    #: Exists once somebody has asked for the run's end; holds who and why.
+    #: Exists after a request to end the run; holds the user and the reason.
     cancel_request = PathAttribute("cancel.json")
-    #: A folder for each command that somebody runs beside a worker at the moment, for its owner alone.
+    #: One folder per running `paceline exec` command, readable for its owner alone.
     exec_requests = PathAttribute("exec")
-    #: Signs what such a command is told where that goes through a datastore; mode 0600, on the submitting machine alone.
+    #: Signs messages to such a command that go through a datastore; mode 0600, on the submitting machine alone.
     exec_key = PathAttribute("exec_key")
 
     def exec_output(self, attempt: int, name: str) -> Path:
-        """The output of such a command, while somebody reads it."""
+        """Return the output of an exec command, which exists while somebody reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
-    #: Exists while somebody ends what a killed supervisor has left: the lock is held then, but the run is over.
+    #: Exists while a process closes an abandoned run: the lock is held, but the run is over.
     closing = PathAttribute("closing")
 
     def passing(self) -> list[Path]:
-        """The paths that are there while files come from nodes, and that a killed supervisor may leave: files that are not whole
-        yet, and marks by which it is seen whether a node has the same folder.
-        """
+        """Return temporary files that a killed supervisor may leave: partial transfers and marks of shared folders."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
-    #: Names the engine and its job that the run is, where its supervisor is inside that job.
+    #: The engine and job of a run whose supervisor is inside that job.
     engine = PathAttribute("engine.json")
-    #: Made when the engine was first found not to know the run's job any more, while the record is not final.
+    #: Created when the engine first lost the job while the record was not final.
     gone = PathAttribute("gone")
-    #: Kind and settings of the compute target, as they were when the run was submitted.
+    #: Kind and settings of the compute target at the time of submission.
     target = PathAttribute("target.json")
-    #: Bytes held back so that the last record can be written on a full disk.
+    #: Reserved bytes: freed to write the last record on a full disk.
     ballast = PathAttribute("ballast")
 
     @property
     def scratch(self) -> Path:
-        """Outside the run's folder, with a short path, for sockets and shared memory; in memory where there is such a
-        file system.
-        """
-        # The path of a Unix socket may have 107 bytes, and a run's folder often lies deeper than that.
+        """A folder outside the run's, with a short path, for sockets and shared memory; in memory where possible."""
+        # The path of a Unix socket may have 107 bytes, and a run's folder is often deeper.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 
     #: Link to the workspace's snapshot.
     snapshot = PathAttribute("snapshot")
-    #: Names of the source that the snapshot has not: the working directory links to them (`paceline.system.linked`).
+    #: Names of the source that are links in the working directory instead of snapshot files (`paceline.system.linked`).
     linked = PathAttribute("linked.json")
-    #: What of these was sent to this machine: the name of each copy in the working directory -> where its original lies here.
+    #: Of those, copies sent to this machine: name in the working directory -> path of the original here.
     sent = PathAttribute("sent.json")
-    #: Of a pipeline: links to the snapshots of its steps, so that they stay until the steps' runs have them.
+    #: Links that keep the snapshots of a pipeline's steps until the steps' runs use them.
     sources = PathAttribute("sources")
-    #: The workers' working directory; in the end, only what the script left there.
+    #: The workers' working directory; after the run, only files that the script left.
     work = PathAttribute("work")
     outputs = PathAttribute("outputs")
-    #: Uploaded files whose names lie neither under `outputs/` nor under `logs/`.
+    #: Uploaded files with names outside `outputs/` and `logs/`.
     artifacts = PathAttribute("artifacts")
-    #: A folder for each output that is stored when the run ends; what could not be stored stays.
+    #: One folder per output that is stored at the end; it stays if storing fails.
     uploads = PathAttribute("uploads")
-    #: The run's files that nodes elsewhere have not sent, and why: one JSON line for each name.
+    #: Files that remote nodes did not send, and why: one JSON line per name.
     left_out = PathAttribute("left_out.jsonl")
-    #: The packages of the script's environment with the exact versions, where one was built.
+    #: The exact package versions of an environment that was built.
     environment = PathAttribute("environment.json")
-    #: The data that the run took from datastores, with fingerprints, and what it stored there.
+    #: Datasets that the run read, with fingerprints, and outputs that it stored.
     data = PathAttribute("data.json")
-    #: Says where on this machine lies what the job names on the submitting one; not there where that is the same.
+    #: Local paths of files that the job names by their paths on the submitting machine; absent if they are the same.
     carried = PathAttribute("carried.json")
-    #: Output folders that wait to be stored on the submitting machine, with their files. Written on the others.
+    #: Output folders that the submitting machine will store, with their files. Written on other machines.
     left = PathAttribute("prepared/left.json")
-    #: On the submitting machine: that there will be output folders to store here, and how far that is; gone then.
+    #: On the submitting machine: output folders that are to be stored here, and their progress; removed afterwards.
     home = PathAttribute("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:
-        """The log of what was installed and fetched on a node before the workers, and stored after them."""
+        """Return the log of installing and fetching on a node, and of storing at the end."""
         return self.logs / f"prepare_{node_rank}.log"
 
     def prepared(self, node_rank: int) -> Path:
-        """A node's result of preparing: what it has ready for its workers, or why it has not."""
+        """Return a node's result of preparing: what is ready for its workers, or the error."""
         return self.path / "prepared" / f"node_{node_rank}.json"
 
     def stored(self, node_rank: int) -> Path:
-        """A node's result of storing at the end: what it has stored, or why it could not."""
+        """Return a node's result of storing outputs: what it stored, or the error."""
         return self.path / "prepared" / f"stored_{node_rank}.json"
 
     def cleaned(self, node_rank: int) -> Path:
-        """A node's result of cleaning up: that it has nothing more of the run, or why not."""
+        """Return a node's result of cleaning up, or the error."""
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
     checkpoints = PathAttribute("checkpoints")
     metrics = PathAttribute("metrics")
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
-        """A rank's metrics of one attempt: a worker of an earlier one that is cut off, and not dead yet, can't write there."""
+        """Return a rank's metric log of one attempt; cut-off workers of earlier attempts cannot write to it."""
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     def node_log(self, node_rank: int) -> Path:
-        """How busy a node was, in the form of a metric log whose steps are seconds since 1970; written by the supervisor."""
+        """Return a node's load log, in the form of a metric log with seconds since 1970 as steps."""
         return self.metrics / f"node_{node_rank}.jsonl"
 
     def load_log(self, rank: int) -> Path:
-        """The same of what a rank's worker took."""
+        """Return the load log of a rank's worker, in the same form."""
         return self.metrics / f"load_{rank}.jsonl"
 
-    #: Live logs of the current attempt, links into its folder, and the driver's log over all attempts.
+    #: Links to the logs of the current attempt, and the driver's log of all attempts.
     logs = PathAttribute("logs")
-    #: The words of the supervisor and the launcher.
+    #: Output of the supervisor and the launcher.
     driver_log = PathAttribute("logs/driver.log")
 
     def live_log(self, rank: int) -> Path:
@@ -194,7 +190,7 @@ class RunFolder:
         return self.attempt(attempt) / f"rank_{rank}.log"
 
     def ranks_with_log(self, attempt: int) -> list[int]:
-        """Return the ranks that have a log of this attempt: its workers', and those that a script has started itself."""
+        """Return the ranks with a log in this attempt, those included that a script started."""
         try:
             names = os.listdir(self.attempt(attempt))
         except OSError:
@@ -202,60 +198,60 @@ class RunFolder:
         return sorted(int(found[1]) for name in names if (found := _RANK_LOG.fullmatch(name)))
 
     def ranks(self, world_size: int) -> range:
-        """Return the run's ranks: its workers', and those that a script has started and that have logged anything."""
+        """Return the run's ranks, those included that a script started and that logged anything."""
         attempts = self.path.glob("attempts/*")
         logs = (rank for path in attempts if path.name.isdecimal() for rank in self.ranks_with_log(int(path.name)))
         return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
 
     def log_order(self, attempt: int) -> Path:
-        """Lines of `seconds rank offset`: by then, that rank's log had grown to that many bytes."""
+        """Return the log's order: lines of `seconds rank offset`, the size of a rank's log at that time."""
         return self.attempt(attempt) / "log_order.txt"
 
     def worker_start(self, attempt: int, rank: int) -> Path:
-        """Written by the worker once it has its rank."""
+        """Return the file that a worker writes once it has its rank."""
         return self.attempt(attempt) / f"start_{rank}.json"
 
     def worker_error(self, attempt: int, rank: int) -> Path:
-        """The worker's exception, in torchelastic's shape."""
+        """Return the worker's exception, in torchelastic's format."""
         return self.attempt(attempt) / f"error_{rank}.json"
 
     def worker_end(self, attempt: int, rank: int) -> Path:
-        """The worker's end, written beside it where the supervisor is not its parent."""
+        """Return the worker's exit, written beside it where the supervisor is not its parent."""
         return self.attempt(attempt) / f"end_{rank}.json"
 
     def worker_alone(self, attempt: int, rank: int) -> Path:
-        """Written by a worker at its end, where it has trained a model that no other took part in."""
+        """Return the note that a worker writes at its end if it trained a model without other ranks."""
         return self.attempt(attempt) / f"alone_{rank}.json"
 
     def load(self, attempt: int) -> Path:
-        """The last sample of what nodes and workers take, and how the time of each rank goes; written by the supervisor."""
+        """Return the last load sample of nodes and workers, written by the supervisor."""
         return self.attempt(attempt) / "load.json"
 
     def memory_plan(self, attempt: int, rank: int) -> Path:
-        """The memory that a worker said it will take: `paceline.parallel` writes it, where it knows."""
+        """Return the memory plan that `paceline.parallel` wrote for a worker."""
         return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
-        """Where all workers were when the attempt was found to hang; a file of the same name ends in `.json`."""
+        """Return the hang report as text; its `.json` twin has the stacks of all workers."""
         return self.attempt(attempt) / "hang.txt"
 
     def stalled(self, attempt: int) -> Path:
-        """Operations that ranks wait for in vain, a line of JSON each; written by the collectives' engine on rank 0."""
+        """Return stalled operations, one JSON line each, written by the collectives' engine on rank 0."""
         return self.attempt(attempt) / "stalled.jsonl"
 
     def held(self, attempt: int) -> list[Path]:
-        """Files by which workers hold the space for their reports, lest the disk fill up."""
+        """Return the files that reserve disk space for the workers' failure reports."""
         return sorted(self.attempt(attempt).glob("*.held"))
 
     def metric_folders(self, rank: int) -> Path:
-        """The folders of trackers' files that this rank's processes have met, with the prefixes of their metrics."""
+        """Return the log of trackers' folders that this rank's processes used, with metric prefixes."""
         return self.metrics / f"folders_{rank}.jsonl"
 
     def file(self, name: str) -> Path:
-        """The path of the run's file of this name (`outputs/...`, `logs/...` or any other).
+        """Return the path of the run's file of this name.
 
         Raises:
-            FileNameError: the name leaves the run's folder.
+            FileNameError: The name leaves the run's folder.
         """
         plain = check_file_name(name)
         top = plain.split("/", 1)[0]

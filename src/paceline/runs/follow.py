@@ -1,4 +1,4 @@
-"""A run shown as it goes: each change of state, and the workers' lines, until its end."""
+"""Follow a run to its end: changes of state and the workers' lines."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paceline.runs.logs import LogFollower, LogLine, PrepareFollower
 from paceline.runs.record import Attempt, RunRecord
 from paceline.runs.visible import TerminalLines
 
-#: How often the record is looked at beside its own changes, to see that somebody still looks after the run.
+#: How often to read an unchanged record, to detect an abandoned run.
 _LOOK_S = 0.5
-#: Between two looks while lines come, and while none do.
+#: Pause between two looks, with and without new lines.
 _FAST_S = 0.01
 _SLOW_S = 0.15
 
 
 class RunWatch:
-    """The record of a run, read again only when it has changed or a while has passed."""
+    """The record of a run, read again when its file changes or after a while."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -41,15 +41,16 @@ class RunWatch:
             found = self.folder.record.stat()
         except OSError:
             return 0, 0
-        # Both: a record is replaced, never rewritten, and two within one tick of the file system's clock have one time.
+        # Time and inode: records are replaced, and two within one tick of the file system's clock have the same time.
         return found.st_mtime_ns, found.st_ino
 
 
 class Show:
-    """Tells of a run as it goes: `line` is called for each line of the workers, `state` for each change of state or of
-    what the run waits for, `note` for each line that the nodes say while they prepare, `attempt` for each further
-    attempt with the one before it, between their lines. ranks: these alone; None for all. start: where in the log to begin.
-    last: of the lines that are there already, so many.
+    """A follower of a run that calls back for each event.
+
+    line: each line of the workers. state: each change of state, or of the reason to wait. note: each line that nodes print while
+    they prepare. attempt: each further attempt with the one before it, between their lines. ranks: only these; None for all.
+    start: position in the log. last: only this many of the existing lines.
     """
 
     def __init__(
@@ -74,27 +75,27 @@ class Show:
         self._follower = LogFollower(folder, ranks, start, last)
 
     def to_the_end(self) -> RunRecord:
-        """From where it was to the run's end; the final record. May be called again after an interruption."""
+        """Follow the run to its end, and return the final record. May be called again after an interruption."""
         pause = _FAST_S
         while True:
             record = self._watch.look()
             if self._told is not None and self._told[0] != states.QUEUED:
-                # What was said before a change of state stands before it.
+                # Print notes before the change of state that follows them.
                 self._tell_notes()
-            # What an attempt has left to say stands before the states of the next.
+            # Print the rest of an attempt before the states of the next.
             is_next_attempt = len(record.attempts) > self._attempts_told
             if not is_next_attempt:
                 self._tell_state(record)
             if record.is_terminal:
                 self._tell_notes()
-            # The record was looked at before the log: all that was written ahead of a final record is in the log by now.
+            # The record was read before the log, so a final record means that the log is complete.
             if self._lines is None:
                 self._lines, is_last = (
                     self._follower.new(len(record.attempts), is_over=record.is_terminal),
                     record.is_terminal,
                 )
             else:
-                is_last = False  # lines that an interruption has left over
+                is_last = False  # lines left over from an interruption
             came = False
             for line in self._lines:
                 came = True
@@ -108,7 +109,7 @@ class Show:
                 self._follower.close()
                 self._prepare.close()
                 return record
-            # Quick while something happens, seldom in an hour of silence.
+            # Poll fast while lines come, slowly during silence.
             pause = _FAST_S if came else min(pause * 1.2, _SLOW_S)
             time.sleep(pause)
 
@@ -119,7 +120,7 @@ class Show:
             self._state(record)
 
     def _tell_attempts(self, record: RunRecord, until: int) -> None:
-        """Tell that attempts up to this number have started, each once, however many came between two looks."""
+        """Report each new attempt up to this number once."""
         while self._attempts_told < min(until, len(record.attempts)):
             before, now = record.attempts[self._attempts_told - 1 : self._attempts_told + 1]
             self._attempts_told += 1
@@ -133,25 +134,28 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """The text before a line in a merged view: nothing for one rank, else its number (and attempt, if several)."""
+    """Return the prefix of a merged line: empty for one rank, else its number, and attempt if several."""
     if world_size <= 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
 
 
 def node_prefix(said: LogLine, node_count: int) -> str:
-    """The text before a line that a node says: two spaces, and the node's number if there are several."""
+    """Return the prefix of a node's line: two spaces, and the node's number if there are several."""
     return f"  [node {said.rank}] " if node_count > 1 else "  "
 
 
 def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRecord:
-    """Print the run to `out` as plain text until its end; the final record. said: warnings that its user has seen already."""
+    """Print the run to `out` as plain text until its end, and return the final record.
+
+    said: warnings that the user has already seen.
+    """
     record = read.record(folder)
     size = record.world_size
     nodes = record.job.node_count if record.job else 1
     print(f"RunId: {folder.run_id}\nFolder: {folder.path}", file=out, flush=True)
 
-    # A terminal obeys what is in a script's lines, a file keeps it.
+    # A terminal interprets control characters of a script, a file stores them.
     terminal = TerminalLines() if out.isatty() else None
 
     def line(found: LogLine) -> None:
@@ -165,7 +169,7 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
             print(f"-- {state_text(now)}", file=out, flush=True)
 
     def note(said: LogLine) -> None:
-        # Plain text can't be drawn over, so a bar's states on the way to its end are left out.
+        # Plain text cannot be redrawn, so skip intermediate states of progress bars.
         if said.complete:
             print(node_prefix(said, nodes) + said.text, file=out, flush=True)
 
@@ -180,32 +184,32 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
 
 
 def state_text(record: RunRecord) -> str:
-    """A state in words: "Queued: 1 run ahead"."""
+    """Return a state in words: "Queued: 1 run ahead"."""
     return f"{hang_status(record)}: {record.waiting_for}" if record.waiting_for else hang_status(record)
 
 
 def hang_status(record: RunRecord) -> str:
-    """The state, and of a run that hangs since when: "Running, hangs since 2026-11-23 06:12:03 UTC"."""
+    """Return the state, with the time of a hang: "Running, hangs since 2026-11-23 06:12:03 UTC"."""
     if record.status != states.RUNNING or not record.hang:
         return record.status
     return f"{record.status}, hangs since {str(record.hang['since_utc'])[:19].replace('T', ' ')} UTC"
 
 
 def attempt_text(before: Attempt, now: Attempt) -> str:
-    """Tells in words that another attempt has started, and why: the merged log goes on with its lines."""
+    """Return the start of a further attempt in words, with its reason."""
     return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."
 
 
 def end_text(record: RunRecord) -> str:
-    """A run's end in words: "Completed in 3.2 s"."""
+    """Return a run's end in words: "Completed in 3.2 s"."""
     took = record.duration_s
     text = record.status + (f" in {duration_text(took)}" if took is not None else "")
     return f"{text}, by {record.canceled_by}" if record.canceled_by else text
 
 
 def duration_text(seconds: float) -> str:
-    """A duration as people read it: "3.2 s", "2 min 5 s", "3 h 20 min"."""
-    # Rounded first, or 59.96 would be shown as 60.0 s.
+    """Return a duration in words: "3.2 s", "2 min 5 s", "3 h 20 min"."""
+    # Round first, or 59.96 would become 60.0 s.
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

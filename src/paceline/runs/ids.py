@@ -1,6 +1,6 @@
-"""Names of experiments and ids of runs: what they may be, and new ones.
+"""Names of experiments, ids of runs, and readable run names such as `brave-otter-12`.
 
-Loads little: `paceline run` makes a run's id before it loads anything else of a run.
+Loads little: `paceline run` needs an id before anything else of a run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paceline.system import locks
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
-#: The time in an id: seconds, and their fraction. A sweep's trials and a pipeline's steps have a number after it; trials one more
-#: from their second run on, and those of a sweep that is a step another one.
+#: The time in an id: seconds and their fraction. A trial or step appends its number, a repeated trial one more, and trials of a
+#: sweep that is a step another one.
 _AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?(?:_([0-9]{1,6}))?)?$")
-#: Longest file name that the usual file systems take is 255 bytes; an id adds 20 to the experiment's name.
+#: Most file systems take file names of at most 255 bytes; an id adds 20 to the experiment's name.
 _EXPERIMENT_LENGTH = 200
 
 _ADJECTIVES = (
@@ -37,15 +37,16 @@ _ANIMALS = (
     "otter owl panda panther parrot pelican puffin puma quail rabbit raven robin salmon seal shark sparrow squid stork swan "
     "tapir tiger toad trout turtle viper vole walrus weasel whale wolf wombat yak zebra"
 )
-#: Names are taken in moments.
+#: Taking a name is a matter of milliseconds.
 _PATIENCE_S = 5.0
 
 
 def check_experiment_name(name: object) -> str:
-    """`name`, if it may name an experiment: a letter or digit, then letters, digits, `_` and `-`, 200 at most.
+    """Return `name` if it is a valid experiment name.
 
     Raises:
-        WorkspaceError: it may not.
+        WorkspaceError: It does not start with a letter or digit, has other characters than letters, digits, `_` and `-`, or is
+            longer than 200.
     """
     if not isinstance(name, str) or not _EXPERIMENT.fullmatch(name) or len(name) > _EXPERIMENT_LENGTH:
         raise WorkspaceError(
@@ -56,10 +57,10 @@ def check_experiment_name(name: object) -> str:
 
 
 def check_run_id(run_id: object) -> str:
-    """`run_id`, if it has the form of a run's id, so that it can't name anything outside the folder of runs.
+    """Return `run_id` if it is a valid run id, so that it names nothing outside the folder of runs.
 
     Raises:
-        FileNameError: it has not.
+        FileNameError: It is not.
     """
     if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
         raise FileNameError(
@@ -70,44 +71,43 @@ def check_run_id(run_id: object) -> str:
 
 
 def new_run_id(experiment: str) -> str:
-    """A fresh id, `<experiment>_<unix seconds>_<8 hex>`.
+    """Return a new id, `<experiment>_<unix seconds>_<8 hex>`.
 
-    The first five of the hexadecimal digits are the fraction of the second, so that ids sort in the order in which
-    they were made; the last three are random.
+    The first five hexadecimal digits are the fraction of the second, so ids sort by time; the last three are random.
     """
     now = time.time()
-    # Five hexadecimal digits count to 2**20, which makes each step about a microsecond.
+    # Five hexadecimal digits resolve a microsecond.
     return f"{experiment}_{int(now)}_{int(now % 1 * (1 << 20)):05x}{os.urandom(2).hex()[1:]}"
 
 
 def age_key(run_id: str) -> tuple[int, str, int, int, int]:
-    """Sorts ids by the time in them, children by their numbers; ids that were given by hand, without one, come first."""
+    """Return a key that sorts ids by time and children by number; ids without a time come first."""
     found = _AGE.search(run_id)
-    # A sweep has no number behind its time, and stands before its trial 0.
+    # A sweep has no number, and sorts before its trial 0.
     if not found:
         return 0, run_id, -1, -1, -1
     return int(found[1]), found[2], int(found[3] or -1), int(found[4] or -1), int(found[5] or -1)
 
 
 def experiment_of(run_id: str) -> str | None:
-    """The experiment whose name the id begins with; None of one that was given by hand."""
+    """Return the experiment in an id, or None for an id that a user chose."""
     found = _AGE.search(run_id)
     return run_id[: found.start()] if found else None
 
 
 def is_trial(run_id: str) -> bool:
-    """Whether this is the id of a sweep's trial or a pipeline's step, which has a number behind its parent's."""
+    """Return whether this id belongs to a trial or a pipeline's step."""
     found = _AGE.search(run_id)
     return bool(found and found[3])
 
 
 def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
-    """Return a name for the run that no run of the experiment has had, and note that it is taken."""
+    """Reserve and return a readable name that no other run of the experiment has had."""
     candidates = _candidates(run_id)
     folder = workspace_dir / "names"
     try:
         folder.mkdir(exist_ok=True)
-        # Names of removed runs stay: a name in a notebook or a mail means one run for good.
+        # Names of removed runs stay reserved: a name in a notebook or a mail means one run for good.
         with (
             locks.locked(folder / f"{experiment}.lock", patience_s=_PATIENCE_S),
             open(folder / experiment, "a+") as file,
@@ -123,7 +123,7 @@ def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
 
 
 def _candidates(run_id: str) -> Iterator[str]:
-    """Yield names that follow from the id, with numbers that grow once many are taken."""
+    """Yield names derived from the id, with larger numbers once many are taken."""
     adjectives, animals = _ADJECTIVES.split(), _ANIMALS.split()
     for draw in itertools.count():
         chance = zlib.crc32(f"{run_id} {draw}".encode())

@@ -1,8 +1,8 @@
 """Runs that a program logs by itself: `Experiment.start_logging`, `Run.child_run`.
 
-The program that makes one holds its lock, so it is the record's one writer. If the program is killed, the run is
-shown as Failed; if it ends of itself and has not said how the run ended, the run ends as the program did: Failed
-after an exception, else Completed (Python tells nobody at exit of a `sys.exit(3)`).
+The program holds the run's lock, so it is the only writer of the record. If it is killed, the run becomes Failed. If it exits
+without ending the run, the run is Failed after an exception, else Completed (`sys.exit(3)` cannot be detected). While it runs,
+new files in `./outputs` and `./logs` are copied into the run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 
-#: Run folder -> the open file that holds its lock, and the pid of the process that made it (a fork inherits both).
+#: Run folder -> fd that holds its lock, and pid of the process that created it (a fork inherits both).
 _ours: dict[RunFolder, tuple[int, int]] = {}
 
 _Seen = dict[str, tuple[int, int]]
-#: Run folder -> each folder that is watched for it, the name that its files have in the run, and what of it is kept or was there.
+#: Run folder -> each watched folder, its files' name in the run, and the files that were copied or were there before.
 _watched: dict[RunFolder, list[tuple[Path, str, _Seen]]] = {}
 
 
@@ -38,11 +38,11 @@ def create(
     begin: bool = True,
     snapshot_id: str | None = None,
 ) -> RunFolder:
-    """The folder of a new run that this process looks after, Running unless begin=False.
+    """Create a run that this process owns, Running unless begin=False. Return its folder.
 
     Raises:
-        FileNameError: `run_id` has not the form of a run's id.
-        RunStateError: there is a run of this id.
+        FileNameError: `run_id` is not a valid id.
+        RunStateError: A run with this id exists.
     """
     run_id = check_run_id(run_id) if run_id else new_run_id(experiment)
     folder = RunFolder(runs_dir / run_id)
@@ -61,7 +61,7 @@ def create(
         owner=store.owner(),
     )
     fd = store.create(runs_dir, record)
-    # Handlers run in reverse order, so those that the program registers after this one still find its runs alive.
+    # Handlers run in reverse order, so the program's later handlers still find its runs alive.
     if not _ours:
         atexit.register(_end_all)
     _ours[folder] = (fd, os.getpid())
@@ -71,22 +71,22 @@ def create(
 
 
 def is_ours(folder: RunFolder) -> bool:
-    """True if this process looks after the run."""
+    """Return whether this process owns the run."""
     return folder in _ours and _ours[folder][1] == os.getpid()
 
 
 def begin(folder: RunFolder) -> None:
-    """NotStarted -> Running; a run that runs stays as it is."""
+    """Start a run that is NotStarted."""
     record = read.record(folder)
     if record.status == states.NOT_STARTED:
         store.change(folder, record, states.RUNNING, started_utc=utc_now())
 
 
 def end(folder: RunFolder, status: str, details: object = None, code: str | None = None) -> None:
-    """Write the run's end and let it go. On a submitted run nothing happens: its supervisor sees its end.
+    """Write the run's end and release it. Submitted runs are left to their supervisor.
 
     Raises:
-        RunStateError: another process, which lives, looks after the run.
+        RunStateError: Another live process owns the run.
     """
     record = read.record(folder)
     if record.is_terminal or record.kind != "interactive":
@@ -96,23 +96,23 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
             f"run {folder.run_id} is logged by process {record.owner.get('pid')} on {record.owner.get('host')}; "
             "only that process can end it."
         )
-    # A program that was asked for its end and came to it has been canceled, however it puts that itself.
+    # A program that completes after a request to cancel was canceled.
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED
     report = _report(folder, details, code) if status == states.FAILED else None
-    # Before the end is written: whoever sees it finds all files.
+    # Before the end is written, so that its readers find all files.
     unwatch(folder)
     store.change(
         folder,
         record,
         status,
         ended_utc=utc_now(),
-        # A child that was never begun has taken no time, which is another thing than an unknown one.
+        # A child that never began took no time, which is not the same as unknown.
         started_utc=record.started_utc or utc_now(),
         failure=report,
         exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),
     )
-    # After the record: a reader who finds the lock free before the end is written takes the run for deserted.
+    # After the record: a reader who finds the lock free before the end is written takes the run for abandoned.
     os.close(_ours.pop(folder)[0])
 
 
@@ -132,36 +132,36 @@ def _report(folder: RunFolder, details: object, code: str | None) -> FailureRepo
 
 
 def _end_all() -> None:
-    """At the end of the program: its unfinished runs end as it does."""
-    # The interpreter leaves here the exception that it has printed for want of a handler; after sys.exit() there is none.
+    """End the program's open runs at its exit."""
+    # The interpreter stores an uncaught exception here; after sys.exit() it stores nothing.
     error = getattr(sys, "last_value", None)
-    # A child that was forked may come here as well, with its parent's runs: they are not its own to end.
+    # A forked child may run this too, with its parent's runs, which it does not own.
     for folder in list(_ours):
         if is_ours(folder):
-            # One whose folder was deleted meanwhile must not keep the others from their end.
+            # A run whose folder was deleted must not keep the others open.
             with contextlib.suppress(PacelineError, OSError):
                 end(folder, states.FAILED if error else states.COMPLETED, error)
 
 
 def watch_folders(folder: RunFolder, outputs: Path) -> None:
-    """Make `outputs`, and watch it and `./logs` for the run. A folder that can't be made is not watched."""
+    """Create `outputs`, and watch it and `./logs` for the run. Folders that cannot be created are skipped."""
     if outputs.is_symlink():
-        return  # in a worker `outputs` is the submitted run's own, not this one's
+        return  # in a worker, `outputs` belongs to the submitted run
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
     with contextlib.suppress(OSError):
         outputs.mkdir(parents=True, exist_ok=True)
-    # What lies there from before belongs to no run, or to an earlier one.
+    # Existing files belong to no run, or to an earlier one.
     _watched[folder] = [(path, name, _stamps(path)) for path, name in folders]
 
 
 def keep_watched(folder: RunFolder) -> None:
-    """Copy what is new or has changed since."""
+    """Copy new and changed files into the run."""
     for path, name, seen in _watched.get(folder, ()):
         for inside, stamp in _stamps(path).items():
             if seen.get(inside) == stamp:
                 continue
             kept = folder.path / name / inside
-            # The program's own files may change until the run ends: the copy follows them.
+            # The program may change its files until the run ends; copy them again.
             with contextlib.suppress(OSError, PacelineError):
                 kept.unlink(missing_ok=True)
                 artifacts.put(folder, f"{name}/{inside}", path / inside)
@@ -169,7 +169,7 @@ def keep_watched(folder: RunFolder) -> None:
 
 
 def unwatch(folder: RunFolder) -> None:
-    """Copy what is new, for the last time."""
+    """Copy new and changed files for the last time."""
     keep_watched(folder)
     _watched.pop(folder, None)
 
@@ -180,7 +180,7 @@ def _stamps(top: Path) -> _Seen:
         for name in names:
             path = os.path.join(where, name)
             with contextlib.suppress(OSError):
-                # Neither links, which may lead anywhere, nor pipes.
+                # Regular files only: links may lead anywhere.
                 stat = os.lstat(path)
                 if (stat.st_mode & 0o170000) == 0o100000:
                     found[os.path.relpath(path, top)] = (stat.st_mtime_ns, stat.st_size)

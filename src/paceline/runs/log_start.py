@@ -1,15 +1,15 @@
-"""Finds where in a run's merged log to begin: before its last lines, or at a moment. Reads from the end; a log may be huge.
+"""Positions in a run's merged log: before its last lines, or at a time. Huge logs are read backwards.
 
-The supervisor's notes (`log_order.txt`: time, rank, bytes) are the index. They cut each rank's log into spans, whose order
-is that of the merged view, and what is not noted yet comes last, by rank:
+The supervisor's notes (`log_order.txt`: time, rank, bytes) are the index. They cut each rank's log into spans, in the order of
+the merged view; bytes without a note come last, by rank:
 
     1700000000.1 0 4        span 1: rank 0, bytes 0 to 4
     1700000000.2 1 2        span 2: rank 1, bytes 0 to 2
     1700000000.3 0 6        span 3: rank 0, bytes 4 to 6
-                            spans 4, 5: what ranks 0 and 1 have behind bytes 6 and 2
+                            spans 4, 5: the bytes of ranks 0 and 1 behind 6 and 2
 
-A start is a place in that order: spans before it are passed over. For the last lines, newlines are counted from the last
-span on backwards, until there are enough; for a moment, the first note that is not earlier is looked for by bisection.
+A position is a place in that order. For the last lines, count newlines backwards from the last span. For a time, bisect the
+notes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, parse_utc
 
 _CHUNK = 1 << 16
-#: Of the notes, so much is read at first; each time it was not enough, eight times as much, up to 4 MiB.
+#: Bytes of notes in the first read; each further read is eight times as large, up to 4 MiB.
 _NOTES, _MOST_NOTES = 1 << 16, 1 << 22
-#: The beginning of an unfinished line is looked for so far back. Of a progress bar the last state is what counts.
+#: How far back to look for the beginning of an unfinished line; of a progress bar only the last state counts.
 _FAR_BACK = 1 << 20
 #: Longer than any note.
 _NOTE_BYTES = 80
@@ -36,9 +36,9 @@ _NOTE_BYTES = 80
 
 @dataclass(frozen=True)
 class LogStart:
-    """A place in a run's merged log.
+    """A position in a run's merged log.
 
-    attempt: the first that is shown. notes: where its notes are taken up. offsets: rank -> where its log is; 0 if absent.
+    attempt: the first to show. notes: offset in its notes. offsets: rank -> offset in its log; 0 if absent.
     """
 
     attempt: int = 1
@@ -46,7 +46,7 @@ class LogStart:
     offsets: Mapping[int, int] = field(default_factory=dict)
 
     def later(self, other: LogStart) -> LogStart:
-        """Whichever of two places in the same log comes later."""
+        """Return the later of two positions in the same log."""
         if self.attempt != other.attempt:
             return max(self, other, key=lambda start: start.attempt)
         ranks = {*self.offsets, *other.offsets}
@@ -57,9 +57,9 @@ class LogStart:
 def last_lines_start(
     folder: RunFolder, attempts: Sequence[int], ranks: Sequence[int], count: int, *, unended: bool = True
 ) -> LogStart:
-    """The place where the last `count` lines of these attempts and ranks begin, or some lines before that.
+    """Return the position of the last `count` lines of these attempts and ranks, or slightly before.
 
-    attempts: in order; without one, the log's beginning. unended: whether a line that is not ended yet counts as one.
+    attempts: in order; empty for the log's beginning. unended: whether an unfinished line counts.
     """
     start = LogStart(attempts[0] if attempts else 1)
     for attempt in reversed(attempts):
@@ -73,9 +73,9 @@ def last_lines_start(
 def moment_start(
     folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float
 ) -> LogStart | None:
-    """The place of the first line that was ended at `time_s` (seconds since 1970) or later; None where all are older.
+    """Return the position of the first line that ended at `time_s` or later, or None.
 
-    attempts: of the run, or some of them, in order; of one that has ended earlier nothing is shown.
+    attempts: all or some, in order; those that ended earlier are skipped. time_s: seconds since 1970.
     """
     for attempt in attempts:
         if attempt.ended_utc is not None and parse_utc(attempt.ended_utc).timestamp() < time_s:
@@ -88,11 +88,11 @@ def moment_start(
 
 
 def tail_offset(path: Path, count: int) -> int:
-    """The offset in a file where its last `count` lines begin; one that is not ended counts, too."""
+    """Return the offset of a file's last `count` lines; an unfinished line counts."""
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
-            # A line without an end is the last one, and has no newline that could be counted below.
+            # An unfinished line is the last one, and has no newline to count.
             count -= _is_unended(file, end)
             if count < 0:
                 return end
@@ -110,13 +110,13 @@ def tail_offset(path: Path, count: int) -> int:
 def _from_the_end(
     folder: RunFolder, attempt: int, ranks: Sequence[int], count: int, unended: bool
 ) -> tuple[LogStart, int]:
-    """The place to begin in this attempt, and the number of lines from there on: `count`, or all."""
+    """Return a position in this attempt and the number of lines behind it, at most `count`."""
     with contextlib.ExitStack() as files:
         logs: dict[int, IO[bytes]] = {}
         for rank in ranks:
             with contextlib.suppress(OSError):
                 logs[rank] = files.enter_context(open(folder.rank_log(attempt, rank), "rb"))
-        # Once for all: the workers go on writing while newlines are counted.
+        # Fixed in advance: workers write while newlines are counted.
         ends = {rank: file.seek(0, os.SEEK_END) for rank, file in logs.items()}
         found = sum(_is_unended(file, ends[rank]) for rank, file in logs.items()) if unended else 0
         notes = files.enter_context(_Notes(folder.log_order(attempt)))
@@ -126,19 +126,19 @@ def _from_the_end(
             for newline in _newlines_back(logs[span.rank], span.begin, span.end):
                 found += 1
                 if found >= count:
-                    # This newline ends the first line that is shown; below, the line's beginning is looked for from it.
+                    # This newline ends the first line to show; its beginning is searched for below.
                     offsets[span.rank] = newline
                     break
             if found >= count:
                 break
         starts = {rank: _line_start(file, offsets[rank]) for rank, file in logs.items()}
-        # What was there may go on while lines of it are skipped: of none at all, not even the one that is not ended.
+        # With count 0, skip the unfinished line too: it may grow meanwhile.
         return LogStart(attempt, place, ends if count <= 0 else starts), found
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes of a rank's log that stand together in the merged one. place: of the note that ends it, among the notes."""
+    """Bytes of a rank's log that are adjacent in the merged view. place: offset of the note that ends it."""
 
     place: int
     rank: int
@@ -147,7 +147,7 @@ class _Span:
 
 
 class _Notes:
-    """The notes of one attempt; none where there is no file. Lines that are no notes are passed over."""
+    """The notes of one attempt; empty without a file. Malformed lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -155,7 +155,7 @@ class _Notes:
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError:
             self._file, self.size = None, 0
-        #: rank -> the end of the earliest note of it that was looked up, and its offset
+        #: rank -> the end of its earliest note that was read, and the offset in it
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> _Notes:
@@ -166,16 +166,16 @@ class _Notes:
             self._file.close()
 
     def spans_back(self, ends: Mapping[int, int]) -> Iterator[_Span]:
-        """The spans of these ranks' logs, the last first. ends: rank -> how much there is of its log."""
+        """Yield the spans of these ranks' logs, the last first. ends: rank -> size of its log."""
         end, want = self.size, _NOTES
-        # Behind the last notes, in the order in which the merged view takes them.
+        # Bytes behind the last notes, in the order of the merged view.
         offsets = self.offsets(tuple(ends), end)
         for rank in reversed(ends):
             if offsets[rank] < ends[rank]:
                 yield _Span(end, rank, offsets[rank], ends[rank])
         while end > 0:
             begin = self._line_start(end - want)
-            if begin >= end:  # no line ends there: these are no notes
+            if begin >= end:  # no line ends there: the file has no notes
                 begin = 0
             offsets = self.offsets(tuple(ends), begin)
             spans = []
@@ -187,13 +187,13 @@ class _Notes:
             end, want = begin, min(want * 8, _MOST_NOTES)
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
-        """Rank -> how far its log had grown by the last note before `end`, 0 where there is none."""
-        # One that was looked up for a later place may lie behind this one.
+        """Return the size of each rank's log by the last note before `end`, or 0."""
+        # A cached note of a later position may be behind this one.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
         while at > 0 and missing:
             begin = max(0, at - _FAR_BACK)
-            # A note that begins before this piece is found with the next: both have its whole line.
+            # A note that starts before this piece is read with the next: both contain its whole line.
             top = max(0, begin - _NOTE_BYTES)
             data = self._read(top, at)
             for rank in list(missing):
@@ -201,25 +201,25 @@ class _Notes:
                     self._seen[rank] = (top + found[0], found[1])
                     missing.remove(rank)
             at = begin
-        # There is none from the beginning on, which holds for all earlier places too.
+        # No note before `end`, so none for earlier positions either.
         self._seen.update(dict.fromkeys(missing, (0, 0)))
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
-        """The place of the first note that is no earlier."""
-        # Offsets are bisected as if they were a list of times: the time of the note behind each never falls.
+        """Return the offset of the first note at `time_s` or later."""
+        # Bisect offsets as if they were a list of times: the time of the note behind each never decreases.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
     def _time_at(self, place: int) -> float:
-        """The time of the first whole note from this place on."""
+        """Return the time of the first whole note behind this offset."""
         begin = self._line_start(place)
         for _, time_s, _, _ in self._between(begin, min(self.size, begin + 4 * _NOTE_BYTES)):
             return time_s
         return float("inf")
 
     def _line_start(self, place: int) -> int:
-        """The place itself if a line begins there, else that of the next line."""
+        """Return the offset of the line that starts here, else of the next line."""
         if place <= 0:
             return 0
         data = self._read(place - 1, min(self.size, place + 4 * _NOTE_BYTES))
@@ -227,7 +227,7 @@ class _Notes:
         return self.size if end < 0 else min(self.size, place + end)
 
     def _between(self, begin: int, end: int) -> Iterator[tuple[int, float, int, int]]:
-        """(place, time, rank, offset) of each whole note."""
+        """Yield (offset, time, rank, bytes) of each whole note."""
         place = begin
         *lines, _ = self._read(begin, end).split(b"\n")
         for line in lines:
@@ -244,8 +244,8 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """The place where the last note of this rank ends, and its offset."""
-    # With a blank on either side, so that 1 is found neither in 11 nor in the offset, which a newline ends.
+    """Return the end of this rank's last note, and the bytes in it."""
+    # Spaces on both sides, so that 1 matches neither 11 nor the byte count, which a newline ends.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:
         begin = at + len(word)
@@ -265,14 +265,14 @@ def _line_starts(folder: RunFolder, attempt: int, offsets: Mapping[int, int]) ->
 
 
 def _line_start(file: IO[bytes], offset: int) -> int:
-    """The offset where the line begins that has this byte."""
+    """Return the offset of the beginning of the line with this byte."""
     begin = max(0, offset - _FAR_BACK)
-    # Where no newline is found so far back, the line is shown from there on.
+    # Without a newline so far back, show the line from there on.
     return next(_newlines_back(file, begin, offset), begin - 1) + 1
 
 
 def _newlines_back(file: IO[bytes], begin: int, end: int) -> Iterator[int]:
-    """The places of the newlines in these bytes, the last first."""
+    """Yield the offsets of the newlines in these bytes, the last first."""
     while end > begin:
         first = max(begin, end - _CHUNK)
         file.seek(first)
@@ -284,6 +284,6 @@ def _newlines_back(file: IO[bytes], begin: int, end: int) -> Iterator[int]:
 
 
 def _is_unended(file: IO[bytes], end: int) -> bool:
-    """True if there is something behind the last newline, carriage returns aside."""
+    """Return whether text follows the last newline, apart from carriage returns."""
     file.seek(max(0, end - _CHUNK))
     return bool(file.read(_CHUNK).rpartition(b"\n")[2].strip(b"\r"))

@@ -1,11 +1,10 @@
-"""The workers' logs as a reader sees them: one file a rank, merged into one view, from the start or live.
+"""The workers' logs: one file per rank, merged into one view, complete or live.
 
-Each worker's output goes straight into its own file, so one that prints a gigabyte costs the others nothing. The
-supervisor notes now and then how far each file has grown (`log_order.txt`); by these notes the merged view has lines
-in the order they were written, to about a tenth of a second, also long afterwards.
+Each worker writes its own file, so a rank that prints a gigabyte does not slow the others. The supervisor notes the files' sizes
+every tenth of a second or so (`log_order.txt`). By these notes the merged view orders lines by time, even years later.
 
-A carriage return starts its line over, as on a terminal: of a progress bar, the merged view shows the state that was
-there when the line ended, and while it goes on, now and then the latest.
+A carriage return starts its line over, as on a terminal. Of a progress bar the merged view shows the last state, and during the
+run now and then the current one.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from paceline.runs.log_start import LogStart
 from paceline.system import gaps
 
 _CHUNK = 1 << 16
-#: Of a line in a report, so many characters.
+#: Maximum number of characters of a line in a report.
 _LONGEST_SHOWN = 300
-#: A line without an end is shown in pieces of this size, so that no log can fill memory.
+#: Longer lines are shown in pieces of this size, so that no log fills the memory.
 _LONGEST_LINE = 1 << 16
-#: Seconds after which an unfinished line is shown as it is, and between two states of a progress bar.
+#: Seconds before an unfinished line is shown, and between two states of a progress bar.
 _PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a worker's log, without its end. attempt and rank say whose.
+    """A line of a worker's log, without its newline.
 
-    complete: its end was written; if not, it is the state by now of a progress bar, which will be replaced.
+    complete: False for the current state of a progress bar, which later states replace.
     """
 
     attempt: int
@@ -45,8 +44,8 @@ class LogLine:
     complete: bool = True
 
 
-#: Said by torch on each rank of several hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN): it wanted a
-#: name for an address, takes the address, and nothing is wrong. No setting silences it that would not silence others too.
+#: torch prints this on each rank of several hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN). It uses the
+#: address instead of the name, so nothing is wrong, and no setting silences this message alone.
 _NOISE = b"[c10d] The hostname of the client socket cannot be retrieved. err="
 _NOISE_LINE = re.compile(rb"(\[rank\d+\]:\s?)?\[W[^\]]*\] " + re.escape(_NOISE) + rb"-?\d+\s*(\(function \w+\))?\s*")
 
@@ -56,7 +55,7 @@ def _is_noise(line: bytes) -> bool:
 
 
 class LineAssembler:
-    """Bytes in, whole lines out, for one rank: UTF-8, carriage returns resolved."""
+    """An incremental decoder of one rank's bytes into lines: UTF-8, with carriage returns resolved."""
 
     def __init__(self) -> None:
         self._partial = b""
@@ -64,29 +63,28 @@ class LineAssembler:
         self._shown = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        # Nothing was waiting for its end, so a wait is counted from now.
+        # No bytes were pending, so the wait starts now.
         if not self._partial:
             self._since = time.monotonic()
         *whole, rest = (self._partial + data).split(b"\n")
         for line in whole:
             text = _last_state(line)
-            # The end of a progress bar whose latest state was shown already needs no line of its own.
+            # The final newline of a progress bar whose last state was shown needs no line of its own.
             if not (text == self._shown and text) and not _is_noise(text):
                 yield _decode(text)
             self._shown = b""
-        # Of an unfinished line only the last state can still matter.
+        # Only the last state of an unfinished line matters.
         if len(rest) > _LONGEST_LINE:
-            # Not the last byte: behind a carriage return that stands there nothing has come yet that could replace the state
-            # before it.
+            # Keep the last byte: no text has come yet to replace the state before a trailing carriage return.
             rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
-        # A cut may go through a character of several bytes, which then shows as U+FFFD.
+        # The cut may split a multi-byte character, which then shows as U+FFFD.
         while len(rest) > _LONGEST_LINE:
             yield _decode(rest[:_LONGEST_LINE])
             rest = rest[_LONGEST_LINE:]
         self._partial = rest
 
     def feed_blocks(self, data: bytes) -> Iterator[str]:
-        """Yield the lines of `feed`, where it can be many in one text, with line ends between them: far quicker."""
+        """Yield the lines of `feed`, many in one text with newlines between them, which is far quicker."""
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
         if end < 0 or self._shown or b"\r" in block or b"\r" in data or _NOISE in block:
@@ -99,13 +97,13 @@ class LineAssembler:
         yield _decode(block)
 
     def overdue(self) -> Iterator[str]:
-        """The beginning of a line that has waited long for its end, and is no progress bar."""
+        """Yield an unfinished line that has waited too long and is not a progress bar."""
         if self._partial and b"\r" not in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             yield _decode(self._partial)
             self._partial = b""
 
     def unfinished(self) -> str | None:
-        """The latest state of a progress bar, now and then, if it is not the one that was told last."""
+        """Return the current state of a progress bar, now and then, if it has changed."""
         if b"\r" in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self._since = time.monotonic()
             state = _last_state(self._partial)
@@ -115,7 +113,7 @@ class LineAssembler:
         return None
 
     def end(self) -> Iterator[str]:
-        """The rest at the end of the log."""
+        """Yield the rest at the end of the log."""
         if self._partial:
             text = _last_state(self._partial)
             if text and text != self._shown:
@@ -124,9 +122,7 @@ class LineAssembler:
 
 
 class Tail:
-    """A log file that is read as it grows. In the place of what is left out of its middle (`paceline.system.gaps`) comes the line
-    that says so.
-    """
+    """A growing log file. A line replaces the part that was cut out of its middle (`paceline.system.gaps`)."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
@@ -137,7 +133,7 @@ class Tail:
         self.position = position
 
     def read(self, until: int | None = None) -> Iterator[bytes]:
-        """The bytes that are there now, up to the offset `until`, in pieces. A file that grows meanwhile is not chased."""
+        """Yield the present bytes up to the offset `until`, in pieces, ignoring further growth."""
         if self._file is None:
             try:
                 self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
@@ -146,14 +142,13 @@ class Tail:
         self._look_for_gap()
         self._file.seek(self.position)
         if until is None:
-            # Fixed before the first byte is read, so that a rank that prints without end does not keep the others' lines
-            # waiting.
+            # Fixed in advance, so that a rank that prints without end does not delay the others.
             until = os.fstat(self._file.fileno()).st_size
         while self.position < until:
             stop, gap = until, self._gap
             if gap is not None and self.position < gap.end:
                 if self.position >= gap.begin:
-                    # The mark has a line of its own, also where what is left out begins in the middle of one.
+                    # The mark gets its own line even if the cut starts in the middle of a line.
                     yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
                     self.position, self._ends_line = self._file.seek(gap.end), True
                     continue
@@ -163,12 +158,12 @@ class Tail:
                 return
             if self._look_for_gap() and self._gap is not None and self._gap.begin < self.position + len(data):
                 self._file.seek(self.position)
-                continue  # it may have been left out while it was read
+                continue  # the part was cut out while it was being read
             self.position, self._ends_line = self.position + len(data), data.endswith(b"\n")
             yield data
 
     def _look_for_gap(self) -> bool:
-        """True if more is left out than when it was looked at last."""
+        """Return whether more was cut out since the last look."""
         try:
             found = os.stat(gaps.path_of(str(self._path)))
         except OSError:
@@ -178,11 +173,11 @@ class Tail:
         self._gap_seen = (found.st_mtime_ns, found.st_ino)
         before, now = self._gap, gaps.read(str(self._path))
         if now is None or not now.is_closed or not self._is_at_its_path():
-            # Of a log that was made short, the long file stays as it was, for whoever has it open.
+            # The long file of a shortened log stays open for its readers.
             self._gap = now or before
             return True
         self._gap = None
-        # The short file has come in the long one's place, where what follows has other offsets.
+        # The short file has replaced the long one, and its later offsets differ.
         if before is not None and self.position >= before.end:
             self.position = now.place(self.position)
         return False
@@ -200,10 +195,9 @@ class Tail:
 
 
 class AttemptLog:
-    """The merged log of one attempt, to be read once from the start to wherever it is, again and again.
+    """The merged log of one attempt, read on from the last position at each call.
 
-    ranks: None for all, those included that a script starts later. start: a place in this attempt to begin at. in_blocks: a
-        text may hold many whole lines.
+    ranks: None for all, later ones included. start: a position in this attempt. in_blocks: a text may hold many whole lines.
     """
 
     def __init__(
@@ -226,10 +220,10 @@ class AttemptLog:
         self._add(ranks or [])
 
     def new(self) -> Iterator[LogLine]:
-        """Lines that have come since the last call, in order."""
+        """Yield the lines since the last call, in order."""
         if self._takes_all:
             self._add(self._folder.ranks_with_log(self._attempt))
-        # Notes first: they give the order of what is there already. What they don't speak of yet comes behind it, by rank.
+        # Notes first: they order the existing bytes. Bytes without a note follow by rank.
         for data in self._order.read():
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
             for note in notes:
@@ -241,7 +235,7 @@ class AttemptLog:
                 yield LogLine(self._attempt, rank, state, complete=False)
 
     def end(self) -> Iterator[LogLine]:
-        """The last lines, of an attempt that is over."""
+        """Yield the last lines of an attempt that is over."""
         yield from self.new()
         for rank, lines in self._lines.items():
             yield from self._as_lines(rank, lines.end())
@@ -260,7 +254,7 @@ class AttemptLog:
         try:
             _, rank, offset = note.split()
             number, until = int(rank), int(offset)
-        # A note that a kill has cut short: its bytes come with the rank's next one.
+        # A kill cut the note short; its bytes come with the rank's next note.
         except ValueError:
             return
         if number in self._tails:
@@ -283,9 +277,9 @@ def lines_of(
     *,
     in_blocks: bool = False,
 ) -> Iterator[LogLine]:
-    """Yield the merged lines of these attempts as they stand now, one attempt after another.
+    """Yield the merged lines of these attempts, one attempt after another.
 
-    start: a place to begin at. in_blocks: a text may hold many whole lines, with line ends between them.
+    start: a position to begin at. in_blocks: a text may hold many whole lines.
     """
     for number in attempts:
         if start is not None and number < start.attempt:
@@ -299,10 +293,10 @@ def lines_of(
 
 
 class LogFollower:
-    """The merged log of a run, to be asked for what is new again and again.
+    """The merged log of a live run, read on at each call.
 
-    ranks: None for all, those included that a script starts later.
-    start: where to begin, default its first attempt's start. last: of what is there already, so many lines.
+    ranks: None for all, later ones included. start: a position; default: the first attempt's start. last: only this many of the
+    existing lines.
     """
 
     def __init__(
@@ -313,13 +307,13 @@ class LogFollower:
         self._log = AttemptLog(folder, self._number, ranks, start)
 
     def new(self, attempts: int, *, is_over: bool) -> Iterator[LogLine]:
-        """Lines that have come since the last call.
+        """Yield the lines since the last call.
 
-        attempts: how many there are by now. is_over: no more will be written; seen before this call.
+        attempts: their current number. is_over: whether the run had ended before this call.
         """
         lines = self._new(attempts, is_over=is_over)
         if self._last is not None:
-            # The first call alone has lines that were there before anybody followed.
+            # Only the first call returns lines from before the follower existed.
             lines = iter(deque(lines, maxlen=self._last))
             self._last = None
         yield from lines
@@ -340,14 +334,14 @@ class LogFollower:
 
 
 class PrepareFollower:
-    """The lines of nodes that prepare and store, to be asked for what is new again and again."""
+    """The lines that nodes print while they prepare and store, read on at each call."""
 
     def __init__(self, folder: RunFolder, node_count: int) -> None:
         self._tails = {rank: Tail(folder.prepare_log(rank)) for rank in range(node_count)}
         self._lines = {rank: LineAssembler() for rank in self._tails}
 
     def new(self) -> Iterator[LogLine]:
-        """Lines that have come since the last call, and states of a progress bar; `rank` is the node's."""
+        """Yield the lines since the last call, and states of progress bars; `rank` is the node's."""
         for rank, tail in self._tails.items():
             for data in tail.read():
                 for text in self._lines[rank].feed(data):
@@ -361,7 +355,7 @@ class PrepareFollower:
 
 
 def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
-    """The last `count` lines of a log of any size, empty ones at its end left out."""
+    """Return the last `count` lines of a log of any size, without empty lines at its end."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -370,14 +364,14 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
     except OSError:
         return []
     lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n") if not _is_noise(line)]
-    # The window begins anywhere in a line, so its first is no whole one.
+    # The window starts anywhere in a line, so drop the first one.
     if size > window and len(lines) > 1:
         lines = lines[1:]
     return [line[:_LONGEST_SHOWN] for line in lines[-count:]] if data.strip() else []
 
 
 def _last_state(line: bytes) -> bytes:
-    """The piece that a terminal shows of a line with carriage returns, near enough: the last that is not empty."""
+    """Return the piece that a terminal shows of a line with carriage returns: the last non-empty one."""
     if b"\r" not in line:
         return line
     pieces = [piece for piece in line.split(b"\r") if piece]

@@ -1,12 +1,11 @@
-"""The metric log of one rank, and the metrics of a run read from all of them.
+"""The metric log of one rank, and the metrics of a run from the logs of all ranks.
 
-Writing: one JSON line per value in one `write` to a file opened for appending. The call returns once the line is in
-the kernel's hands, so it survives a SIGKILL of the process (not a power cut); the cost is the same for the ten
-millionth value as for the first. NaN and the infinities are written as Python's `json` spells them (NaN, Infinity).
+Writing: one JSON line per value, in one `write` to a file opened for appending. When the call returns, the kernel has the line,
+so it survives a SIGKILL (not a power cut). The cost does not grow with the log. NaN and the infinities are written as in Python's
+`json` (NaN, Infinity).
 
-Reading: all lines of all ranks, in order of time where several ranks logged the same name. One value under a name is
-a scalar, several are a list, as in the Azure SDK. Of several attempts, each takes up where it was resumed: the values
-of earlier ones from its first step on are left out, as TensorBoard does it.
+Reading: lines of several ranks are merged by time. One value under a name is a scalar, several are a list, as in the Azure SDK. A
+later attempt replaces the values of earlier ones from its first step on, as in TensorBoard.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Scalar: TypeAlias = "int | float | str | bool"
 _MOST_NAMES = 10_000
 
 
-#: The names under which this process has logged by itself, the first 10,000: another library's tracker leaves them alone.
+#: The first 10,000 names that this process logged itself: trackers of other libraries skip them.
 logged_here: set[str] = set()
 
 
 class MetricLog:
-    """Appends one rank's metrics of one attempt to a file. Safe to call from several threads, and from forked children.
+    """Writer of one rank's metrics in one attempt. Safe for several threads and forked children.
 
-    of_tracker: what is logged comes from another library's tracker, and not from the script's own calls.
+    of_tracker: the values come from another library's tracker, not from the script's own calls.
     """
 
     def __init__(self, path: Path, *, attempt: int = 1, of_tracker: bool = False) -> None:
@@ -44,21 +43,21 @@ class MetricLog:
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
-        #: Whether the file may end in the middle of a line. Readers pass over one, if the next does not go on in it.
+        #: Whether the file may end in the middle of a line. Readers skip such a line if the next one starts afresh.
         self._is_torn = False
 
     def scalar(self, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
         """Append one value.
 
-        time_s: when it was logged, in seconds since 1970; default now.
-        value: int, float, str or bool, or something with `.item()` that gives one (a numpy or torch scalar); or None.
+        value: int, float, str, bool, None, or an object whose `.item()` returns one (a numpy or torch scalar). time_s: seconds
+        since 1970; default: now.
 
         Raises:
-            MetricError: any other value; lists and generators belong to `log_list`.
-            OSError: the disk is full; the value is not kept.
+            MetricError: Any other value; use `log_list` for lists and generators.
+            OSError: The disk is full, and the value is lost.
         """
-        # What loops log most goes without the JSON encoder, which takes longer than all the rest. By the exact type: True is an
-        # int to isinstance, and numpy's float64 a float.
+        # Frequent types bypass the JSON encoder, which takes longer than all the rest. By exact type: True is an int to
+        # isinstance, and numpy's float64 a float.
         if type(value) is float:
             text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)
         elif type(value) is int:
@@ -72,7 +71,7 @@ class MetricLog:
         )
 
     def other(self, kind: str, name: str, value: object, step: int | None = None) -> None:
-        """Append a list, row, table, image or other kind of metric; `value` is plain JSON data."""
+        """Append a list, row, table, image or other kind of metric. `value` is plain JSON data."""
         if not self._of_tracker and len(logged_here) < _MOST_NAMES:
             logged_here.add(check_name(name))
         line: dict[str, Any] = {"name": check_name(name), "kind": kind, "value": value, "time": round(time.time(), 6)}
@@ -87,7 +86,7 @@ class MetricLog:
 
     def _quote(self, name: object) -> str:
         quoted = json.dumps(check_name(name))
-        # A script may put a number into each name, so that names have no end; this has.
+        # Bounded, because a script may put a number into each name.
         if len(self._names) < _MOST_NAMES:
             self._names[str(name)] = quoted
             if not self._of_tracker:
@@ -97,34 +96,33 @@ class MetricLog:
     def _write(self, line: bytes) -> None:
         if self._fd < 0:
             self._open()
-        # It ends the piece of a line that may stand there; a line that is empty readers pass over.
+        # A newline ends a partial line; readers skip empty lines.
         if self._is_torn:
             line = b"\n" + line
-        # Until the write has come back: a full disk leaves a piece of the line, and an exception.
+        # Until the write succeeds: a full disk raises, and leaves a partial line.
         self._is_torn = True
-        # No lock: the file was opened with O_APPEND, so the kernel puts each write whole behind what is there, whichever thread
-        # or forked child it comes from.
+        # No lock: with O_APPEND the kernel appends each write as a whole, from any thread or forked child.
         written = os.write(self._fd, line)
         if written != len(line):
-            os.write(self._fd, line[written:])  # only a full disk cuts a write short, and this one says so
+            os.write(self._fd, line[written:])  # only a full disk cuts a write short, and this one raises
         self._is_torn = False
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # An earlier process may have been killed in the middle of a line, too.
+        # An earlier process may have been killed in the middle of a line.
         self._is_torn = True
         start = {"attempt": self._attempt, "pid": os.getpid(), "time": round(time.time(), 6)}
         self._write(json.dumps(start).encode() + b"\n")
 
 
 def plain_scalar(name: object, value: object) -> Scalar:
-    """`value` as a Python scalar.
+    """Return `value` as a Python scalar.
 
     Raises:
-        MetricError: it is none.
+        MetricError: It is not a scalar.
     """
-    # By what it can do, so that neither numpy nor torch is imported for a script without them.
+    # Duck typing, so that scripts without numpy or torch import neither.
     if not isinstance(value, (int, float, str)) and callable(getattr(value, "item", None)):
         try:
             value = value.item()  # type: ignore[attr-defined]
@@ -135,7 +133,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
     if isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        # Of a subclass, such as numpy's float64, a plain float.
+        # Convert subclasses, such as numpy's float64.
         return float(value)
     hint = (
         "Use log_list for several values." if isinstance(value, Iterable) else "Log an int, a float, a str or a bool."
@@ -144,8 +142,9 @@ def plain_scalar(name: object, value: object) -> Scalar:
 
 
 def plain_value(value: object) -> Scalar | None:
-    """`value` as a Python scalar; None stays, and anything else is its `repr`, as in the Azure SDK: a value that nobody can draw
-    is still better than a training that ends for it.
+    """Return `value` as a Python scalar or None; any other value as its `repr`, as in the Azure SDK.
+
+    A value that cannot be drawn must not end a training.
     """
     if value is None:
         return None
@@ -156,13 +155,12 @@ def plain_value(value: object) -> Scalar | None:
 
 
 def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, Any]:
-    """The metrics under `directory`, name -> value, in order of first appearance.
+    """Return the metrics under `directory` by name, in order of first appearance.
 
-    A scalar logged once is the scalar, more often a list; a list is a list, and lists of one name are joined; a row
-    logged once is a dict of scalars, more often a dict of lists; a table is a dict of lists; an image is the name of
-    its file, several are a list.
+    A scalar logged once is a scalar, more often a list; lists of one name are joined; a row logged once is a dict of scalars,
+    more often a dict of lists; a table is a dict of lists; an image is the name of its file, several are a list.
 
-    name: this metric alone. rank: the values of this rank alone.
+    name: only this metric. rank: only this rank's values.
     """
     chosen = [paths for number, paths in metric_logs(directory).items() if rank in (None, number)]
     logs = [path for paths in chosen for path in paths.values()]
@@ -172,9 +170,9 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """What `read` gives of a single log, without holding the lines of scalars, which take ten times the memory.
+    """Return the result of `read` for a single log without holding all lines, which take ten times the memory.
 
-    None where a name was logged in several ways, or the log has several attempts.
+    Return None if a name was logged in several ways, or the log has several attempts.
     """
     scalars: dict[str, list[Any]] = {}
     others: dict[str, list[dict[str, Any]]] = {}
@@ -200,7 +198,7 @@ def _values(path: Path, name: str | None) -> dict[str, Any] | None:
 def entries_by_name(
     directory: Path, *, name: str | None = None, rank: int | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Metric name -> its lines as they were written (`value`, `time`, perhaps `kind` and `step`), in the order of `read`."""
+    """Return the lines of each metric (`value`, `time`, perhaps `kind` and `step`), in the order of `read`."""
     ranks = {
         number: _in_sequence(_entries(paths, name))
         for number, paths in metric_logs(directory).items()
@@ -216,7 +214,10 @@ def placed_entries_by_name(
     ranks: Collection[int] | None = None,
     attempts: Collection[int] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """The same as `entries_by_name`, each line with its `rank` and `attempt`. ranks, attempts: these alone; None for all."""
+    """Return the lines of each metric with their `rank` and `attempt`.
+
+    ranks, attempts: only these; None for all.
+    """
     found: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for rank, paths in metric_logs(directory).items():
         if ranks is not None and rank not in ranks:
@@ -231,17 +232,17 @@ def placed_entries_by_name(
         for entries in found[rank].values():
             for entry in entries:
                 entry["rank"] = rank
-                entry.setdefault("attempt", alone)  # of several attempts each line has its own already
+                entry.setdefault("attempt", alone)  # lines of several attempts have their attempt already
     return _by_name(found)
 
 
 def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[str, Any]]:
-    """Rank -> its metrics, as `read` gives them."""
+    """Return the metrics of each rank, as in `read`."""
     return {number: read(directory, name=name, rank=number) for number in metric_logs(directory)}
 
 
 def json_safe(value: Any) -> Any:
-    """`value` with NaN and the infinities as the strings "NaN", "Infinity" and "-Infinity", which JSON proper lacks."""
+    """Return `value` with NaN and the infinities as strings, which JSON has no numbers for."""
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
     if isinstance(value, Mapping):
@@ -252,10 +253,10 @@ def json_safe(value: Any) -> Any:
 
 
 def check_name(name: object) -> str:
-    """The name of a metric.
+    """Return a valid metric name.
 
     Raises:
-        MetricError: it is none.
+        MetricError: The name is not a non-empty string.
     """
     if not isinstance(name, str) or not name:
         raise MetricError(f"metric name {name!r} is not a non-empty string.")
@@ -263,16 +264,16 @@ def check_name(name: object) -> str:
 
 
 def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str, list[dict[str, Any]]]]:
-    """Attempt -> metric name -> its entries in one rank's files, in the order they were logged."""
+    """Return attempt -> metric name -> entries of one rank, in the order of logging."""
     attempts: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
         for entry in parsed_lines(path):
-            # Tried and not asked about: a run may have millions of lines, and nearly every one has a name.
+            # Try instead of testing: a run may have millions of lines, and nearly all have a name.
             try:
                 metric = entry["name"]
             except KeyError:
-                # Earlier versions wrote all attempts into one file, each after a line that says which it is.
+                # Earlier versions wrote all attempts into one file, each after a line with its number.
                 if attempt == 1 and type(of := entry.get("attempt")) is int:
                     result = attempts.setdefault(of, {})
                 continue
@@ -287,7 +288,7 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
 
 
 def _in_sequence(attempts: Mapping[int, dict[str, list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:
-    """Metric name -> the entries of one rank's attempts as one that was never interrupted would have logged them.
+    """Return one rank's entries as a run without interruption would have logged them.
 
     attempt 1      step 0 1 2 3 4         killed; its last checkpoint was that of step 3
     attempt 2            .  .  . 3 4 5 6
@@ -300,7 +301,7 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[dict[str, Any]]]]) -> dic
         parts = {attempt: entries[metric] for attempt, entries in attempts.items() if metric in entries}
         series: list[dict[str, Any]] = []
         for attempt, entries in parts.items():
-            # Copies, for attempts and times are changed in them below.
+            # Copies, because attempts and times change below.
             mine = [{**entry, "attempt": attempt} for entry in entries]
             series = _taken_up(series, mine, is_last=attempt == max(attempts))
         result[metric] = _sortable(series)
@@ -308,11 +309,11 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[dict[str, Any]]]]) -> dic
 
 
 def _taken_up(before: list[dict[str, Any]], entries: list[dict[str, Any]], *, is_last: bool) -> list[dict[str, Any]]:
-    """The series of earlier attempts with this one's entries in the place of all from its first step to its last.
+    """Return earlier entries, replaced by this attempt's from its first step to its last.
 
-    is_last: no later attempt has logged anything, so what comes after its last step is superseded too. Else that may be
-    what a later one goes on from: attempt 2 started over and soon died, attempt 3 found the checkpoint of attempt 1.
-    A value without a step has no place that could be compared, and stays.
+    is_last: No later attempt logged anything, so entries after its last step are superseded too. Otherwise a later attempt may
+    continue from them: attempt 2 started over and soon died, attempt 3 resumed from the checkpoint of attempt 1. Entries without
+    a step stay.
     """
     steps = [step for entry in entries if (step := _step(entry)) is not None]
     if not steps:
@@ -329,7 +330,7 @@ def _step(entry: Mapping[str, Any]) -> float | None:
 
 
 def _sortable(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same entries, their attempts and times made to grow: those of several ranks are merged by them."""
+    """Make attempts and times grow, so that entries of several ranks can be merged by them."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:
@@ -350,7 +351,7 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[dict[str, Any]]]]) -> dict[st
             else:
                 merged[metric] = values
     for metric in several:
-        # Stable: values of one rank keep their order where a clock stood still. Attempts may differ in their nodes' clocks.
+        # A stable sort keeps the order of one rank's values if a clock stood still. Clocks may differ between attempts.
         merged[metric].sort(key=lambda entry: (entry.get("attempt", 1), entry.get("time", 0.0)))
     return merged
 
@@ -360,7 +361,7 @@ def _value(entries: list[dict[str, Any]]) -> Any:
     if kinds == {None, "list"}:
         # Values and lists of values under one name: all of them, in order.
         return [item for entry in entries for item in (entry["value"] if entry.get("kind") else [entry["value"]])]
-    # Where a name was logged in several ways, the last one counts.
+    # If a name was logged in several ways, the last one counts.
     kind = entries[-1].get("kind")
     if kind is None:
         return _one_or_all([entry["value"] for entry in entries if "value" in entry])
@@ -382,7 +383,7 @@ def _one_or_all(values: list[Any]) -> Any:
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row)
-    # A row without one of the columns has None there: all columns are of one length.
+    # A missing column is None, so that all columns have one length.
     return {name: [row.get(name) for row in rows] for name in names}
 
 

@@ -1,6 +1,6 @@
-"""A run in a notebook: one output that is replaced while the run goes on, and stays in the saved notebook as it was at the end.
+"""A run in a notebook: one output that updates during the run, and stays in the saved notebook.
 
-By IPython's display handle, which needs no widget library. The state of a widget would go with the kernel.
+It uses IPython's display handle: a widget needs a library, and its state would vanish with the kernel.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from paceline.runs.metric_reader import last_entries
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
 
-#: Between two looks. Each update goes over the network to a browser, and into the saved notebook.
+#: Pause between two updates. Each one is sent to a browser, and stored in the notebook.
 _PAUSE_S = 0.5
 
-#: Metrics that are shown, and characters of a value.
+#: Maximum number of metrics, and of characters of a value.
 _MOST, _LONGEST = 12, 40
 _END_BYTES = 1 << 16
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
 
 
 def is_here() -> bool:
-    """Whether this program is a notebook's kernel, which has imported IPython by then."""
+    """Return whether this program is a notebook's kernel, which has imported IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    # IPython on a terminal has none, and shows HTML as `<IPython.core.display.HTML object>`.
+    # IPython on a terminal has no kernel, and shows HTML as `<IPython.core.display.HTML object>`.
     return getattr(shell, "kernel", None) is not None
 
 
 def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thread:
-    """Display what `html` gives, and replace it as that changes, until `is_over`; returns at once.
+    """Display the result of `html`, and update it until `is_over`. Return at once.
 
     The thread ends with the run, or with the program.
     """
@@ -50,7 +50,7 @@ def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thre
     def follow() -> None:
         last, over = before, False
         while not over:
-            # Looked at first: what is shown last is from after the end.
+            # Check first, so that the last display is from after the end.
             over = is_over()
             now = html()
             if now != last:
@@ -65,7 +65,7 @@ def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thre
 
 
 def run_html(folder: RunFolder) -> str:
-    """HTML of the run as it is now; of one that is gone, that it is gone."""
+    """Return HTML of the run's current state, or a sentence if the run is gone."""
     try:
         record = read.record(folder)
     except PacelineError as error:
@@ -91,7 +91,7 @@ def run_html(folder: RunFolder) -> str:
 
 
 def latest_metrics(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    """Return the last line of each metric, "value" and "step"; of several ranks that of the lowest."""
+    """Return the last entry of each metric ("value" and "step") of the lowest rank that has it."""
     found: dict[str, dict[str, Any]] = {}
     for attempts in metric_logs(folder.metrics).values():
         entries = last_entries(attempts[max(attempts)], _END_BYTES)
@@ -119,5 +119,5 @@ def _status(record: RunRecord) -> str:
 
 
 def _text(text: str) -> str:
-    # Escaping lets control characters through, and those that turn text around.
+    # Escaping for HTML keeps control characters and bidirectional formatting.
     return escape(visible(text, lines=True))

@@ -1,4 +1,4 @@
-"""The run of a script that nobody submitted: `Run.get_context()` outside a run, so that the script works by itself."""
+"""The run of a script outside any run: `Run.get_context()` lets the script work by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OfflineRun(LogsMetrics):
-    """Takes what a run takes, prints metrics and keeps nothing. Its id begins with "OfflineRun_"."""
+    """A run that prints metrics and keeps nothing. Its id begins with "OfflineRun_"."""
 
     def __init__(self, name: str | None = None) -> None:
         self.id = f"OfflineRun_{uuid.uuid4()}"
@@ -78,8 +78,8 @@ class OfflineRun(LogsMetrics):
         self.status = "Canceled"
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
-        # The words of the SDK's offline run. What a run would refuse is refused here as well, at a desk and not after an hour
-        # in a queue.
+        # The wording of the SDK's offline run. Values that a run refuses are refused here too, before they cost an hour in a
+        # queue.
         print(
             f"Attempted to log scalar metric {check_name(name)}:\n{value if value is None else plain_scalar(name, value)}"
         )

@@ -1,6 +1,6 @@
-"""Where the live page of a workspace can be looked at, while it is served: `<workspace>/ui/address`.
+"""The address of a workspace's live page while a server runs: `<workspace>/ui/address`.
 
-The server holds the file's lock for as long as it lives, so nobody takes the address of one that was killed for a page.
+The server holds the file's lock, so the address of a killed server is ignored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from paceline.system import locks
 
 
 def announce(workspace_dir: Path, url: str) -> int | None:
-    """Say that the page is at `url`, which has no token; an open file that has to stay open. None where another server is
-    known already, or nothing can be written there.
+    """Publish the page's address, without its token. Return an fd that must stay open.
+
+    Return None if another server is running, or the file cannot be written.
     """
     path = _path(workspace_dir)
     try:
@@ -29,14 +30,14 @@ def announce(workspace_dir: Path, url: str) -> int | None:
 
 
 def page_of(workspace_dir: Path) -> str | None:
-    """The address, without a slash at its end; None where no server of this machine serves the workspace."""
+    """Return the page's address without a trailing slash; None without a server on this machine."""
     path = _path(workspace_dir)
     try:
         if not locks.is_held(path):
             return None
         told = json.loads(path.read_text())
         return str(told["url"]) if told["host"] == socket.gethostname() else None
-    # While a server is beginning, half of it may be there.
+    # A starting server may have written half of it.
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

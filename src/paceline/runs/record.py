@@ -1,4 +1,4 @@
-"""The frozen record of a run: what `run.json` holds."""
+"""The frozen record of a run, as `run.json` holds it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RECORD_VERSION = 1
 class Attempt:
     """One launch of all workers.
 
-    nodes: their names, in order of node rank. cores, gpus: what the run held, of all nodes; None in records of earlier versions.
-    world_size: its workers. reason: why it was made, in words: "start", "node b was lost". None in records of earlier versions.
-    exit_codes: rank -> exit code as a shell gives it (128+n for signal n); ranks still running are absent.
+    nodes: names by node rank. cores, gpus: allocated on all nodes together. world_size: number of workers. reason: why the
+    attempt started, such as "start" or "node b was lost". exit_codes: by rank, as a shell reports them (128+n for signal n);
+    running ranks are absent.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Attempt:
     reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, as `run.json` has them."""
+        """Return plain JSON values, as in `run.json`."""
         return plain_fields(self)
 
     @classmethod
@@ -49,30 +49,26 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunRecord:
-    """The record of a run: all that is known of it.
+    """The record of a run.
 
-    run_id, experiment: the run's id, and the experiment that it belongs to. parent_run_id: the run that it stands below.
-    kind: "script" for one with a supervisor, "interactive" for one that a program logs by itself (`start_logging`), "sweep" for
-        one whose children try points of a space, "pipeline" for one whose children are its steps.
-    pipeline: its steps (`paceline.pipelines.spec`). step: of a pipeline's child, its number and name; key, by which it is known
-        again where nothing has changed; reused_from, the run whose outputs it has taken over.
-    sweep: what a sweep tries (`paceline.sweeps.spec`). trial: of a sweep's child, its number, its point as samplers know it
-        (chosen) and as its script gets it (values).
-    status: one of `paceline.runs.states`.
-    created_utc, started_utc, ended_utc: UTC, ISO 8601 with milliseconds. submitted_by, canceled_by: names of users.
-    target: its compute target. job: what it runs. attempts: each launch of its workers. waiting_for: why it is in a queue.
-    source_directory, snapshot_id: the folder that was copied, and its copy.
-    git: commit, branch, dirty and repository_uri of the source directory, where it lies in a git repository.
-    owner: pid, host and boot id of the process that looks after the run.
-    size: of an elastic run, "nodes 3 of 2..4", and what is to become of that; of one that has ended, as it was last.
-    scratch_dir: a folder outside the run's that its end removes.
-    exit_code: what `paceline run` exits with; None until the end.
-    warnings: sentences on what is no failure, and may not be what was meant: workers that each trained alone, a disk that
-        fills up.
-    hang: of a run that hangs, {"since_utc", "text", "report"}: when anything came last, why, and the report's name in the run's
-        folder. Of one that has ended, how it hung at its end.
-    left_out: {"name": ..., "why": ...} of names in the run's folders of files that are no files of the run's, such as a
-        link that leads out of it, and are not stored or brought back; 100 at most. left_out_count: how many there are.
+    kind: "script" (has a supervisor), "interactive" (a program logs it, `start_logging`), "sweep" (its children try points of a
+    space) or "pipeline" (its children are steps).
+    pipeline: the steps (`paceline.pipelines.spec`). step: of a pipeline's child, its number, name, cache key, and `reused_from`,
+    the run whose outputs it reuses.
+    sweep: the search (`paceline.sweeps.spec`). trial: of a sweep's child, its number, its point for samplers (chosen) and for its
+    script (values).
+    status: a value of `paceline.runs.states`. waiting_for: why the run is queued.
+    created_utc, started_utc, ended_utc: UTC, ISO 8601 with milliseconds. submitted_by, canceled_by: user names.
+    source_directory, snapshot_id: the folder that was copied, and its copy. git: commit, branch, dirty and repository_uri of that
+    folder.
+    owner: pid, host and boot id of the process that writes the record.
+    size: of an elastic run, such as "nodes 3 of 2..4", with its pending change.
+    scratch_dir: a folder outside the run's folder, removed at its end.
+    exit_code: exit code of `paceline run`; None before the end.
+    warnings: sentences on probable mistakes: workers that trained alone, a disk that fills up.
+    hang: {"since_utc", "text", "report"}: time of the last progress, the reason, and the report's name in the run's folder.
+    left_out: {"name", "why"} of at most 100 files that are neither stored nor brought back, such as links out of the folder;
+    left_out_count is their number.
     """
 
     run_id: str
@@ -107,14 +103,14 @@ class RunRecord:
     left_out_count: int = 0
 
     def __repr__(self) -> str:
-        """Return a line: a notebook's cell that ends with `wait_for_completion()` prints it."""
+        """Return one line: a notebook's cell that ends with `wait_for_completion()` prints it."""
         code = f", exit_code={self.exit_code}" if self.exit_code is not None else ""
         why = f", failure={self.failure.cause!r}" if self.failure is not None else ""
         return f"RunRecord(run_id={self.run_id!r}, status={self.status!r}{code}{why})"
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the run has ended, in whatever way."""
+        """Whether the run has ended."""
         return self.status in TERMINAL
 
     @property
@@ -128,12 +124,12 @@ class RunRecord:
         return duration_s(self.started_utc, self.ended_utc)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, as `run.json` has them."""
+        """Return plain JSON values, as in `run.json`."""
         return {"version": RECORD_VERSION, **plain_fields(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
-        """The record that `to_json` wrote; fields of a newer version are left out."""
+        """Return the record that `to_json` wrote, without the fields of newer versions."""
         values = known_fields(cls, data)
         values["job"] = _job(str(values["run_id"]), data["job"]) if data.get("job") else None
         values["attempts"] = tuple(Attempt.from_json(a) for a in data.get("attempts") or ())
@@ -159,7 +155,7 @@ def _job(run_id: str, data: Mapping[str, Any]) -> Job:
 
 
 def utc_now() -> str:
-    """The time, UTC, ISO 8601 with milliseconds and a Z."""
+    """Return the time in UTC, ISO 8601 with milliseconds and a Z."""
     return utc_text(dt.datetime.now(dt.timezone.utc))
 
 
@@ -168,23 +164,23 @@ def utc_text(time: dt.datetime) -> str:
 
 
 def parse_utc(text: str) -> dt.datetime:
-    # Python's own parser takes a Z from 3.11 on.
+    # `fromisoformat` accepts a Z from Python 3.11 on.
     return dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
-    """Seconds from a start to an end, or to now; None before the start."""
+    """Return the seconds from a start to an end, or to now; None before the start."""
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
-    # Clocks are set back, and the start may be by the clock of another machine.
+    # Clocks are set back, and another machine's clock may have stamped the start.
     return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 
 def user_name() -> str:
-    """The login name; "unknown" in a container whose user has none."""
+    """Return the login name, or "unknown" in a container whose user has no name."""
     try:
         return getpass.getuser()
-    # A uid without a name is a KeyError, and from Python 3.13 on an OSError.
+    # For a uid without a name, Python raises KeyError, from 3.13 on OSError.
     except (KeyError, OSError):
         return "unknown"

@@ -1,14 +1,12 @@
-"""Runs whose supervisor is inside an engine's job, on another machine: a sign of life comes from the engine.
+"""Status of runs whose supervisor is inside an engine's job on another machine.
 
-    engine.json     {"engine": "slurm", "job_id": "123"}: written by the submitting program, before and after it has
-                    given the job to the engine
-                    with "mirrored": true where the job sees another folder than this one, which is then a copy
+    engine.json     {"engine": "slurm", "job_id": "123"}, written by the submitting program before and after it submits the job;
+                    "mirrored": true if the job uses another folder than this one, which is then a copy
     run.json        written by the supervisor, once the engine has started the job
-    gone            since when the engine knows the job no longer, while the record is not final
+    gone            the time since when the engine has not known the job, while the record is not final
 
-A file lock says nothing across machines whose file system may not pass it on. So whoever reads such a record asks the
-engine, through the target that the run was submitted to; targets keep the engine's answers for a few seconds, for all
-runs together.
+File locks do not work across all shared file systems. So a reader of such a record asks the engine through the run's target.
+Targets cache the engine's answers for a few seconds, for all runs together.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.system.lazy_import import from_above
 
-#: What a job's end leaves behind needs a moment to be seen through a shared file system.
+#: A shared file system shows a job's last files after a delay.
 _GRACE_S = 10.0
 
 QUEUED, RUNNING, GONE, UNREACHABLE = "queued", "running", "gone", "unreachable"
@@ -39,11 +37,11 @@ QUEUED, RUNNING, GONE, UNREACHABLE = "queued", "running", "gone", "unreachable"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """An engine's word on a run's job.
+    """An engine's report on a run's job.
 
-    state: "queued", "running", "gone" (ended, or never heard of) or "unreachable" (the engine does not answer).
-    message: what a queued job waits for; how one ended that is gone; why the engine can't be reached.
-    cause: of a job that is gone: "canceled" or a key of `paceline.runs.failure.CAUSES`. by: who has canceled it.
+    state: "queued", "running", "gone" (ended or unknown) or "unreachable" (the engine does not answer).
+    message: why the job is queued, how it ended, or why the engine does not answer.
+    cause: of a job that is gone, "canceled" or a key of `paceline.runs.failure.CAUSES`. by: the user who canceled it.
     """
 
     state: str
@@ -53,48 +51,46 @@ class JobStatus:
 
 
 class Teller(Protocol):
-    """A target, for runs that it has given to an engine."""
+    """The part of a target that answers for runs in its engine."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """The engine's word on the run, no older than some seconds; the run's folder here is brought up to date."""
+        """Return the engine's report, at most some seconds old, and update the run's folder here."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Ask for the end of the run's job, beside `cancel.json`, which its supervisor looks for."""
+        """Cancel the run's job; the supervisor also reads `cancel.json`."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's supervisor for one command, or None if it shares this folder."""
+        """Return a channel to the run's supervisor if it uses another folder than this one, else None."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """As `paceline.targets.Controlling`, for targets that are."""
+        """Start a controller, as `paceline.targets.Controlling` does."""
 
 
-#: Given a record whose job is gone, and the engine's word on that: what is done in place of writing down the run's end, the
-#: record then; None where the run is to end.
+#: Called with a record whose job is gone and the engine's report: returns the record of a run that goes on, or None if it ends.
 GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | None]"
 
 
 def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) -> RunRecord:
-    """The record as it is now, by the engine's word; its end is written first where the supervisor can't any more.
+    """Return the current record by the engine's report; write the run's end if the supervisor no longer can.
 
-    goes_on: is called before that, by the holder of the run's lock.
+    goes_on: Called by the holder of the run's lock before the end is written.
     """
     if not _is_mine(folder):
-        # Whoever has submitted it asks the engine. The record is their supervisor's.
+        # The submitting user asks the engine. The supervisor writes the record.
         return store.shown(folder, record)
     try:
         found = teller(folder).look(folder, record)
-    # This one first: an engine that does not answer is an OSError, too.
+    # First, because an engine that does not answer raises an OSError too.
     except PacelineError as error:
         found = JobStatus(state=UNREACHABLE, message=str(error))
-    except OSError as error:  # this machine's: no room for what comes back, say
+    except OSError as error:  # this machine's error, such as a full disk
         found = JobStatus(state=UNREACHABLE, message=f"{error.filename or folder.path}: {error.strerror or error}")
     record = store.stored(folder)  # it may have changed while the engine answered
     if record.is_terminal:
         return record
     if found.state != GONE:
         with contextlib.suppress(OSError):
-            # The engine knows the job again, after a restart of its own for one: if it forgets it once more, the time begins
-            # anew.
+            # The engine knows the job again, for example after its restart: a second loss starts the grace period again.
             folder.gone.unlink(missing_ok=True)
     if found.state == UNREACHABLE:
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)
@@ -108,20 +104,19 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
 
 
 def refresh(folder: RunFolder) -> None:
-    """Bring here what the run has logged and written since somebody last asked, where its folder here is a copy of one that
-    this machine does not see. Before that is read, by people or their programs.
+    """Bring the run's latest metrics and files here, if its folder here is a copy.
 
-    As quick as `read`: targets ask no more than about once a second. What can't be brought now stays as old as it is:
-    `status` says why.
+    Call it before reading them. It is as quick as `read`: targets ask at most about once a second. Files that cannot be fetched
+    now stay old, and `status` says why.
     """
-    # A process of the run is where the run is, and its folder is the one that is copied.
+    # A process of the run uses the original folder.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
         return
     if folder.path.parents[1] in store.only_shown:
         return
     with contextlib.suppress(RunNotFoundError, OSError):
         record = store.stored(folder)
-        if not record.is_terminal:  # else all is here: the end comes last
+        if not record.is_terminal:  # else the folder is complete: the final record comes last
             read(folder, record)
 
 
@@ -140,9 +135,9 @@ _Result = TypeVar("_Result")
 def reads(
     method: Callable[Concatenate[_Handle, _Parameters], _Result],
 ) -> Callable[Concatenate[_Handle, _Parameters], _Result]:
-    """A decorator for a handle's methods that read what a run leaves in its folder: `refresh` comes first.
+    """Decorate a handle's method that reads a run's files: `refresh` runs first.
 
-    Methods that read the record need none of it, for `paceline.runs.read` asks the engine by itself.
+    Methods that read only the record do not need it: `paceline.runs.read` asks the engine.
     """
 
     @functools.wraps(method)
@@ -154,26 +149,26 @@ def reads(
 
 
 def is_copy(folder: RunFolder) -> bool:
-    """True if the run's folder here is a copy of one elsewhere, which is brought up to date by who reads the run."""
+    """Return whether the run's folder here is a copy, updated by each reader."""
     return bool(engine(folder).get("mirrored"))
 
 
 def cancel(folder: RunFolder) -> None:
-    """Tell the engine that the run is to end.
+    """Tell the engine to end the run.
 
     Raises:
-        TargetError: it can't be told.
+        TargetError: The engine cannot be reached.
     """
-    # Of another member's run the supervisor finds the request in its folder.
+    # For another member's run, the supervisor finds the request in the folder.
     if _is_mine(folder):
         teller(folder).cancel(folder, store.stored(folder))
 
 
 def write_off(folder: RunFolder, by: str) -> RunRecord:
-    """Write down as Canceled a run whose engine can't be asked any more, and return its record.
+    """Record a run as Canceled whose engine cannot be asked any more, and return its record.
 
     Raises:
-        RunStateError: The run is another user's, or another process looks after it.
+        RunStateError: The run belongs to another user, or another process owns it.
     """
     store.check_own(folder, "cancel")
     fd = locks.take(folder.lock)
@@ -196,24 +191,24 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
     try:
-        # By a file's time, not this process's clock: each reader starts anew, and they count from the first who has seen it.
+        # The file's time, not this process's clock: several readers count from the first one's.
         since = folder.gone.stat().st_mtime
     except OSError:
         with contextlib.suppress(OSError):
             folder.gone.touch()
-        # For this reader the time begins now; where the file could not be made, on a full disk, for the next one as well.
+        # For this reader the grace period starts now; on a full disk, without the file, for the next one too.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
-    # An engine that names no cause has most likely done what was asked of it; a cause that it names stays.
+    # Without a cause from the engine, the job most likely ended by the request to cancel.
     if asked is not None and found.cause in ("canceled", "engine"):
         found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
-    # Of a job that was canceled in the queue there is no supervisor that could still write.
+    # A job that was canceled in the queue has no supervisor that could still write.
     never_started = asked is not None and not record.attempts
     if time.time() - since < _GRACE_S and not never_started:
         return store.shown(folder, record)
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
-        # Another reader writes it.
+        # Another reader writes the end.
         if goes_on:
             return store.shown(folder, record)
         status, changes = _end(record, found)
@@ -225,7 +220,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
         if goes_on is not None and (after := goes_on(folder, record, found)) is not None:
             folder.gone.unlink(missing_ok=True)
             return after
-        # Under the lock, and with the record as it is now: the supervisor's own last word, if there is one, has been seen.
+        # Under the lock, with the current record, which has the supervisor's last update.
         status, changes = _end(record, found)
         record = store.change(folder, record, status, **changes)
         folder.gone.unlink(missing_ok=True)
@@ -236,7 +231,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
 
 
 def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
-    """The state of a run whose job has ended without a word of its supervisor's, and what its record is to say beside that."""
+    """Return the status and changes of a run whose job ended without a final record."""
     now = utc_now()
     if found.cause == "canceled":
         by = {"exit_code": EXIT_CANCELED, "canceled_by": found.by or "the engine", "waiting_for": None}
@@ -252,28 +247,28 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
 
 
 def _is_mine(folder: RunFolder) -> bool:
-    """Return whether this user wrote the settings by which the run's engine is asked: they can name programs, as options of ssh.
+    """Return whether this user wrote the target settings of the run, which can name programs as options of ssh.
 
-    A run of an older version has none, and uses the workspace's target.
+    A run of an older version has no settings of its own, and uses the workspace's target.
     """
     return store.is_mine(folder.target if folder.target.exists() else folder.record)
 
 
 def teller(folder: RunFolder) -> Teller:
-    # Handed down: `targets` stands above `runs`, and only the run's folder says which target it is.
+    # Injected from above: `targets` may import `runs`, not the reverse, and only the run's folder names its target.
     target_of_run = cast("Callable[[Path], Teller]", from_above("target_of_run"))
     return target_of_run(folder.path)
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return the channel of the run's target, as `paceline.runs.read.channel`."""
+    """Return a channel to the run's supervisor, as `paceline.runs.read.channel`."""
     if not _is_mine(folder):
         raise RunStateError(f"run {folder.run_id} was submitted by another user, who alone can run commands beside it.")
     return teller(folder).channel(folder)
 
 
 def engine(folder: RunFolder) -> dict[str, Any]:
-    """The notes on the run's job: "engine", "job_id" and what else the target wants to know."""
+    """Return the notes on the run's job: "engine", "job_id" and the target's own."""
     return dict(read_json(folder.engine) or {})
 
 

@@ -1,10 +1,9 @@
-"""The end of a run's record: its folder gone, whole or not at all.
+"""Removal of runs: the folder disappears at once or stays.
 
     runs/<run id>  ->  runs/.gone-<run id>-<token>  ->  nothing
 
-The first step is one rename under the run's lock, so nobody ever meets half a run. Whoever is killed in the second leaves
-a folder that no list shows; the next removal or list goes on with it. While it is being removed, its remover holds a
-lock on it.
+The first step is a rename under the run's lock, so no reader meets half a run. A process that is killed in the second step leaves
+a hidden folder, which the next removal or list deletes. The deleting process locks the hidden folder.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ from paceline.system import locks
 from paceline.system.files import names_in, remove_tree
 
 GONE, NEW = ".gone-", ".new-"
-#: Readers ask for a lock in passing, and a supervisor has it for a moment after the last record; one that is held for longer
-#: is somebody's who looks after the run.
+#: Readers and an exiting supervisor hold the lock for moments; a lock that is held longer has an owner.
 _LOCK_S = 10.0
-#: Of a submission that was killed; a living one takes less than seconds.
+#: Age of a killed submission; a live one takes seconds.
 _ABANDONED_S = 3600.0
 
 
 def check_removable(record: RunRecord, *, force: bool = False) -> None:
-    """Refuse a run that is not over. force: one whose engine can't be asked passes.
+    """Refuse a run that has not ended.
+
+    force: Accept a run whose engine cannot be asked.
 
     Raises:
-        RunStateError: it is not.
+        RunStateError: The run has not ended.
     """
     if record.is_terminal or (force and record.status == states.NOT_RESPONDING):
         return
@@ -53,25 +53,25 @@ def check_removable(record: RunRecord, *, force: bool = False) -> None:
 
 
 def remove(folder: RunFolder, *, force: bool = False) -> None:
-    """Remove a run that has ended: its folder, and what an engine still has of its containers. Its children stay.
+    """Remove an ended run with its containers. Its children stay.
 
-    force: also one whose engine can't be asked (NotResponding).
+    force: Also remove a run whose engine cannot be asked (NotResponding).
 
     Raises:
-        RunNotFoundError: there is no such run any more.
-        RunStateError: it has not ended, or some of its files can't be removed; it is in no list any more then.
+        RunNotFoundError: The run does not exist any more.
+        RunStateError: The run has not ended, or some of its files cannot be removed; it is in no list any more then.
     """
     record = read.record(folder)
     check_removable(record, force=force)
     store.check_own(folder, "remove")
-    # With a token, for another run may be given this id, and be removed, before the folder of the first is empty.
+    # With a token: another run may get this id, and be removed, before this folder is empty.
     gone = folder.path.with_name(f"{GONE}{folder.run_id}-{secrets.token_hex(4)}")
-    # Whoever holds the lock is the only one who may write the record, so nobody can begin to look after the run meanwhile.
+    # Only the holder of the lock may write the record, so no process can take the run over meanwhile.
     with _locked(folder):
-        record = store.stored(folder)  # a killed submission may have been taken up meanwhile
+        record = store.stored(folder)  # another process may have continued a killed submission
         if not force:
             check_removable(record)
-        # While it still has its name: killed here, it is in the list, and can be removed again.
+        # Before the rename: if this process is killed here, the run is still in the list.
         remove_containers(record.job, record.run_id, all_ended=True)
         store.remove_scratch(folder, record)
         try:
@@ -90,7 +90,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
 
 
 def sweep(runs_dir: Path) -> None:
-    """Go on with removals that were killed, and remove what killed submissions have left. Never raises."""
+    """Finish killed removals, and delete the folders of killed submissions. Never raises."""
     for name in names_in(runs_dir):
         with contextlib.suppress(OSError):
             if name.startswith(GONE) or (name.startswith(NEW) and _is_abandoned(runs_dir / name)):
@@ -98,10 +98,10 @@ def sweep(runs_dir: Path) -> None:
 
 
 def _delete(gone: Path) -> None:
-    """Remove a folder, unless another process is at it.
+    """Delete a folder unless another process is deleting it.
 
     Raises:
-        OSError: as `remove_tree`.
+        OSError: As for `remove_tree`.
     """
     try:
         fd = os.open(gone, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -109,20 +109,19 @@ def _delete(gone: Path) -> None:
         return
     try:
         try:
-            # It is given up however this process ends, so whoever comes next may go on with the folder.
+            # The lock goes with this process, so the next one can continue.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         except OSError:
-            pass  # NFS has no such locks on folders; two who remove the same do no harm
+            pass  # NFS has no locks on folders, and deleting twice does no harm
         remove_tree(gone)
     finally:
         os.close(fd)
 
 
 def _is_abandoned(new: Path) -> bool:
-    # The lock is the last thing in a folder that is being made, so one that has none yet is told from an abandoned one by its
-    # age.
+    # Submissions create the lock last, so a new folder has none: its age tells whether it is abandoned.
     return time.time() - new.stat().st_mtime > _ABANDONED_S and not locks.is_held(RunFolder(new).lock)
 
 

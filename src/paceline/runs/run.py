@@ -1,4 +1,4 @@
-"""The live handle on a run: what it is, how far it is, what came of it, and its end."""
+"""The live handle on a run: its state, results, metrics, children, and its end."""
 
 from __future__ import annotations
 
@@ -67,29 +67,29 @@ class ExperimentMaker(Protocol):
 
 
 class Run(LogsMetrics, HasFiles, HasNotes):
-    """A run of an experiment, live: every question is answered from the run's folder at the time it is asked.
+    """A live handle on a run, which reads the run's folder at each question.
 
-    Made by `Experiment.submit`, `Experiment.start_logging`, `Run.get_context()` in a worker, or by
-    `Run(experiment, run_id)` to take up a run again. Of several handles on one run, none is special.
+    `Experiment.submit`, `Experiment.start_logging` and `Run.get_context()` (in a worker) return one; `Run(experiment, run_id)`
+    opens an existing run. Several handles on one run are equal.
 
     Raises:
-        RunNotFoundError: the experiment's workspace has no such run.
-        FileNameError: `run_id` has not the form of a run's id.
+        RunNotFoundError: The experiment's workspace has no such run.
+        FileNameError: `run_id` is not a valid id.
     """
 
-    #: Set by `paceline.workspace`: what makes an experiment where a run has to name its own.
+    #: Set by `paceline.workspace`: makes the experiment of a run that names its own.
     make_experiment: ExperimentMaker
-    #: What `get_context` gives a script that belongs to no run.
+    #: The class of runs that `get_context` returns outside a run.
     offline_class: ClassVar[type[OfflineRun]] = OfflineRun
-    #: Set by `paceline.workspace`: kind -> what gives the class of runs of this kind, where they have one of their own.
+    #: Set by `paceline.workspace`: kind -> function that returns the class of such runs.
     kinds: ClassVar[dict[str, Callable[[], type[Run]]]] = {}
-    #: Set by `paceline.workspace`: what a script gets for an input that it asks for by name.
+    #: Set by `paceline.workspace`: opens an input that the script asks for by name.
     open_dataset: Callable[[DataReference, str], object]
-    #: Set by `paceline.workspace`: what registers a run's file or folder as a model.
+    #: Set by `paceline.workspace`: registers a file or folder of the run as a model.
     make_model: Callable[..., Model]
-    #: Warnings of the run that its submission has shown already.
+    #: Warnings that the submission has already shown.
     _said: Collection[str] = ()
-    #: Set by `paceline.workspace`: the models that came of a run.
+    #: Set by `paceline.workspace`: finds the models of a run.
     models_of: Callable[[RunFolder], list[Model]]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
@@ -103,14 +103,15 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return f"Run(experiment={record.experiment!r}, id={record.run_id!r}, status={record.status!r})"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: state, folder, and why the run failed. The script's words are escaped."""
+        """Return HTML for a notebook: state, folder, and failure, with the script's text escaped."""
         from paceline.runs.notebook import run_html
 
         return run_html(self._folder)
 
     def show(self) -> None:
-        """Show the run: in a notebook as a table that is replaced as the run goes on, and stays in the saved notebook as it was
-        at the end; elsewhere as a line. Returns at once.
+        """Show the run and return at once: a live table in a notebook, elsewhere one line.
+
+        The saved notebook keeps the table as it was at the end.
         """
         from paceline.runs import notebook
 
@@ -126,12 +127,12 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         rank: int | Collection[int] | None = None,
         attempt: int | Collection[int] | None = None,
     ) -> Figure:
-        """The metrics as curves, a curve for each rank: a matplotlib figure, which a notebook shows by itself.
+        """Return a matplotlib figure of the metrics, with a curve for each rank; notebooks show it.
 
-        names: these metrics alone; default all that have numbers. rank, attempt: as for `metrics`.
+        names: metrics to draw; default: all with numbers. rank, attempt: as for `metrics`.
 
         Raises:
-            UserError: matplotlib is not installed; no such metric, or none that has numbers; no such rank or attempt.
+            UserError: matplotlib is not installed; there is no such metric, rank or attempt, or no numbers.
         """
         from paceline.runs.series import plot
 
@@ -153,12 +154,13 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def get_context(cls, allow_offline: bool = True) -> Self:
-        """The run that this process works for; outside a run one that prints what is logged.
+        """Return the run of this process; outside a run, one that only prints.
+
+        If the environment was cleared, the environments of the parent processes count.
 
         Raises:
-            RunStateError: outside a run, with allow_offline=False.
-            RunContextError: inside a run, but the variables that a launcher sets for each worker are not all there. Where whoever
-                started this process has cleared its environment, those of the processes above it count.
+            RunStateError: The process is outside a run, and allow_offline=False.
+            RunContextError: The process is inside a run, but variables of its launcher are missing.
         """
         context = WorkerContext.of_process()
         if context is None:
@@ -167,23 +169,20 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                     "this process belongs to no run: PACELINE_RUN_DIR is not set. Submit the script with `paceline run`, "
                     "or call get_context() without allow_offline=False."
                 )
-            # It takes the same calls.
+            # It has the same calls.
             return cast("Self", cls.offline_class())
         folder = RunFolder(context.run_dir)
-        # The experiment is named in the record: a worker is told its run's folder, and nothing of workspaces.
+        # The record names the experiment: a worker knows its run's folder, but no workspace.
         run = cls(cls.make_experiment(context.run_dir.parent, read.record(folder).experiment), folder.run_id)
         run._worker = context
         return run
 
     @classmethod
     def get(cls, workspace: Workspace, run_id: str) -> Run:
-        """A run of the workspace by its id, or by the beginning of it that no other run has.
-
-        Args:
-            run_id: The run's id, the beginning of it, or its name.
+        """Return a run of the workspace by its id, a unique prefix of it, or its name.
 
         Raises:
-            RunNotFoundError: there is none, or there are several.
+            RunNotFoundError: No run matches, or several do.
         """
         record = read.record(store.find(workspace.runs_dir, run_id))
         found: Run = cls._handle(cls.make_experiment(workspace.runs_dir, record.experiment), record)
@@ -191,8 +190,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
-        """A handle on another run: of its kind's own class, where there is one, else of this class."""
-        # A function gives the class, so that what makes sweeps is imported only where there is one.
+        """Return a handle on another run, of the class for its kind."""
+        # Functions return the classes, so that sweeps are imported only when needed.
         return cls.kinds.get(record.kind, lambda: cls)()(experiment, record.run_id)
 
     # --- what it is
@@ -204,7 +203,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def experiment(self) -> ExperimentLike:
-        """The experiment that the run belongs to."""
+        """The experiment of the run."""
         return self._experiment
 
     @property
@@ -214,27 +213,28 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def name(self) -> str:
-        """`display_name`, under the name that the SDK has for it."""
+        """The SDK's name for `display_name`."""
         return self.display_name
 
     @property
     def kind(self) -> str:
-        """ "script" for a submitted run, "interactive" for one that a program logs by itself. Never changes, so that no engine is
-        asked.
+        """The kind: "script" for a submitted run, "interactive" for one that a program logs by itself.
+
+        It never changes, so no engine is asked.
         """
         return store.stored(self._folder).kind
 
     @property
     def number(self) -> int:
-        """Its number among the experiment's runs, from 1, in order of submission."""
+        """The run's number in its experiment, from 1, in order of submission."""
         records = read.all_records(self._folder.path.parent)
         ids = [record.run_id for record in records if record.experiment == self._experiment.name]
-        # The newest comes first in the list, and has the highest number.
+        # The newest run is first in the list, and has the highest number.
         return len(ids) - ids.index(self.id)
 
     @property
     def parent(self) -> Run | None:
-        """The run that this one is below; None where there is none."""
+        """The run above this one, or None."""
         parent = self.record().parent_run_id
         if parent is None:
             return None
@@ -243,19 +243,19 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def status(self) -> str:
-        """The state, looked up now: one of those in docs/runs.md."""
+        """The current state: one of those in docs/runs.md."""
         return self.record().status
 
     @property
     def failure(self) -> FailureReport | None:
-        """The report on why the run failed; None unless it did."""
+        """The failure report; None unless the run failed."""
         return self.record().failure
 
     @property
     def input_datasets(self) -> dict[str, Any]:
-        """Name -> what the run found under it. In a worker the path of the folder, or the dataset where one was asked for
-        directly; elsewhere what is kept with the run: sources, dataset and version, files, bytes, the
-        fingerprint of their content.
+        """The inputs by name. In a worker the folder's path, or the dataset if it was asked for directly.
+
+        Elsewhere the stored facts: sources, dataset and version, files, bytes, and a fingerprint of the content.
         """
         if self._worker is None:
             return _of_all_nodes(self._data("inputs"))
@@ -268,7 +268,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def output_datasets(self) -> dict[str, Any]:
-        """Name -> in a worker the folder whose files are stored at the end; elsewhere what was stored, and where."""
+        """The outputs by name. In a worker the folder that is stored at the end; elsewhere the stored files."""
         if self._worker is None:
             return {found["name"]: found for found in self._data("outputs")}
         job = self.record().job
@@ -284,7 +284,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return found
 
     def get_environment(self) -> dict[str, Any]:
-        """Return what the script's environment was made of: as asked for, and, where it was built, with the exact versions."""
+        """Return the requested environment, and the exact versions if one was built."""
         job = self.record().job
         built: dict[str, Any] | None = read_json(self._folder.environment)
         return built or {"environment": job.environment.to_json() if job else {}}
@@ -301,24 +301,20 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         description: str | None = None,
         datasets: Sequence[tuple[str, object]] | None = None,
     ) -> Model:
-        """A new version of a model, of a file or a folder of this run: the `Model`.
+        """Register a file or folder of this run as a new version of a model.
 
-        model_path: its name in the run, such as "outputs/model"; default: the model's name. tags: may be changed later;
-        properties: may only be added to. model_framework, model_framework_version: else they are seen from the files and the
-        run's environment. datasets: (purpose, dataset), where the run's inputs do not say it.
+        model_name: name of the model. model_path: name in the run, such as "outputs/model"; default: the model's name. tags:
+        changeable later. properties: later only additions. model_framework, model_framework_version: default: detected from the
+        files and the run's environment. description: text for people. datasets: (purpose, dataset); default: the run's inputs.
 
-        In the run's own script it works where the run's folder is the workspace's, which is so on this machine and where a
-        target shares it; on one rank alone, for each call makes a version.
-
-        Args:
-            model_name: Name of the model.
-            description: Text for people.
+        The run's own script can call it if its folder is the workspace's, as on this machine or a target that shares it. Call it
+        on one rank only: each call makes a version.
 
         Raises:
-            ModelError: a wrong name, no such file, something in the folder that is no file of the run's, or a process that
-                sees a copy of the run's folder alone.
+            ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the process
+                sees only a copy of the run's folder.
         """
-        # Looked up on the class, for a function that is an attribute of an object would be given it.
+        # Looked up on the class: as an attribute of the handle, the function would become a method.
         return Run.make_model(
             self._folder,
             model_name,
@@ -333,16 +329,16 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def models(self) -> list[Model]:
-        """The versions of models that came of this run, the newest first, as `Model`s."""
+        """The model versions of this run, the newest first."""
         found: list[Model] = Run.models_of(self._folder)
         return found
 
     def record(self) -> RunRecord:
-        """The frozen record of the run as it is now."""
+        """Return the current record."""
         return read.record(self._folder)
 
     def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> list[str]:
-        """Copy the logs into a folder (default `./<run id>`); the paths written.
+        """Copy the logs into a folder, and return the written paths.
 
         Args:
             destination: Folder to copy them into; default: `./<run id>`.
@@ -352,11 +348,13 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return [artifacts.get(self._folder, name, top / name) for name in names]
 
     def restore_snapshot(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy the run's source, as it was submitted, into a new folder (default `./<snapshot id>`); its path.
+        """Copy the run's source, as submitted, into a new folder, and return its path.
+
+        path: the new folder; default: `./<snapshot id>`.
 
         Raises:
-            RunStateError: the run has no snapshot.
-            UserError: the folder exists.
+            RunStateError: The run has no snapshot.
+            UserError: The folder exists.
         """
         import shutil
 
@@ -365,7 +363,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         target = Path(path) if path is not None else Path(str(self.record().snapshot_id))
         if target.exists():
             raise UserError(f"{str(target)!r} exists. Name a folder that does not.")
-        # Links stay links, as in the snapshot.
+        # Keep links, as in the snapshot.
         shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
         return str(target)
 
@@ -375,11 +373,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def get_metrics(
         self, name: str | None = None, recursive: bool = False, *, rank: int | None = None, by_rank: bool = False
     ) -> dict[str, Any]:
-        """Metric name -> value: a scalar that was logged once, else a list, in order of time over all ranks.
+        """Return the metrics by name: a scalar that was logged once, else a list ordered by time.
 
-        name: this metric alone. recursive: run id -> metrics, for this run and its children.
-        rank: what this rank logged. by_rank: rank -> metrics.
-        Where the run's folder is not shared with the machine that it runs on, what is new there is brought here first.
+        name: only this metric. recursive: return run id -> metrics, for this run and its children. rank: only this rank. by_rank:
+        return rank -> metrics. If the run's folder here is a copy, new values are fetched first.
         """
         if recursive:
             runs = [self, *self.get_children(recursive=True)]
@@ -413,17 +410,18 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         rank: int | Collection[int] | None = None,
         attempt: int | Collection[int] | None = None,
     ) -> series.MetricSeries | dict[str, series.MetricSeries]:
-        """The series that was logged under `name`, however often: its `steps`, `values` and `times`, and `to_pandas()`; one
-        that was not logged is empty. Without a name, metric name -> series. See `paceline.runs.series.MetricSeries`.
+        """Return the series of a metric with `steps`, `values` and `times`; all series without a name.
 
-        rank: what this rank logged, or these: `rank=[0, 1]`. attempt: what this attempt logged, whole; of several, and
-        of all by default, the series of a run that was never interrupted.
+        A metric that was not logged is an empty series. See `paceline.runs.series.MetricSeries`.
+
+        rank: only these ranks, such as `rank=[0, 1]`. attempt: all values of these attempts; by default, and for several, the
+        series of a run without interruption.
 
         Raises:
-            UserError: a rank that the run does not have, or an attempt that it has not had.
+            UserError: The run does not have this rank or attempt.
         """
         if rank is not None or attempt is not None:
-            # As it is written: size and number of attempts are there, and the folder was brought up to date before this call.
+            # The stored record has the numbers of ranks and attempts, and the folder was refreshed before this call.
             record = store.stored(self._folder)
             _check_numbers("rank", rank, self._folder.ranks(record.world_size), self.id)
             _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
@@ -450,8 +448,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _log(self) -> MetricLog:
         if self._metric_log is None:
-            # A program that logs its own run is the only one, and counts as rank 0.
-            # Its rank as it is now: a process that a script has started may have joined the others since get_context().
+            # A program that logs its own run is rank 0. Look up the rank now: a process that a script started may have joined the
+            # others since get_context().
             worker = self._worker and (WorkerContext.from_environment() or self._worker)
             rank, attempt = (worker.rank, worker.attempt) if worker else (0, 1)
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
@@ -460,12 +458,12 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- waiting for it
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
-        """Block until the run has ended; its record.
+        """Block until the run has ended, and return its record. Ctrl-C only stops the waiting.
 
-        show_output: print the workers' output and each change of state as they come. Ctrl-C only stops the waiting.
+        show_output: print the workers' output and changes of state.
 
         Raises:
-            RunFailedError: the run failed, unless raise_on_error=False; its text is the failure report.
+            RunFailedError: The run failed, unless raise_on_error=False; its text is the failure report.
         """
         try:
             record = stream(self._folder, sys.stdout, self._said) if show_output else _wait(self._folder)
@@ -481,14 +479,16 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def exec(
         self, command: Sequence[str], rank: int = 0, input: bytes | str = b""
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command beside the worker of a rank: on its node, in its working folder and container, with its environment
-        variables. How it ended, with what it has printed (`returncode`, `stdout`, `stderr`).
+        """Run a command beside a rank's worker, and return its exit code and output.
 
-        input: for its standard input. It ends with the run.
+        It runs on the worker's node, in its working directory and container, with its environment variables. It ends with the
+        run.
+
+        input: for its standard input.
 
         Raises:
-            UserError: no command, or no such rank.
-            RunStateError: the run does not run, or has ended before the command did.
+            UserError: There is no command, or no such rank.
+            RunStateError: The run is not alive, or ended before the command.
         """
         from paceline.runs.execute import execute
 
@@ -496,27 +496,28 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return execute(self._folder, command, rank=rank, input=data)
 
     def stacks(self, *, native: bool = False) -> RunStacks:
-        """Where each worker is at this moment: the stacks of all its threads, the collectives that it is in, and who waits for
-        whom. The workers run on.
+        """Return the current stacks and collectives of all workers, and who waits for whom.
 
-        native: frames of C and C++ too, by py-spy, which stops each process for some milliseconds.
+        The workers run on.
+
+        native: also frames of C and C++, by py-spy, which stops each process for some milliseconds.
 
         Raises:
-            RunStateError: the run does not run, or its supervisor does not answer.
+            RunStateError: The run is not alive, or its supervisor does not answer.
         """
         from paceline.observe.stacks import take
 
         return take(self._folder, native=native)
 
     def profile(self, *, seconds: float = 30.0, rate: float = 100.0) -> RunProfile:
-        """Where the time of the workers goes: their stacks, sampled for so many seconds while they run on.
+        """Sample the workers' stacks while they run, and return where their time goes.
 
-        rate: samples a second. By py-spy where it is installed and allowed on the nodes, else the main threads alone, by signal,
-        20 times a second at most; `notes` says which. `save(path)` writes a file for https://www.speedscope.app.
+        rate: samples per second. py-spy takes them where it is installed and allowed. Otherwise signals sample the main threads,
+        at most 20 times per second, and `notes` says so. `save(path)` writes a file for https://www.speedscope.app.
 
         Raises:
-            UserError: seconds not from 1 to 600, or rate not from 1 to 500.
-            RunStateError: the run does not run, or its supervisor does not answer.
+            UserError: `seconds` is not from 1 to 600, or `rate` is not from 1 to 500.
+            RunStateError: The run is not alive, or its supervisor does not answer.
         """
         from paceline.observe.profile import take
 
@@ -524,9 +525,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def pace(self) -> RunPace:
-        """How the time of each rank goes: seconds a step, and shares of it in computing, in waiting for data and in waiting for
-        other ranks; and `straggler`, the ranks that hold up the others, None where none does for sure. Of the last attempt;
-        without ranks where nothing is known yet, or nothing counts the script's steps (docs/when-it-is-slow.md).
+        """Return each rank's seconds per step, and its shares of computing and waiting.
+
+        It covers the last attempt. `straggler` has the ranks that clearly hold up the others, or None. Without counted steps
+        there are no ranks (docs/when-it-is-slow.md).
         """
         from paceline.observe import loads
 
@@ -534,8 +536,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def resources(self) -> dict[str, dict[int, dict[str, series.MetricSeries]]]:
-        """What nodes and workers took, sampled every 5 seconds: {"nodes": node's rank -> name -> series, "ranks": rank -> name ->
-        series}. Names and units are in docs/when-it-is-slow.md; steps are seconds since 1970.
+        """Return load series: {"nodes": node rank -> name -> series, "ranks": rank -> name -> series}.
+
+        Samples are 5 seconds apart; steps are seconds since 1970. docs/when-it-is-slow.md lists names and units.
         """
         from paceline.observe import loads
 
@@ -544,23 +547,23 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- ending it
 
     def cancel(self) -> None:
-        """Ask for the run's end: its workers get SIGTERM, after the grace period SIGKILL. Returns at once.
+        """Request the run's end: SIGTERM to its workers, SIGKILL after the grace period. Return at once.
 
-        A run that has ended stays as it is.
+        An ended run stays as it is.
         """
-        # The run is looked after by this very process, so there is nobody who could be asked.
+        # This process owns the run.
         if interactive.is_ours(self._folder):
             interactive.end(self._folder, states.CANCELED)
         elif not self.record().is_terminal:
             read.request_cancel(self._folder, by=user_name())
 
     def delete(self, *, children: bool = False) -> None:
-        """Remove the run for good: its record, logs, metrics, outputs and checkpoints. What it stored in datastores stays.
+        """Remove the run with its logs, metrics, outputs and checkpoints. Data in datastores stays.
 
-        children: remove the runs below it, too.
+        children: also remove the runs below it.
 
         Raises:
-            RunStateError: it, or one below it, has not ended; or it has children, and children=False. Nothing is removed then.
+            RunStateError: The run or a child has not ended, or it has children and children=False. Nothing is removed then.
         """
         below = [*self.get_children(recursive=True)]
         if below and not children:
@@ -568,27 +571,28 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 f"run {self.id} has {len(below)} child run{'s' if len(below) > 1 else ''}. delete(children=True) removes "
                 f"{'them' if len(below) > 1 else 'it'} as well."
             )
-        # All are looked at first: where one of them has not ended, all stay.
+        # Check all runs before removing the first.
         for run in (*below, self):
             removal.check_removable(run.record())
-        # From the youngest on, and this one last: a removal that breaks off leaves no child whose parent is gone.
+        # Children first: an interrupted removal must not leave a child without its parent.
         for run in (*below, self):
             removal.remove(run.folder)
 
     def start(self) -> None:
-        """Begin a child made by `create_children`; harmless on a run that runs."""
+        """Start a child made by `create_children`; harmless on a running run."""
         if interactive.is_ours(self._folder):
             interactive.begin(self._folder)
 
     def complete(self) -> None:
-        """End a run of `start_logging` or `child_run` as Completed. On a submitted run, whose end is its script's, harmless."""
+        """End a run of `start_logging` or `child_run` as Completed. On a submitted run, do nothing."""
         interactive.end(self._folder, states.COMPLETED)
 
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
-        """End a run of `start_logging` or `child_run` as Failed. A submitted run is asked to end, as by `cancel`, and is Failed
-        then; in its own script this is harmless, for its end is the script's.
+        """End a run of `start_logging` or `child_run` as Failed; request the end of a submitted run.
 
-        error_details: a text or an exception. error_code: kept in front of it.
+        In a submitted run's own script, do nothing: the script's end decides.
+
+        error_details: a text or an exception. error_code: put in front of it.
         """
         record = self.record()
         if record.kind != "interactive" and self._worker is None:
@@ -611,23 +615,24 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- children
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
-        """A new run below this one, Running, which this process logs and ends.
+        """Start a new run below this one, which this process logs and ends.
 
         Args:
             name: Name of the new run, for people.
-            run_id: Id of the new run; default: a fresh one.
-            outputs: Not used; the Azure SDK has it.
+            run_id: Id of the new run; default: a new one.
+            outputs: Ignored; the Azure SDK has it.
         """
         return self._child(name, run_id, begin=True)
 
     def create_children(
         self, count: int | None = None, tag_key: str | None = None, tag_values: list[object] | None = None
     ) -> list[Self]:
-        """Several new runs below this one, NotStarted: `count` of them, tagged with their number, or one for each of
-        `tag_values`, tagged `tag_key=value`.
+        """Create several NotStarted runs below this one.
+
+        count: their number; each is tagged with its index. tag_values: one run for each, tagged `tag_key=value`.
 
         Raises:
-            UserError: neither or both ways of saying how many.
+            UserError: Neither or both of `count` and `tag_values` were given.
         """
         if (count is None) == (tag_values is None) or (tag_values is not None and tag_key is None):
             raise UserError("create_children: give either count, or tag_key with tag_values.")
@@ -648,19 +653,16 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         kind: str | None = None,
         status: str | None = None,
     ) -> Iterator[Self]:
-        """The runs below this one, newest first; with recursive=True also those below them.
+        """Yield the runs below this one, newest first.
 
-        Args:
-            tags: Only runs with these tags: name -> value, or one name.
-            properties: Only runs with these properties.
-            kind: Only runs of this kind, such as "script".
-            status: Only runs in this state, such as "Failed".
+        recursive: also the runs below them. tags: only runs with these tags (name -> value, or one name). properties: only runs
+        with these properties. kind: only runs of this kind, such as "script". status: only runs in this state, such as "Failed".
         """
         runs_dir = self._folder.path.parent
         parents = {self.id}
         records = [record for record in read.all_records(runs_dir) if record.parent_run_id]
         if recursive:
-            # A record names its parent alone, so each generation is found by the one above it.
+            # A record names only its parent, so find each generation by the one above it.
             while grown := {r.run_id for r in records if r.parent_run_id in parents} - parents:
                 parents |= grown
         for record in records:
@@ -696,7 +698,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
 
 def _wait(folder: RunFolder) -> RunRecord:
-    # Short at first, for runs that take a second; in a long one nobody notices a quarter.
+    # Short at first, for runs that take a second.
     pause = 0.02
     while not (record := read.record(folder)).is_terminal:
         time.sleep(pause)
@@ -705,18 +707,18 @@ def _wait(folder: RunFolder) -> RunRecord:
 
 
 def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
-    """Refuse numbers of ranks or attempts that the run does not have."""
+    """Refuse ranks or attempts that the run does not have."""
     if given is None:
         return
     for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):
-        # By the exact type, for True would pass for rank 1.
+        # By exact type: True would pass for rank 1.
         if type(number) is not int or number not in there:
             has = f"{there[0]} to {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
             raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these, or a list of them.")
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Name -> what all nodes have of an input together: those of a partition add up, else each has the same."""
+    """Return each input's files and bytes on all nodes: the sum of partitions, else one node's."""
     together: dict[str, Any] = {}
     for one in found:
         known = together.setdefault(one["name"], dict(one))

@@ -1,4 +1,4 @@
-"""Inputs at the places in the script's folder that it was promised."""
+"""Inputs as links in the script's folder, and the notes on stored outputs (`data.json`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paceline.system.files import read_json, write_json
 
 
 def link_inputs(job: Job, prepared: NodeSetup, work_dir: Path) -> None:
-    """Let inputs appear at their `path_on_compute` in the working directory as well.
+    """Link inputs to their `path_on_compute` in the working directory.
 
     Raises:
-        DataError: something of the snapshot's is there.
+        DataError: The snapshot has a file there.
     """
     for reference in job.inputs:
         if reference.path_on_compute is not None:
@@ -35,26 +35,26 @@ def link_inputs(job: Job, prepared: NodeSetup, work_dir: Path) -> None:
 
 
 def unlink_inputs(job: Job, folder: RunFolder) -> None:
-    """Take the links away again, and folders that were made for them."""
+    """Remove the links of inputs, and folders that were created for them."""
     for reference in job.inputs:
         if reference.path_on_compute is not None:
             link = folder.work / reference.path_on_compute
-            # What a script has put in the link's place is its own, and stays.
+            # A file that the script put in the link's place stays.
             if link.is_symlink():
                 link.unlink()
                 with contextlib.suppress(OSError):
-                    # It goes up as long as folders are empty; that the first has files of the script in it is an error to it.
+                    # removedirs goes up while folders are empty, and raises if the first one is not.
                     os.removedirs(link.parent)
 
 
 def note(folder: RunFolder, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add to what is kept of outputs. found: output -> values."""
+    """Add values to the notes on outputs. found: output -> values."""
     told = read_json(folder.data) or {}
     outputs = [one | dict(found.get(one["name"], {})) for one in told.get("outputs", ())]
     write_json(folder.data, told | {"outputs": outputs})
 
 
 def note_datasets(folder: RunFolder, made: Mapping[str, str]) -> None:
-    """Keep what the outputs were registered as. made: output -> "name:version"."""
+    """Note the datasets that outputs were registered as. made: output -> "name:version"."""
     if made:
         note(folder, {name: {"dataset": dataset} for name, dataset in made.items()})

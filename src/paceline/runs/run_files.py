@@ -1,4 +1,4 @@
-"""The part of a run that puts files in and takes them out."""
+"""The calls of a run on files, tags, properties and names."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ class HasFiles(ABC):
 
     @reads
     def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
-        """Copy a file, or the rest of an open binary stream, into the run under `name`; the name in its plain form.
+        """Copy a file, or the rest of an open binary stream, into the run. Return its name in the plain form.
 
-        Uploading the same bytes under the same name again is harmless. Names below `outputs/` and `logs/` are files in
-        these folders; all others are kept apart from the run's own files, so that `run.json` is a name like any other.
+        Uploading equal bytes again is harmless. Names below `outputs/` and `logs/` are files in these folders; all others are
+        kept apart from the run's own files, so `run.json` is a name like any other.
 
         Args:
+            name: Name in the run.
             path_or_stream: File of this machine, or an open binary file.
 
         Raises:
-            FileNameError: the name leaves the run's folder, or lies behind a link that does.
-            RunStateError: another file has this name.
-            UserError: there is no such file.
+            FileNameError: The name leaves the run's folder, or lies behind a link that does.
+            RunStateError: Another file has this name.
+            UserError: There is no such file.
         """
         return artifacts.put(self.folder, name, path_or_stream)
 
     def upload_files(self, names: Sequence[str], paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-        """`upload_file` for each pair.
-
-        Raises: as `upload_file`; UserError where the lengths differ.
+        """Upload several files, as by `upload_file`.
 
         Args:
             names: Names in the run, one for each path.
             paths: Files of this machine.
+
+        Raises:
+            UserError: The lengths differ, or as for `upload_file`.
         """
         if len(names) != len(paths):
             raise UserError(f"{len(names)} names but {len(paths)} paths. Give one name for each path.")
@@ -52,33 +54,32 @@ class HasFiles(ABC):
 
     @reads
     def upload_folder(self, name: str, path: str | os.PathLike[str]) -> list[str]:
-        """Copy all files below the folder `path` to `name/...`; their names.
+        """Copy all files below the folder `path` to `name/...`, and return their names.
 
-        Raises: as `upload_file`.
+        Raises:
+            UserError: As for `upload_file`, and if `path` is no folder.
         """
         return artifacts.put_folder(self.folder, name, path)
 
     @reads
     def get_file_names(self) -> list[str]:
-        """The names of the run's files, sorted: outputs, logs and what was uploaded.
+        """Return the names of the run's files, sorted: outputs, logs and uploads.
 
-        Where the run's folder is not shared with the machine that it runs on, what is new there is brought here first.
-        Below a link to another of the run's folders are the files of that; what a link leads to elsewhere is no file of
-        the run's.
+        If the run's folder here is a copy, new files are fetched first. Links to other folders of the run are followed, links
+        that lead out of it are excluded.
         """
-        # Where this very program logs the run, what it has just written into ./outputs is a file of the run's.
+        # This program may be logging the run, with new files in ./outputs.
         interactive.keep_watched(self.folder)
         return artifacts.names(self.folder)
 
     @reads
     def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
-        """Copy a file of the run to a path (default: its own name, here) or into a folder; the path written.
+        """Copy a file of the run to a path or into a folder, and return the written path.
 
-        Args:
-            output_file_path: File or folder to write; default: the file's own name, here.
+        output_file_path: File or folder to write; default: the file's own name, here.
 
         Raises:
-            RunNotFoundError: the run has no such file; those it has are named.
+            RunNotFoundError: The run has no such file; the message names those it has.
         """
         interactive.keep_watched(self.folder)
         return artifacts.get(self.folder, name, output_file_path)
@@ -90,21 +91,24 @@ class HasFiles(ABC):
         output_paths: Sequence[str] | None = None,
         append_prefix: bool = True,
     ) -> list[str]:
-        """Copy all files whose names begin with `prefix`; the paths written.
+        """Copy all files whose names begin with `prefix`, and return the written paths.
 
-        output_directory: where to, default here. output_paths: one path below it for each file instead of its name.
-        append_prefix: whether the prefix's folder is kept in the paths.
+        Args:
+            prefix: Beginning of the names; default: all files.
+            output_directory: Folder to write to; default: here.
+            output_paths: One path below that folder for each file, instead of its name.
+            append_prefix: Whether paths keep the prefix's folder.
 
         Raises:
-            RunNotFoundError: no name begins so.
-            UserError: as many output_paths as there are files are needed.
+            RunNotFoundError: No name begins so.
+            UserError: The numbers of `output_paths` and files differ.
         """
         names = [name for name in self.get_file_names() if prefix is None or name.startswith(prefix)]
         if not names:
             raise RunNotFoundError(f"run {self.folder.run_id} has no file that begins with {prefix!r}.")
         paths = list(output_paths) if output_paths is not None else names
         if output_paths is None and prefix and not append_prefix:
-            # The prefix may be a whole name: its last part is left then.
+            # If the prefix is a whole name, keep its last part.
             paths = [name[len(prefix) :].lstrip("/") or os.path.basename(name) for name in names]
         if len(paths) != len(names):
             raise UserError(f"{len(paths)} output_paths for {len(names)} files. Give one for each: {', '.join(names)}.")
@@ -115,7 +119,7 @@ class HasFiles(ABC):
 
 
 class HasNotes(ABC):
-    """The calls on tags (which may change) and properties (which never do). Any process may make them, any time."""
+    """The calls on tags and properties, open to any process at any time. Properties never change."""
 
     @property
     @abstractmethod
@@ -127,19 +131,19 @@ class HasNotes(ABC):
 
     @property
     def tags(self) -> dict[str, str | None]:
-        """Tag -> value; None for a bare tag."""
+        """Tag to value; None for a bare tag."""
         return self._notes().tags
 
     @property
     def properties(self) -> dict[str, str]:
-        """Name -> value; unlike a tag, a property can't be changed or removed."""
+        """Name to value; unlike a tag, a property cannot be changed or removed."""
         return self._notes().properties
 
     @property
     def display_name(self) -> str:
         """The name that lists show: a readable one such as "brave-otter-12" unless it was set.
 
-        A run below another one, such as a sweep's trial, begins with its id as its name.
+        A run below another one, such as a sweep's trial, has its id as its first name.
         """
         return self._notes().name or self.folder.run_id
 
@@ -149,7 +153,7 @@ class HasNotes(ABC):
 
     @property
     def description(self) -> str | None:
-        """What `description` was last set to, for people; None if it never was."""
+        """The last description that was set, or None."""
         return self._notes().description
 
     @description.setter
@@ -157,31 +161,32 @@ class HasNotes(ABC):
         tags_and_properties.set_name(self.folder.notes, "description", text)
 
     def tag(self, key: str, value: object = None) -> None:
-        """Set a tag; a value of any type becomes a string. A later value replaces an earlier one.
+        """Set a tag. A value of any type becomes a string and replaces an earlier one.
 
         Args:
             key: Name of the tag.
+            value: Value of the tag; None for a bare tag.
         """
         tags_and_properties.set_tags(self.folder.notes, {key: value})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Set several tags; those that are not named stay."""
+        """Set several tags; others stay."""
         tags_and_properties.set_tags(self.folder.notes, tags)
 
     def remove_tags(self, tags: list[str] | str) -> None:
-        """Remove a tag, or several, by key; keys that are not there are passed over.
+        """Remove tags by key; missing keys are ignored.
 
         Args:
             tags: Key of a tag, or several.
         """
         tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
-    # Read anew first, for a property that was set elsewhere must be seen before it is set a second time.
+    # Refresh first: a property that another process has set must not be set again.
     @reads
     def add_properties(self, properties: Mapping[str, object]) -> None:
-        """Add properties for good.
+        """Add properties, which never change.
 
         Raises:
-            RunStateError: one of them is there already; none is added then.
+            RunStateError: One of them exists; none is added then.
         """
         tags_and_properties.add_properties(self.folder.notes, properties)

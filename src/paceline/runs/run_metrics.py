@@ -1,4 +1,4 @@
-"""The part of a run that logs metrics, on whatever `_write_*` the run has."""
+"""The calls of a run that log metrics, for any class with the `_write_*` methods."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from paceline.runs.metrics import plain_value
 
 
 class LogsMetrics(ABC):
-    """The logging calls. Each returns once its value would survive a SIGKILL of this process."""
+    """The logging calls. When a call returns, its value survives a SIGKILL of this process."""
 
     def log(
         self, name: str | Mapping[str, object], value: object = ..., description: str = "", step: int | None = None
     ) -> None:
-        """Log a scalar: int, float, str, bool, or a numpy or torch scalar. NaN and the infinities are kept as they are.
+        """Log a scalar: int, float, str, bool, or a numpy or torch scalar, also NaN or infinite.
 
-        A dict in place of the name logs each of its values under its key: `log({"loss": 0.1, "accuracy": 0.9}, step=3)`.
+        A dict instead of the name logs each of its values under its key: `log({"loss": 0.1, "accuracy": 0.9}, step=3)`.
 
-        The first value under a name is a scalar in `get_metrics`, more make a list. Whatever is no scalar never ends the
-        script: lists, tuples, ranges, generators, arrays and tensors are kept as lists, None as None, all else as its `repr`.
+        The first value under a name is a scalar in `get_metrics`, more make a list. Other types never end the script: lists,
+        tuples, ranges, generators, arrays and tensors are stored as lists, None as None, all else as its `repr`.
 
         Args:
-            description: Not kept; the Azure SDK has it.
+            name: Name of the metric, or a dict of name to value.
+            value: The value.
+            description: Ignored; the Azure SDK has it.
+            step: Training step of the value.
 
         Raises:
-            MetricError: the name is no text, or empty; or no value is given.
-            OSError: the disk is full.
+            MetricError: The name is empty or not a string, or there is no value.
+            OSError: The disk is full.
         """
         if isinstance(name, Mapping):
             if value is not ...:
@@ -46,31 +49,31 @@ class LogsMetrics(ABC):
             )
         try:
             self._write_scalar(name, value, step)
-        # Tried first and not asked about: nearly all that is logged is a scalar.
+        # Try instead of testing: nearly all values are scalars.
         except MetricError:
             self._log_any(name, value, step)
 
     def _log_any(self, name: str, value: object, step: int | None) -> None:
         if callable(listed := getattr(value, "tolist", None)):
-            value = listed()  # of an array or a tensor, in which lists may lie in lists
+            value = listed()  # an array or a tensor, perhaps with nested lists
         if isinstance(value, (list, tuple, set, frozenset, range, Iterator)):
             self._write_other("list", name, [plain_value(item) for item in value], step)
         else:
             self._write_scalar(name, plain_value(value), step)
 
     def log_list(self, name: str, value: Iterable[object], description: str = "", step: int | None = None) -> None:
-        """Log a list of scalars at once; generators are read to their end.
+        """Log a list of scalars at once; generators are consumed.
 
         Args:
             name: Name of the metric.
             value: The values, in order.
-            description: Not kept; the Azure SDK has it.
-            step: Step of the training that it belongs to.
+            description: Ignored; the Azure SDK has it.
+            step: Training step of the values.
 
         Raises:
-            MetricError: not iterable.
+            MetricError: The value is not iterable.
         """
-        # Each of these can be gone through as well, by letters, numbers or keys.
+        # These are iterable too, by letters, numbers or keys.
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             raise MetricError(
                 f"metric {name!r}: a {type(value).__name__} is not a list of scalars. Use log for one value."
@@ -81,11 +84,12 @@ class LogsMetrics(ABC):
         """Log one row of named scalars; several rows of one name make a table, a dict of lists.
 
         Args:
-            description: Not kept; the Azure SDK has it.
-            columns: Column -> value.
+            name: Name of the metric.
+            description: Ignored; the Azure SDK has it.
+            columns: Column to value.
 
         Raises:
-            MetricError: no column.
+            MetricError: There is no column.
         """
         if not columns:
             raise MetricError(
@@ -94,15 +98,16 @@ class LogsMetrics(ABC):
         self._write_other("row", name, {key: plain_value(item) for key, item in columns.items()})
 
     def log_table(self, name: str, value: Mapping[str, object], description: str = "", step: int | None = None) -> None:
-        """Log a table: a dict of column name -> scalar or list of scalars.
+        """Log a table: a dict of column name to scalar or list of scalars.
 
         Args:
-            value: Column -> value, or list of values.
-            description: Not kept; the Azure SDK has it.
-            step: Step of the training that it belongs to.
+            name: Name of the metric.
+            value: Column to value, or to a list of values.
+            description: Ignored; the Azure SDK has it.
+            step: Training step of the table.
 
         Raises:
-            MetricError: not a dict.
+            MetricError: The value is not a dict.
         """
         if not isinstance(value, Mapping):
             raise MetricError(
@@ -113,17 +118,18 @@ class LogsMetrics(ABC):
     def log_image(
         self, name: str, path: object = None, plot: object = None, description: str = "", step: int | None = None
     ) -> None:
-        """Keep an image; the metric's value is the file's name.
+        """Store an image; the metric's value is the file's name.
 
         Args:
-            path: An image file. Or what `plot` takes.
+            name: Name of the metric.
+            path: An image file, or any value that `plot` accepts.
             plot: A matplotlib figure or `pyplot`, a PIL image, or an array or tensor of H x W, H x W x C or C x H x W with 1, 3
-                or 4 channels: bytes, or floats from 0 to 1. Kept as PNG.
-            description: Not kept; the Azure SDK has it.
-            step: Step of the training that it belongs to.
+                or 4 channels: bytes, or floats from 0 to 1. Stored as PNG.
+            description: Ignored; the Azure SDK has it.
+            step: Training step of the image.
 
         Raises:
-            MetricError: neither or both of `path` and `plot`, or a plot that can't be saved.
+            MetricError: Neither or both of `path` and `plot` were given, or the plot cannot be saved.
         """
         path, plot = self._image(name, path, plot)
         ending = os.path.splitext(path)[1] if path is not None else ".png"
@@ -158,7 +164,7 @@ class LogsMetrics(ABC):
 
 
 def plain_file_name(metric: object) -> str:
-    """A metric's name as part of a file's: it may be `val/loss` or `..`, and its image must not lie in another folder for it."""
+    """Return a metric's name as a file name: `val/loss` or `..` must not name another folder."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in str(metric))
 
 

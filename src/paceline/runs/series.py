@@ -1,7 +1,6 @@
-"""A metric as it was logged: every value with its step and its time, over all attempts as one series.
+"""Series of metrics: each value with its step and time, over all attempts; and their plots.
 
-`get_metrics` of the Azure SDK gives values alone, and a single value in another shape than several; this always gives the
-same.
+Unlike the Azure SDK's `get_metrics`, a series has the same form for one value as for many.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _WIDTH, _HEIGHT = 4.2, 2.8
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSeries:
-    """The values that were logged under one name, in order of time over all ranks; five tuples of one length.
+    """The values logged under one name, ordered by time over all ranks; five tuples of one length.
 
-    steps: the step given with a value, None where there was none. values: as logged; a list's items one by one; of a row or
-    a table its dict; of an image its file's name. times: seconds since 1970, by the clock of the worker's machine.
-    ranks, attempts: which worker logged a value, and in which attempt of the run, from 1.
+    steps: None where no step was given. values: as logged; a list's items one by one; a row or table as a dict; an image as its
+    file's name. times: seconds since 1970, by the worker's clock. ranks, attempts: the worker that logged a value, and the
+    attempt, from 1.
     """
 
     name: str
@@ -39,12 +38,13 @@ class MetricSeries:
         return len(self.values)
 
     def __iter__(self) -> Iterator[tuple[int | None, Any, float]]:
-        """(step, value, time) of each value."""
+        """Yield (step, value, time) of each value."""
         return iter(zip(self.steps, self.values, self.times, strict=True))
 
     def to_pandas(self) -> Any:
-        """The same as a pandas frame, one row a value: `step` (Int64, missing where none was given), `value`, `time`
-        (datetime64[ns, UTC]), `rank`, `attempt`.
+        """Return a pandas frame with one row per value.
+
+        Its columns are `step` (Int64 with missing values), `value`, `time` (datetime64[ns, UTC]), `rank` and `attempt`.
 
         Raises:
             UserError: pandas is not installed.
@@ -55,11 +55,11 @@ class MetricSeries:
             raise UserError("to_pandas() needs pandas: pip install 'paceline[tabular]'.") from error
         return pandas.DataFrame(
             {
-                # Int64, with a capital letter, is pandas' own kind of integers, some of which may be missing.
+                # pandas' Int64, with a capital letter, allows missing values.
                 "step": pandas.array(list(self.steps), dtype="Int64"),
-                # Of an empty list pandas would make a column of objects.
+                # An empty list would become a column of objects.
                 "value": pandas.Series(list(self.values), dtype=None if self.values else "float64"),
-                # At this date a float of seconds is exact to a quarter of a microsecond; logs have microseconds.
+                # A float of seconds since 1970 is exact to a quarter of a microsecond; logs have microseconds.
                 "time": pandas.to_datetime(pandas.Series(self.times, dtype="float64"), unit="s", utc=True).dt.round(
                     "us"
                 ),
@@ -70,7 +70,7 @@ class MetricSeries:
 
     @property
     def last(self) -> Any:
-        """The value that was logged last; None of an empty series."""
+        """The last value; None for an empty series."""
         return self.values[-1] if self.values else None
 
     @property
@@ -80,16 +80,16 @@ class MetricSeries:
 
     @property
     def min(self) -> float | int | None:
-        """The least number, NaN left out; None where there is no number."""
+        """The smallest number without NaN; None if there is no number."""
         return min(self._numbers(), default=None)
 
     @property
     def max(self) -> float | int | None:
-        """The greatest number, NaN left out; None where there is no number."""
+        """The largest number without NaN; None if there is no number."""
         return max(self._numbers(), default=None)
 
     def _numbers(self) -> list[float | int]:
-        # By exact types, for True is an int to isinstance, and is no number here.
+        # By exact type: True is an int to isinstance.
         return [value for value in self.values if type(value) in (int, float) and not math.isnan(value)]
 
 
@@ -100,18 +100,18 @@ def read(
     rank: int | Collection[int] | None = None,
     attempt: int | Collection[int] | None = None,
 ) -> dict[str, MetricSeries]:
-    """Metric name -> series, of the metric logs in `directory`, in order of first appearance.
+    """Return the series of each metric in `directory`, in order of first appearance.
 
-    name: this metric alone. rank: what this rank logged, or these. attempt: what this attempt logged, whole; of several
-    attempts, and of all by default, the series that one would have logged that was never interrupted. Where one name was
-    logged in different ways, the last way counts, as in `paceline.runs.metrics.read`.
+    name: only this metric. rank: only these ranks. attempt: all values of these attempts; by default, and for several, the series
+    of a run without interruption. If one name was logged in several ways, the last way counts, as in
+    `paceline.runs.metrics.read`.
     """
     found = placed_entries_by_name(directory, name=name, ranks=_several(rank), attempts=_several(attempt))
     return {metric: series_of(metric, entries) for metric, entries in found.items()}
 
 
 def series_of(name: str, entries: list[dict[str, Any]]) -> MetricSeries:
-    """The series of these lines of metric logs, each with its `rank` and `attempt`."""
+    """Return the series of these log lines, which have a `rank` and an `attempt`."""
     kinds = {entry.get("kind") for entry in entries}
     if not kinds <= {None, "list"}:
         kind = entries[-1].get("kind")
@@ -140,8 +140,9 @@ def _several(numbers: int | Collection[int] | None) -> Collection[int] | None:
 
 
 def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
-    """A figure with axes for each metric that has numbers, a curve for each rank and attempt; by step, or where values have none
-    by their number.
+    """Return a figure with axes for each numeric metric, and a curve for each rank and attempt.
+
+    The x axis is the step, or the value's index without steps.
 
     Raises:
         UserError: matplotlib is not installed, or there is nothing to draw.
@@ -155,13 +156,13 @@ def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
         raise UserError(f"{title} has no metric with numbers to draw.")
     columns = min(_COLUMNS, len(curves))
     rows = math.ceil(len(curves) / columns)
-    # Not by pyplot, which would keep the figure, and might choose a window to draw it in.
+    # pyplot would keep the figure, and might open a window.
     figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
     figure.suptitle(_no_math(title))
     for number, (name, drawn) in enumerate(curves.items()):
         axes = figure.add_subplot(rows, columns, number + 1)
         for label, (steps, values) in drawn.items():
-            # A single value is a point, which a line does not show.
+            # A line does not show a single value.
             axes.plot(steps, values, marker="o" if len(values) == 1 else None, label=label)
         axes.set_title(_no_math(name), fontsize="medium")
         axes.grid(alpha=0.3)
@@ -171,7 +172,7 @@ def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
 
 
 def _curves(one: MetricSeries) -> dict[str, tuple[list[float], list[float]]]:
-    """Label -> steps and numbers, of each rank and attempt that has any."""
+    """Return steps and numbers of each curve by its label."""
     found: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
     for step, value, rank, attempt in zip(one.steps, one.values, one.ranks, one.attempts, strict=True):
         if isinstance(value, (int, float)):
@@ -185,5 +186,5 @@ def _curves(one: MetricSeries) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def _no_math(text: str) -> str:
-    # Between two of them matplotlib reads mathematics.
+    # matplotlib parses text between two dollar signs as mathematics.
     return text.replace("$", r"\$")

@@ -1,9 +1,9 @@
 """The states of a run, those of the Azure Machine Learning SDK.
 
     NotStarted -> Queued -> Preparing -> Starting -> Running -> Finalizing -> Completed | Failed | Canceled
-                     └── CancelRequested: a reader's word for "cancel is asked for, the supervisor is at it" ──┘
 
-NotResponding is a reader's word too: a run on another machine whose supervisor has not been heard of.
+Readers report two more: CancelRequested until the supervisor acts on a request, and NotResponding for a run on another machine
+whose supervisor is silent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs on disk: make one, find one, write its record, and set right the record of one whose supervisor is gone.
+"""Runs on disk: create one, find one, write its record, and close abandoned ones.
 
-`run.json` has one writer at a time: the holder of the run's lock. Whoever reads a record that is not final asks
-whether the lock is held (`paceline.runs.read`); where it is not, nobody looks after the run, and the reader takes the lock,
-ends what is left of it and writes down that it failed and why. So a run whose supervisor is gone is never shown as Running,
-whether the supervisor was killed, the machine restarted or the submitting program died half-way.
+The holder of the run's lock is the only writer of `run.json`. A reader of a record that is not final checks whether the lock is
+held (`paceline.runs.read`). If it is free, the run is abandoned: the reader takes the lock, ends the processes that are left, and
+records the failure. So no abandoned run shows as Running, whether its supervisor was killed, the machine restarted or the
+submitting program died.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ from paceline.system.names import some
 
 _BALLAST_BYTES = 1 << 16
 
-#: Workspaces that came from elsewhere. This process shows what is in them, and starts, asks and writes nothing.
+#: Workspaces that another user or machine made. This process only shows them: it starts and writes nothing in them.
 only_shown: set[Path] = set()
 
 
 def create(
     runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None = None, checkpoints: Path | None = None
 ) -> int:
-    """Make the folder of a new run and write its first record; the open file that holds its lock.
+    """Create the folder of a new run, write its first record, and return the fd that holds its lock.
 
-    secrets: the values of its job's secrets. checkpoints: a folder whose copy the run finds as its own checkpoints.
-    The folder appears under its own name only once it is complete, so no reader meets half a run.
+    Readers never meet half a run: the folder gets its own name once it is complete.
+
+    secrets: Values of the job's secrets by variable.
+    checkpoints: Folder that is copied into the run as its own checkpoints.
 
     Raises:
-        WorkspaceError: the workspace can't be written to, or its disk is full; the checkpoints can't be copied.
+        WorkspaceError: The workspace cannot be written to, its disk is full, or the checkpoints cannot be copied.
     """
     folder = RunFolder(runs_dir / check_run_id(record.run_id))
-    # Lists pass over a name that begins with a dot, and `removal.sweep` finds it if this process is killed here.
+    # Lists skip names that begin with a dot, and `removal.sweep` removes this folder if the process is killed here.
     hidden = RunFolder(runs_dir / f".new-{record.run_id}")
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
         hidden.path.mkdir()
         fd = -1
         try:
-            # The lock is taken while the folder is hidden: under its own name there is no moment at which nobody looks after
-            # the run.
+            # Take the lock while the folder is hidden: under its own name the run never looks abandoned.
             fd = _fill(hidden, record, secrets or {}, checkpoints)
-            # It fails where there is a folder with something in it: of two runs of one id the second stops here at the latest.
+            # Renaming onto a folder with content fails, so the second of two runs with one id stops here.
             os.rename(hidden.path, folder.path)
         except BaseException:
             if fd >= 0:
@@ -84,13 +85,13 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
             raise WorkspaceError(
                 f"the checkpoints in {str(checkpoints)!r} can't be copied: {error}. See that they are there, and free some space."
             ) from error
-    # Space for the last records, taken while there is some.
+    # Reserve space for the last records.
     folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
     if secrets:
         write_json(folder.secrets, dict(secrets), mode=PRIVATE)
     _write(folder, record)
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
-    # Trials, steps and other children are known by their parent and their number.
+    # Children are identified by their parent's id and their number.
     if record.parent_run_id is None:
         name = take_name(folder.path.parents[1], record.experiment, record.run_id)
         append_line(folder.notes, {"drawn_name": name})
@@ -100,19 +101,18 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
 
 
 def owner() -> dict[str, Any]:
-    """The owner of a run, for its record: this process."""
+    """Return this process as the owner of a run."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
 
 
 def write(folder: RunFolder, record: RunRecord) -> None:
-    """Replace the record. For the holder of the lock alone.
+    """Replace the record; only the holder of the lock may do so.
 
-    On a full disk the ballast makes room for the last records: by then no worker is left that could fill it again.
-    A state on the way there is not worth the run: readers keep seeing the one before.
+    On a full disk the ballast frees space for the last records: no worker is left by then that could fill it again. An earlier
+    state is dropped instead, and readers keep seeing the previous one.
     """
     try:
-        # Only the end has to survive a power cut. After one before the end no worker is left, and readers see that nobody looks
-        # after the run.
+        # Only the final record must survive a power cut. Readers detect a run that lost an earlier one as abandoned.
         _write(folder, record, sync=record.is_terminal)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -130,9 +130,9 @@ def _write(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
 
 
 def record_mode(record: Mapping[str, Any]) -> int:
-    """The mode of a record's file: what a job's recorded variables hold is for its user alone.
+    """Return the file mode of a record: private if its job has environment variables or secrets.
 
-    Only its owner may write to it: by its owner it is known who wrote it (`is_mine`).
+    Only the owner can write to it, so the file's owner tells who wrote it (`is_mine`).
     """
     jobs = [record.get("job"), *(step["job"] for step in (record.get("pipeline") or {}).get("steps") or ())]
     secret = any(job and (job.get("environment_variables") or job.get("secrets")) for job in jobs)
@@ -140,10 +140,10 @@ def record_mode(record: Mapping[str, Any]) -> int:
 
 
 def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) -> RunRecord:
-    """The record in its next state, written, with the change noted in `events.jsonl`.
+    """Write the record with its next state, note the change in `events.jsonl`, and return it.
 
     Raises:
-        RunStateError: the run has ended already.
+        RunStateError: The run has already ended.
     """
     if record.is_terminal:
         raise RunStateError(f"run {record.run_id} is {record.status}; it can't become {status}.")
@@ -154,10 +154,10 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
     if record.failure is not None:
         event["message"] = record.failure.message
     with contextlib.suppress(OSError):
-        # The state counts, not the note of it: a full disk must not keep the record from being written.
+        # The record counts more than this note: on a full disk, go on without it.
         append_line(folder.events, event)
     if record.is_terminal:
-        # First: were this process killed in between, whoever sets the run right would come here again.
+        # Before the record: if this process is killed in between, `set_right` comes here again.
         folder.secrets.unlink(missing_ok=True)
     write(folder, record)
     if record.is_terminal:
@@ -167,7 +167,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
 
 
 def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
-    """What the record of a run says whose end was asked for by `Run.fail`; None where it was asked for by a cancel, or not."""
+    """Return the record's changes for a run that `Run.fail` asked to end, or None."""
     request = read_json(folder.cancel_request) or {}
     if request.get("fail") is None:
         return None
@@ -177,13 +177,12 @@ def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
 def find(runs_dir: Path, run_id: str) -> RunFolder:
     """Return the folder of a run.
 
-    Args:
-        run_id: The run's id, or the beginning of it that no other run has, or its name. A sweep's trials, whose ids begin with
-            its own, do not count beside it.
+    run_id: The run's id, a unique prefix of it, or the run's name. A sweep's id takes precedence over those of its trials,
+        which begin with it.
 
     Raises:
-        FileNameError: `run_id` has not the form of an id, and no run has this name.
-        RunNotFoundError: There is no such run, or there are several.
+        FileNameError: `run_id` is neither a valid id nor the name of a run.
+        RunNotFoundError: No run matches, or several do.
     """
     try:
         folder = RunFolder(runs_dir / check_run_id(run_id))
@@ -191,7 +190,7 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
         if found := _named(runs_dir, run_id):
             return found
         raise
-    # A whole id is found without a look at all the others.
+    # A complete id needs no listing.
     if folder.record.exists():
         return folder
     matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
@@ -207,10 +206,10 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
 
 
 def _named(runs_dir: Path, name: object) -> RunFolder | None:
-    """Return the one run of this name; None where there is none.
+    """Return the only run of this name, or None.
 
     Raises:
-        RunNotFoundError: Several have it.
+        RunNotFoundError: Several runs have this name.
     """
     folders = (RunFolder(runs_dir / run_id) for run_id in ids(runs_dir))
     found = [folder for folder in folders if tags_and_properties.read(folder.notes).name == name]
@@ -221,9 +220,9 @@ def _named(runs_dir: Path, name: object) -> RunFolder | None:
 
 
 def ids(runs_dir: Path) -> list[str]:
-    """The ids of all runs, newest first."""
+    """Return the ids of all runs, newest first."""
     try:
-        # With a dot in front are folders that are being made or removed.
+        # Folders that are being created or removed begin with a dot.
         names = [name for name in os.listdir(runs_dir) if not name.startswith(".")]
     except FileNotFoundError:
         return []
@@ -231,7 +230,7 @@ def ids(runs_dir: Path) -> list[str]:
 
 
 def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """A live run's record as readers see it: CancelRequested once that is asked for."""
+    """Return a live run's record as readers see it: CancelRequested after a request to cancel."""
     if not record.is_terminal and record.status != states.FINALIZING and folder.cancel_request.exists():
         return dataclasses.replace(record, status=states.CANCEL_REQUESTED)
     return record
@@ -243,10 +242,10 @@ def from_elsewhere(workspace_dir: Path) -> str:
 
 
 def deserted_report(record: RunRecord) -> FailureReport:
-    """The report on why a run that nobody looks after has failed."""
+    """Return the failure report of an abandoned run."""
     if record.kind == "interactive":
         cause, message = "not_completed", CAUSES["not_completed"]
-    # Another machine's boot id is another one anyway; on this one it tells of a restart.
+    # Boot ids differ between machines, so compare them on this machine only: there they reveal a restart.
     elif record.owner.get("boot_id") not in ("", None, processes.boot_id()) and was_here(record):
         cause, message = "reboot", f"the machine was restarted while the run was {record.status}"
     elif record.status == states.NOT_STARTED:
@@ -269,25 +268,25 @@ def deserted_report(record: RunRecord) -> FailureReport:
 
 
 def mark_closing(folder: RunFolder) -> None:
-    """Let readers know, while the rest is being ended, that the run is no longer looked after."""
+    """Tell readers that the run is over while the remaining processes are being ended."""
     with contextlib.suppress(OSError):
         folder.closing.touch()
 
 
 def deserted(record: RunRecord) -> RunRecord:
-    """The record that a run that nobody looks after will have, for those who read it before that is written."""
+    """Return the record that an abandoned run will get, for readers before it is written."""
     return dataclasses.replace(
         record, status=states.FAILED, **failure_changes(record, deserted_report(record), utc_now())
     )
 
 
 def failure_changes(record: RunRecord, report: FailureReport, ended_utc: str) -> dict[str, Any]:
-    """What the record of a run that has failed so is to say, beside its state."""
+    """Return the changes of a record for a failed run, apart from its status."""
     return {**end_changes(record, report.cause, ended_utc), "failure": report, "exit_code": report.exit_code}
 
 
 def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, Any]:
-    """What the record of a run is to say of its end, and of the end of an attempt that was under way."""
+    """Return the changes of a record for the end of a run and of its open attempt."""
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:
         attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=ended_utc, cause=cause))
@@ -297,38 +296,38 @@ def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, Any]
 def close_deserted(
     folder: RunFolder, record: RunRecord, report: FailureReport, ended_utc: str | None = None
 ) -> RunRecord:
-    """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock. ended_utc: now."""
+    """Write the end of an abandoned run and remove its temporary files; the caller holds the lock."""
     remove_scratch(folder, record)
     for path in folder.passing():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     changes = failure_changes(record, report, ended_utc or utc_now())
     record = change(folder, record, states.FAILED, **changes, scratch_dir=None)
-    # Last: as long as it is there, readers say what the record will say.
+    # Last: while this file exists, readers report what the record will say.
     folder.closing.unlink(missing_ok=True)
     return record
 
 
 def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
-    """Remove the run's scratch folder, if it is one that Paceline makes for this run, and this user's.
+    """Remove the run's scratch folder, if Paceline made it for this run and this user owns it.
 
-    The record names it, and others may have written the record: any other path stays as it is.
+    The record names the folder, and another user may have written the record: any other path stays.
     """
     path = Path(record.scratch_dir or "")
     if path.name != folder.scratch.name:
         return
     with contextlib.suppress(OSError):
         found = os.lstat(path)
-        # As /tmp and /dev/shm are: what lies there is temporary. Another process may have had another TMPDIR.
+        # A folder like /tmp or /dev/shm: its content is temporary. Another process may have had another TMPDIR.
         is_temporary = path.parent == folder.scratch.parent or os.lstat(path.parent).st_mode & stat.S_ISVTX
         if is_temporary and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def set_right(folder: RunFolder) -> RunRecord:
-    """End what is left of a run that nobody looks after any more, and write down that it failed; its record then."""
+    """End the remaining processes of an abandoned run, record its failure, and return the record."""
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
-        # Another reader is at it, or the folder is not ours to write: say what is true all the same.
+        # Another reader is closing the run, or this user cannot write to the folder: report what is true.
         record = stored(folder)
         if record.is_terminal:
             return record
@@ -337,15 +336,13 @@ def set_right(folder: RunFolder) -> RunRecord:
         record = stored(folder)
         if record.is_terminal:
             return record
-        # Read again under the lock, for another reader or the owner itself may have written the end since. Who holds the lock
-        # now is the record's one writer.
+        # Read again under the lock: another reader or the owner may have written the end meanwhile.
         report = deserted_report(record)
         mark_closing(folder)
         if record.kind == "script":
-            # Before the end is written: of a run that has ended nothing may go on. By their environment, for the supervisor
-            # whose descendants they were is gone.
+            # Before the record: an ended run must have no processes. Find them by environment, as their supervisor is gone.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
-            processes.kill_writers(str(folder.path / "attempts"))  # what has dropped its environment, too
+            processes.kill_writers(str(folder.path / "attempts"))  # also processes that dropped their environment
             remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
     finally:
@@ -356,7 +353,7 @@ def check_own(folder: RunFolder, verb: str) -> None:
     """Refuse a run that this user may not change.
 
     Raises:
-        RunStateError: Its folder can't be written to; with whom to ask.
+        RunStateError: The run's folder cannot be written to; the message names its owner.
     """
     if folder.path.is_dir() and not os.access(folder.path, os.W_OK):
         raise RunStateError(
@@ -366,7 +363,7 @@ def check_own(folder: RunFolder, verb: str) -> None:
 
 
 def stored(folder: RunFolder) -> RunRecord:
-    """The record as it is written, whoever looks after the run or does not: for its owner."""
+    """Return the record as it was written, without checking for an owner."""
     data = read_json(folder.record)
     if not isinstance(data, dict):
         raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")
@@ -379,9 +376,9 @@ def stored(folder: RunFolder) -> RunRecord:
 
 
 def is_mine(path: Path) -> bool:
-    """Return whether this user or root has written a file that only its owner writes to (`OWNED`).
+    """Return whether this user or root wrote a file that only its owner may write (`OWNED`).
 
-    In a workspace of a group each member can put another file in its place, which is the member's then.
+    In a group's workspace each member can replace the file, which then belongs to that member.
     """
     try:
         return os.lstat(path).st_uid in (os.geteuid(), 0)
@@ -390,14 +387,14 @@ def is_mine(path: Path) -> bool:
 
 
 def was_here(record: RunRecord) -> bool:
-    """True if the run's owner was a process of this machine."""
+    """Return whether the run's owner was a process of this machine."""
     return record.owner.get("host") == socket.gethostname()
 
 
 def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) -> None:
-    """End what this machine's engine still has of the run; nothing for a run without an image. Never raises.
+    """Remove the run's containers from this machine's engine, if its job has an image. Never raises.
 
-    all_ended: no client was killed, so that none has left a container in the making.
+    all_ended: Whether all clients ended by themselves, so that no container is still being created.
     """
     if job is None or job.environment.docker_image is None:
         return
@@ -406,4 +403,4 @@ def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) 
     try:
         remove(find_engine(to_start=False), run_id, settle_s=0.0 if all_ended else SETTLE_S)
     except (LauncherError, EngineError):
-        return  # whoever took the engine away took its containers with it; one that is stuck ends none
+        return  # without its engine a run has no containers, and an engine that hangs ends none

@@ -1,6 +1,6 @@
-"""Tags, properties, display name and description: what people add to a run while others write its record.
+"""Tags, properties, display name and description, which any process may add to a run.
 
-They lie in a file of their own, to which everybody may append a line; the last line for a key counts.
+They have their own file, to which everybody may append lines; the last line of a key counts.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from paceline.errors import RunStateError, UserError
 from paceline.system import locks
 from paceline.system.files import append_line, json_lines
 
-#: Properties are written in moments.
+#: Writing properties is a matter of milliseconds.
 _PATIENCE_S = 30.0
 
 
 @dataclass
 class Notes:
-    """The content of a notes file: what its lines come to.
+    """The content of a notes file.
 
-    drawn_name: the readable name that the run began with (`paceline.runs.ids`). display_name: what people, or a tracker of
-    the script's, called it since.
+    drawn_name: the run's first readable name (`paceline.runs.ids`). display_name: the name that users or the script's tracker set
+    later.
     """
 
     tags: dict[str, str | None] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Notes:
 
     @property
     def name(self) -> str | None:
-        """The name by which lists show the run; None of a run below another, and of one of an older version."""
+        """The name that lists show; None for a child run, or one of an older version."""
         return self.display_name or self.drawn_name
 
 
@@ -58,7 +58,7 @@ def read(path: Path) -> Notes:
 
 
 def set_tags(path: Path, tags: Mapping[str, object]) -> None:
-    """Set tags; a value becomes a string, None stays None (a bare tag)."""
+    """Set tags; values become strings, None stays None (a bare tag)."""
     for key, value in tags.items():
         _check_key("tag", key)
         append_line(path, {"tag": key, "value": None if value is None else str(value)})
@@ -70,16 +70,16 @@ def remove_tags(path: Path, keys: list[str]) -> None:
 
 
 def add_properties(path: Path, properties: Mapping[str, object]) -> None:
-    """Add properties, which can't be changed afterwards.
+    """Add properties, which never change.
 
     Raises:
-        RunStateError: one of them is there already; none is added then.
+        RunStateError: One of them exists; none is added then.
     """
     for key in properties:
         _check_key("property", key)
-    # Not the notes themselves: who may read those could keep this waiting.
+    # A separate lock file: readers of the notes could hold a lock on them.
     with locks.locked(path.with_name("notes.lock"), patience_s=_PATIENCE_S):
-        # Under the lock, for two programs may add the same property at once; a tag needs none, as its last line counts.
+        # Check under the lock: two programs may add the same property at once. Tags need no lock, as their last line counts.
         there = read(path).properties
         if again := sorted(set(there) & set(properties)):
             raise RunStateError(

@@ -1,10 +1,10 @@
-r"""Other people's text on a terminal: a script's lines, tags, names, messages of errors and of other machines.
+r"""Escaping of untrusted text for a terminal: a script's lines, tags, names and error messages.
 
-Such text may hold control characters. A terminal obeys them: it clears the screen, sets its title, writes to the clipboard,
-turns a line around. So they are shown instead (`\x1b`), or left out where they only move the cursor.
+Terminals execute control characters: they clear the screen, set the title, write to the clipboard or reverse a line. So such
+characters are escaped (`\x1b`), or dropped if they only move the cursor.
 
-The sequences are those of ECMA-48, and xterm's (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html). What turns
-text around is Unicode's bidirectional formatting ("Trojan Source", Boucher and Anderson, 2021).
+The sequences are those of ECMA-48 and xterm (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html). Unicode's bidirectional
+formatting reverses text ("Trojan Source", Boucher and Anderson, 2021).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CONTROL = re.compile(
 )
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _COLOUR = r"\x1b\[[0-9;:]*m"
-#: Whole sequences: of the cursor and of colours (CSI), of titles, links and the clipboard (OSC and its kin), and short ones.
+#: Complete sequences: cursor and colours (CSI), titles, links and clipboard (OSC and similar), and short ones.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
@@ -25,13 +25,16 @@ _SEQUENCE = re.compile(
 )
 _COLOURS = re.compile(_COLOUR)
 _RESET = "\x1b[0m"
-#: Of colours that a writer leaves set, so many characters are kept.
+#: Maximum length of the colours that carry over to a writer's next line.
 _LONGEST_COLOURS = 256
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""`text` with every control character as its escape, such as `\\x1b` or `\\n`. lines: ends of lines and tabs stay."""
-    # Nearly every line ends here, and this is far quicker than a search.
+    r"""Return `text` with control characters escaped, such as `\\x1b` or `\\n`.
+
+    lines: keep newlines and tabs.
+    """
+    # The fast path for nearly all lines.
     if text.isprintable():
         return text
     if lines:
@@ -40,38 +43,36 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def visible_line(text: str) -> str:
-    """A line of a log for a terminal: its colours stay, what moves the cursor or sets a title is left out, and any other
-    control character but the tab is shown.
-    """
+    """Return a log line for a terminal: keep colours and tabs, drop cursor movements, escape the rest."""
     if text.isprintable():
         return text
     text = _SEQUENCE.sub(_colour_or_nothing, text.replace("\b", ""))
     parts = _COLOURS.split(text)
-    # One part more than there are colours, so the last is followed by none.
+    # There is one part more than colours, so the last is followed by an empty one.
     colours = [*_COLOURS.findall(text), ""]
     return "".join(_CONTROL.sub(_escape_in_line, part) + colour for part, colour in zip(parts, colours, strict=True))
 
 
 class TerminalLines:
-    """Lines of several writers on one terminal: the colours that one of them leaves set go on in its own next line alone."""
+    """Lines of several writers on one terminal, each with its own colours."""
 
     def __init__(self) -> None:
         self._set: dict[Hashable, str] = {}
 
     def line(self, writer: Hashable, text: str) -> str:
-        """`text` as `visible_line` has it, begun in the writer's colours and ended in the terminal's."""
+        """Return `text` as `visible_line` does, starting in the writer's colours and ending in the terminal's."""
         before = self._set.get(writer, "")
         if not before and text.isprintable():
             return text
         text = visible_line(text)
         after = before
         for code in _COLOURS.findall(text):
-            # `\x1b[1;31m` has the fields 1 and 31; an empty field stands for 0, which sets everything back.
+            # `\x1b[1;31m` has the fields 1 and 31; an empty field means 0, which resets everything.
             fields = code[2:-1].split(";")
             if fields[-1] in ("", "0"):
                 after = ""
             else:
-                # 38;2;R;G;B may hold a 0 that resets nothing; one in front always does.
+                # 38;2;R;G;B may contain a 0 that resets nothing; a leading 0 always resets.
                 keeps = fields[0] not in ("", "0") and len(after) < _LONGEST_COLOURS
                 after = after + code if keeps else code
         self._set[writer] = after
@@ -83,7 +84,7 @@ def _escape(found: re.Match[str]) -> str:
     if character in _SHORT:
         return _SHORT[character]
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as Python keeps it in file names
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as in Python's file names
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 

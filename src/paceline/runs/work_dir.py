@@ -1,19 +1,20 @@
-"""The workers' working directory: a private copy of the snapshot, in which `outputs` is the run's.
+"""The workers' working directory: a private copy of the snapshot, with the run's `outputs`.
 
-A job with a `working_directory` has its copy among links, so that `..` and all that was not copied are where the user has them:
+The copy of a job with a `working_directory` is surrounded by links, so that `..` and files that were not copied have their usual
+paths:
 
     work/                          /
     work/home/ann/data             -> /home/ann/data
     work/home/ann/project/         the copy; the workers run here or in a folder of it
     work/home/ann/project/data     -> /home/ann/project/data, which .gitignore names
-                                   (on machines that do not see it a copy of what was sent)
-    work/home/ann/project/outputs  a folder, whose files go to the run's outputs in the end
+                                   (elsewhere a copy of the files that were sent)
+    work/home/ann/project/outputs  a folder, whose files move to the run's outputs at the end
 
-So a path in `work` is the user's own path behind `work`. On machines that do not see the user's folders the copy is `work`
-itself. So it is for a job without a working directory, whose `outputs` is a link.
+So a path below `work` is the user's own path. Without a working directory, or on machines without the user's folders, `work`
+itself is the copy, and its `outputs` is a link.
 
-At the end, what the script left there stays, and what came from the snapshot unchanged goes: nothing is lost, and a
-thousand runs of one source do not fill the disk with it.
+At the end, unchanged files of the snapshot are removed and all others stay, so that a thousand runs of one source do not fill the
+disk.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from paceline.runs.folder import RunFolder
 from paceline.system import linked, links
 from paceline.system.files import copy_file, copy_tree, read_json, write_json
 
-#: The workspace's own, and what interpreters leave.
+#: The workspace's own folders, and files of interpreters.
 NEVER_LINKED = frozenset({".paceline", "__pycache__"})
-#: So many names of a folder above the source are linked at most.
+#: Maximum number of links in a folder above the source.
 _NAMES = 4096
-#: Where files of the script's end up that it wrote outside the copy.
+#: Final place of files that the script wrote outside the copy.
 ABOVE = "above"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the copy of a run's source lies below `work`, and what it is a copy of.
+    """The position of the source's copy below `work`, and its original.
 
-    copy: relative to `work`; "" where it is `work` itself. directory: likewise, where the workers run. source: the user's folder.
-    has_outputs: `outputs` there is a folder, for `..` in it, and no link.
+    copy: relative to `work`, "" for `work` itself. directory: likewise, where the workers run. source: the user's folder.
+    has_outputs: whether `outputs` there is a folder instead of a link, for scripts that use `..` in it.
     """
 
     copy: str
@@ -60,12 +61,12 @@ class Place:
         return os.path.join(self.directory, "outputs")
 
     def original(self, path: str) -> str:
-        """Return the user's own path of a path below `work`."""
+        """Return the user's own path for a path below `work`."""
         return os.path.join("/", path) if self.copy else os.path.join(self.source, path)
 
 
 def place(record: Any, *, is_shared: bool = True) -> Place:
-    """Return the place of a run's copy, by its record in JSON. is_shared: on a machine that has the user's own folders."""
+    """Return the place of a run's copy. is_shared: whether this machine has the user's folders."""
     told = record if isinstance(record, dict) else {}
     source, within = str(told.get("source_directory") or "."), (told.get("job") or {}).get("working_directory")
     if within is None:
@@ -77,17 +78,17 @@ def place(record: Any, *, is_shared: bool = True) -> Place:
 
 
 def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path | None] | None = None) -> Path:
-    """Copy the run's snapshot to its working directory, and put the job's own files into it; modes, times and links are kept.
+    """Copy the snapshot to the working directory, and add the job's own files. Keep modes, times and links.
 
-    is_shared: as for `place`. Elsewhere nothing of the user's can be linked.
-    sent: where on this machine lies what was not copied and was sent, by its path relative to the source; None: an empty folder.
+    is_shared: as for `place`; without the user's folders nothing can be linked. sent: local paths of files that were sent instead
+    of copied, by their paths relative to the source; None for an empty folder.
 
     Raises:
-        OSError: no space, or the snapshot is gone.
+        OSError: The disk is full, or the snapshot is gone.
     """
     source, target = folder.snapshot.resolve(strict=True), folder.work
     beside = target.with_name(f".{target.name}")
-    # Both may be left by a supervisor that was killed here, and which its engine starts again.
+    # A supervisor that was killed here, and restarted by its engine, may have left both.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
     record = read_json(folder.record)
@@ -97,7 +98,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     _copy(str(source), str(copy))
     for path, text in _files(record).items():
         given = _inside(copy, path)
-        # In place of what the source has there, and never through a link of the source's.
+        # Replace the source's file, and never write through a link of the source.
         given.unlink(missing_ok=True)
         given.write_text(text)
     for path, original in (sent or {}).items():
@@ -109,13 +110,13 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     if at.has_outputs:
         (beside / at.outputs).mkdir(parents=True, exist_ok=True)
     else:
-        # Relative, so that it holds wherever the run's folder is seen from, in a container too.
+        # Relative, so that it works from every mount of the run's folder, also in a container.
         up = os.path.relpath(".", at.directory or ".")
         (beside / at.outputs).symlink_to(os.path.normpath(os.path.join(up, "..", folder.outputs.name)))
-    # Whole or not at all: a run that its engine starts again goes on with what it finds.
+    # Whole or not at all: a restarted run continues with the existing copy.
     os.rename(beside, target)
     if at.has_outputs and not folder.outputs.is_symlink():
-        # A real folder where the script has it, for `..` in it; the run's own name leads there until `rescue_outputs`.
+        # A real folder for scripts that use `..` in it; the run's own name links to it until `rescue_outputs`.
         for one in folder.outputs.iterdir() if folder.outputs.is_dir() else ():
             os.rename(one, target / at.outputs / one.name)
         with contextlib.suppress(FileNotFoundError):
@@ -125,7 +126,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
 
 
 def _inside(copy: Path, path: str) -> Path:
-    """Return the place of a path of the source in its copy; the folders above it are made."""
+    """Return the path of a source file in its copy, and create the folders above it."""
     found = copy / path
     found.parent.mkdir(parents=True, exist_ok=True)
     if not found.parent.resolve().is_relative_to(copy.resolve()):
@@ -134,7 +135,7 @@ def _inside(copy: Path, path: str) -> Path:
 
 
 def _bring(original: Path | None, target: Path) -> None:
-    """Copy what was sent, which runs share, so that the script may write there."""
+    """Copy a file that was sent, because runs share the original and the script may write to it."""
     if os.path.lexists(target):
         return
     if original is None:
@@ -148,7 +149,7 @@ def _bring(original: Path | None, target: Path) -> None:
 
 
 def _link(folder: RunFolder, top: Path, at: Place) -> None:
-    """Link to what was not copied, and to what is beside the folders above the copy and those above the working directory."""
+    """Link to files that were not copied, and to the siblings of all folders above the copy."""
     for one in linked.read(folder.linked):
         path, original = top / at.copy / one.path, os.path.join(at.source, one.path)
         if one.is_linked and os.path.lexists(original) and not os.path.lexists(path):
@@ -167,10 +168,10 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
 
 
 def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
-    """Link in `top/name` to the names of `/name`. results: not these, which are of earlier runs; `outputs` is the run's own."""
+    """Link names of `/name` in `top/name`. results: names of earlier runs' results, which are skipped."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
-        # By the open folder: links take a third less time than by their whole paths.
+        # Relative to the open folder, links take a third less time.
         target = os.open(top / name, os.O_DIRECTORY)
         try:
             for one in names:
@@ -188,16 +189,17 @@ def _above(name: str) -> list[str]:
 
 
 def _found(folder: RunFolder, record: Any) -> Place:
-    """Return the place of the copy as it lies in `work` now: it is `work` itself on other machines, and after `clean`."""
+    """Return the current place of the copy: `work` itself on other machines, and after `clean`."""
     at = place(record)
-    # All of the path: a folder of the script's own may be called `home`.
+    # Check the whole path: the script's own folder may be called `home`.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()
     return at if is_among_links else place(record, is_shared=False)
 
 
 def clean(folder: RunFolder) -> None:
-    """Remove from the working directory what is as it was in the snapshot or in the job, and the links that `make` made; the
-    directory too, if nothing else is there. What is left of a copy among links becomes the directory itself.
+    """Remove unchanged files of the snapshot or the job, links that `make` made, and empty folders.
+
+    The rest of a copy among links becomes the working directory itself.
     """
     work = folder.work
     if not work.is_dir() or work.is_symlink():
@@ -214,11 +216,11 @@ def clean(folder: RunFolder) -> None:
                 (copy / path).unlink()
         source = folder.snapshot.resolve(strict=True)
         sent = {copy / path: original for path, original in (read_json(folder.sent) or {}).items()}
-        # From below: a folder can go only after what is in it. Links to folders are among the folders, and never followed.
+        # Bottom-up, because only empty folders can be removed. Links to folders are listed as folders, and never followed.
         for directory, folders, files in os.walk(work, topdown=False):
             inside = os.path.relpath(directory, work)
             original = source / os.path.relpath(directory, copy)
-            # __pycache__ is the interpreter's, written beside the sources while the script ran; nobody looks for results there.
+            # Interpreters write __pycache__ beside the sources; it holds no results.
             is_cache = "__pycache__" in Path(inside).parts
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
                 path = os.path.join(directory, name)
@@ -236,7 +238,7 @@ def clean(folder: RunFolder) -> None:
 
 
 def _flatten(folder: RunFolder, at: Place) -> None:
-    """Let `work` be what is left of the copy; what is left beside it goes below `ABOVE` there."""
+    """Move the rest of the copy to `work`, and files beside it below `ABOVE`."""
     if not at.copy or not folder.work.is_dir():
         return
     beside = folder.work.with_name(f".{ABOVE}")
@@ -252,9 +254,9 @@ def _flatten(folder: RunFolder, at: Place) -> None:
 
 
 def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
-    """Yield the name ("work/out/model.pt") and the path of each file that the script has left beside itself.
+    """Yield the name ("work/out/model.pt") and path of each file that the script left in `work`.
 
-    None while the run goes on: then the source is there too.
+    Yield nothing during the run, when the source is there too.
     """
     record = read_json(folder.record)
     if isinstance(record, dict) and record.get("status") in states.TERMINAL:
@@ -264,12 +266,12 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 
 
 def rescue_outputs(folder: RunFolder) -> None:
-    """Make `outputs` the run's own folder again. Move the files there of a script that has put a folder in the place of the link.
+    """Restore `outputs` as the run's own folder, and move in files of a folder that replaced the link.
 
-    No link leads them elsewhere: a script in a container may not write where the supervisor may.
+    Never follow links: a script in a container may not write where the supervisor may.
 
     Raises:
-        OSError: no space, or no right to.
+        OSError: The disk is full, or access is denied.
     """
     outputs, top = folder.work / _found(folder, read_json(folder.record)).outputs, os.path.realpath(folder.path)
     # A link on the way, such as the one to the run's outputs, would lead elsewhere.
@@ -287,14 +289,14 @@ def rescue_outputs(folder: RunFolder) -> None:
         for name in (*files, *linked_folders):
             target = folder.outputs / os.path.relpath(directory, outputs) / name
             place = os.path.relpath(os.path.realpath(target.parent), top)
-            # Asked for the real place, because a link in the run's outputs may lead out of them.
+            # Use the real path, because a link in the run's outputs may lead out of them.
             if not os.path.lexists(target) and place.split(os.sep)[0] in links.KEPT:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(os.path.join(directory, name), target)
 
 
 def _keep_links(outputs: Path, target: Path) -> None:
-    """Let relative links that lead out of `outputs` lead to the same files once it has moved to `target`."""
+    """Adjust relative links that lead out of `outputs` before it moves to `target`."""
     for directory, folders, files in os.walk(outputs):
         for path in (os.path.join(directory, name) for name in (*folders, *files)):
             if not os.path.islink(path) or os.path.isabs(link := os.readlink(path)):
@@ -307,7 +309,7 @@ def _keep_links(outputs: Path, target: Path) -> None:
 
 
 def _files(record: Any) -> dict[str, str]:
-    """The job's own files, by their paths. Of the run's record in JSON: a node has a copy of it."""
+    """Return the job's own files by path, from the record's JSON: a node has a copy of it."""
     return ((record.get("job") or {}).get("files") or {}) if isinstance(record, dict) else {}
 
 
@@ -335,7 +337,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _original(path: Path, sent: Mapping[Path, str]) -> Path | None:
-    """Return what a file in the working directory was copied from, if it was sent."""
+    """Return the original of a sent file in the working directory, or None."""
     for above in (path, *path.parents):
         if above in sent:
             return Path(sent[above]) / path.relative_to(above)
@@ -356,5 +358,5 @@ def _same(path: str, original: Path) -> bool:
         return False
     if stat.S_ISLNK(mine.st_mode):
         return stat.S_ISLNK(theirs.st_mode) and os.readlink(path) == os.readlink(original)
-    # Times were kept when the copy was made, so an equal time means that nobody has written since.
+    # Copies keep their times, so an equal time means an unchanged file.
     return (mine.st_size, mine.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
