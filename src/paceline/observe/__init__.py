@@ -1,1 +1,1 @@
-"""What a run's workers do: stacks, who waits for whom, stragglers, profiles, load; `node` holds what runs on each node."""
+"""Observation of a run's workers: stacks, wait graph, stragglers, profiles and load; `node` runs on each node."""

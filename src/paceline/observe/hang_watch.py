@@ -1,9 +1,9 @@
-"""Notices that a run hangs: nothing comes of it for `hang_seconds`, and no worker gets on.
+"""Detection of hangs: no output for `hang_seconds`, and no worker makes progress.
 
-output or a metric comes  ->  nothing is looked at
-silence for hang_seconds  ->  three looks at all workers, some seconds apart (`diagnosis.standstill`)
-    a worker gets on      ->  the same again after a while; a note of an earlier hang is taken back
-    none does             ->  the report is written, the record says since when, `on_hang` says what follows
+output or a metric arrives  ->  the workers are not examined
+silence for hang_seconds    ->  three stack dumps of all workers, some seconds apart (`wait_graph.gets_on`)
+    a worker progresses     ->  try again after a while; withdraw an earlier hang
+    no worker progresses    ->  write the report, note the time in the record, and follow `on_hang`
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from paceline.system.files import write_json, write_whole
 if TYPE_CHECKING:
     from paceline.observe.stacks import RunStacks
 
-#: Between two looks that are compared, in seconds: a part of the limit, in these bounds.
+#: Seconds between two dumps that are compared: a part of the limit, within these bounds.
 _SHORTEST_S, _LONGEST_S = 1.0, 10.0
-#: How often sizes of logs and metrics are looked at, at most.
+#: Minimum seconds between two looks at the sizes of logs and metrics.
 _SIZES_S = 5.0
 _SHOWN = 3
 
 
 class HangWatch:
-    """Watches one attempt. note: called with what the record is to say, None where it does not hang (any more)."""
+    """A hang detector for one attempt. note: called with the record's entry, or None without a hang."""
 
     def __init__(
         self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Mapping[str, Any] | None], None]
@@ -48,13 +48,13 @@ class HangWatch:
         self._is_looking = False
         self._first: dict[str, Any] | None = None
         self._hangs = False
-        #: How many pairs of looks have shown no progress.
+        #: Pairs of dumps without progress.
         self._still = 0
-        #: Why the attempt is to end, where the job asks for that.
+        #: Why the attempt must end, if the job asks for that.
         self.failure: FailureReport | None = None
 
     def look(self) -> None:
-        """Look whether anything has come, and where nothing has for long, at the workers."""
+        """Check for new output; after a long silence, examine the workers."""
         now = time.monotonic()
         if not self._limit_s or now < self._next_sizes:
             return
@@ -70,7 +70,7 @@ class HangWatch:
         self._looks.begin(self._take)
 
     def _take(self, told: dict[str, Any]) -> None:
-        """Take in a look: the first one waits for the second."""
+        """Compare this dump with the one before."""
         now = time.monotonic()
         self._is_looking = False
         if now - self._last_s < self._limit_s:
@@ -78,7 +78,7 @@ class HangWatch:
         if self._first is None:
             self._first, self._next_look = told, now + self._pause_s
             return
-        # Not above: few runs are ever silent for so long, and each would load it at its start.
+        # Loaded late: few runs are silent for so long.
         from paceline.observe.stacks import RunStacks
         from paceline.observe.wait_graph import gets_on
 
@@ -88,7 +88,7 @@ class HangWatch:
             self._still = 0
             self._get_on(why)
         elif not self._hangs and self._still == 0:
-            # A loop may be met twice in one place. Once more, then.
+            # A loop may be met twice in one place, so compare once more.
             self._still, self._first, self._next_look = 1, told, now + self._pause_s
         elif not self._hangs:
             self._still = 0
@@ -104,8 +104,8 @@ class HangWatch:
     def _report(self, stacks: RunStacks) -> None:
         text = hang_text(stacks)
         path = self._folder.hang_report(self._launch.attempt)
-        # Once for each hang; of one that comes after another, which was over, in its place.
-        with contextlib.suppress(OSError):  # a full disk, of which others tell
+        # A later hang replaces the report of an earlier one.
+        with contextlib.suppress(OSError):  # other parts report a full disk
             write_whole(path, f"Nothing has come since {self._last_utc}.\n{text}\n\n{stacks}\n")
             write_json(path.with_suffix(".json"), stacks.to_json())
         say(f"the run hangs: nothing has come since {self._last_utc}. {text}")
@@ -125,12 +125,12 @@ class HangWatch:
             )
 
     def _has_grown(self) -> bool:
-        """True if a log or a metric has become longer since the last call."""
+        """Return whether a log or a metric has grown since the last call."""
         sizes = {}
         attempt = self._launch.attempt
         places = [self._folder.rank_log(attempt, rank) for rank in self._folder.ranks_with_log(attempt)]
         with contextlib.suppress(OSError), os.scandir(self._folder.metrics) as found:
-            # The load of nodes lies there too, and comes whether the workers get on or not.
+            # Skip the nodes' load logs, which grow in any case.
             sizes = {entry.path: entry.stat().st_size for entry in found if entry.name.startswith("rank_")}
         for path in places:
             with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ class HangWatch:
 
 
 def hang_text(stacks: RunStacks) -> str:
-    """Why nothing gets on, in a few sentences; where each rank is, if none waits for another."""
+    """Return the reason for the hang in a few sentences, or the positions of all ranks."""
     said = stacks.waiting or stacks.places
     more = f" And {len(said) - _SHOWN} more." if len(said) > _SHOWN else ""
     return " ".join(said[:_SHOWN]) + more

@@ -1,7 +1,7 @@
-"""How busy a run's nodes and workers are, sampled every few seconds.
+"""Samples of the load of a run's nodes and workers, taken every few seconds.
 
-metrics/node_<n>.jsonl, load_<rank>.jsonl     series, in the form of metric logs whose steps are seconds since 1970
-attempts/<k>/load.json                        the last sample, and how the time of each rank goes (`paceline.observe.stragglers`)
+metrics/node_<n>.jsonl, load_<rank>.jsonl     series, as metric logs with seconds since 1970 as steps
+attempts/<k>/load.json                        the last sample, and the ranks' pace (`paceline.observe.stragglers`)
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.system.files import write_json
 
-# Loaded with the first sample: most runs of a second or two have none, and their supervisors start sooner without it.
+# Loaded with the first sample: short runs have none, and their supervisors start sooner.
 if TYPE_CHECKING:
     from paceline.observe.stragglers import Counted, RunPace
 
-#: Seconds between two samples; 0 takes none.
+#: Seconds between two samples; 0 disables them.
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
-#: After so long (seconds), a series gets one value of so many: often while somebody waits to see whether it works, seldom in the
-#: days after, so that the file stays small.
+#: (after seconds, values that are merged into one): frequent while somebody may be watching, rare in the days after, so that the
+#: file stays small.
 _THINNED = ((600.0, 6), (6 * 3600.0, 24))
-#: Of what a worker's load has, not kept as series: numbers of processes, and counts since its beginning.
+#: Values of a worker's load that do not become series: process counts, and totals since its start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s")
-#: Samples that are remembered, for the report of a worker that ran out of memory.
+#: Samples kept for the report of a worker that ran out of memory.
 _REMEMBERED = 60
-#: Windows by which it is judged now who is slow, how many are kept, and how many of the oldest are then joined by two.
+#: Windows for the current straggler, windows that are kept, and the oldest of them, which are merged in pairs.
 _RECENT, _MOST, _OLD = 12, 240, 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What was seen at one moment. at_s: seconds since 1970. nodes: node's rank -> its load. ranks: rank -> its worker's; as
-    `paceline.observe.node.load` has them.
+    """The load at one moment.
+
+    at_s: seconds since 1970. nodes: load by node rank. ranks: load by worker rank, as in `paceline.observe.node.load`.
     """
 
     at_s: float
@@ -50,10 +51,10 @@ class Sample:
 
 
 class LoadWatch:
-    """Asks the nodes, where they tell. The first look begins to measure: a run of a second has none.
+    """Sampler of the nodes' load. The first look only starts the measurement.
 
-    pids: rank -> its worker's process, as far as it is known. look_where: called once with the ranks of a straggler; it may call
-    `note_place` some time later.
+    pids: returns the known processes by rank. look_where: called once with the ranks of a straggler; it may call `note_place`
+    later.
     """
 
     def __init__(
@@ -81,33 +82,33 @@ class LoadWatch:
         self.samples: deque[Sample] = deque(maxlen=_REMEMBERED)
 
     def look(self) -> None:
-        """Ask the nodes, if it is time to."""
+        """Sample the nodes if it is time to."""
         now = time.monotonic()
         if self._ask is None or not self._every_s or now < self._next:
             return
         self._next = now + self._every_s
         if self._is_first:
-            # Nothing is asked yet: it would be asked of runs that end before there is anything to say.
+            # Do not ask yet: many runs end before their first sample.
             self._is_first, self._next = False, now + self._every_s / 2
             return
-        # Curves are not worth a run: neither a full disk nor a node that does not answer ends it for them.
+        # Neither a full disk nor a silent node may end a run because of its load curves.
         with contextlib.suppress(OSError, EngineError):
             self._take(self._ask(self._workers()))
-        # A node that is slow to answer is asked less often, and the supervisor waits little.
+        # Ask slow nodes less often, so that the supervisor waits little.
         self._next = max(self._next, time.monotonic() + 10 * (time.monotonic() - now))
 
     def pace(self) -> RunPace:
-        """How the time of the ranks went, and who was slow for sure, over the attempt."""
+        """Return the pace of the ranks over the attempt, and the clear stragglers."""
         from paceline.observe.stragglers import pace_of
 
         return self._placed(pace_of(self._windows, self._names))
 
     def end_text(self) -> str | None:
-        """A sentence for the run's end on who was slow; None where nobody was, or it was never looked at."""
+        """Return a sentence on the stragglers for the run's end, or None."""
         return self.pace().end_text if self._windows else None
 
     def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:
-        """Take in where a straggler was met most often."""
+        """Store the most frequent position of a straggler."""
         self._place = (ranks, place, share)
 
     def close(self) -> None:
@@ -121,7 +122,7 @@ class LoadWatch:
 
     def _workers(self) -> dict[int, dict[str, Any]]:
         pids = self._pids()
-        # The numbers of processes in a container are its own.
+        # Processes in a container have other pids.
         is_apart = self._launch.prepared[0].container is not None
         found: dict[int, dict[str, Any]] = {}
         for place in self._launch.places:
@@ -175,7 +176,7 @@ class LoadWatch:
         if len(window) == sum(place.role == "worker" for place in self._launch.places) and is_training(window):
             self._windows.append(window)
         if len(self._windows) > _MOST:
-            # Of a long training the old windows are made larger: they tell the same, and take no more memory with time.
+            # Merge old windows of a long training: their totals stay, and memory stays bounded.
             self._windows = [
                 _joined(pair) for pair in zip(self._windows[:_OLD:2], self._windows[1:_OLD:2], strict=True)
             ] + (self._windows[_OLD:])
@@ -195,13 +196,13 @@ class LoadWatch:
             self._flush(name)
 
     def _flush(self, name: str) -> None:
-        """Write what was kept as one value of each, the mean; of memory the most."""
+        """Write one value for the kept ones: their mean, or for memory the maximum."""
         kept = self._kept.pop(name)
         kind, _, number = name.partition(" ")
         if name not in self._logs:
             path = self._folder.node_log(int(number)) if kind == "node" else self._folder.load_log(int(number))
             self._logs[name] = MetricLog(path)
-        # The time as the step: by it the page draws all nodes over one another.
+        # Time as the step, so that the page draws all nodes on one axis.
         at = int(kept[-1]["at_s"])
         for value in dict.fromkeys(value for one in kept for value in one if value != "at_s"):
             found = [one[value] for one in kept if value in one]
@@ -232,7 +233,7 @@ def _joined(pair: tuple[dict[int, Counted], dict[int, Counted]]) -> dict[int, Co
 
 
 def sample_seconds(environ: Mapping[str, str]) -> float:
-    """Seconds between two samples, as the variable says, 1 at least; 0 for none."""
+    """Return the seconds between two samples from the variable, at least 1, or 0 for none."""
     try:
         seconds = float(environ.get(SECONDS_VARIABLE, SECONDS))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a run's nodes and workers take, read from what its supervisor samples (`paceline.observe.load_watch`)."""
+"""The load of a run's nodes and workers, read from the samples of `paceline.observe.load_watch`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ RANK_HEADER = (
 
 
 def last(folder: RunFolder) -> dict[str, Any] | None:
-    """The last sample of the last attempt that has one: time, nodes, ranks, pace (docs/when-it-is-slow.md); None where there is
-    none.
-    """
+    """Return the last sample (time, nodes, ranks, pace), or None. See docs/when-it-is-slow.md."""
     attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
     for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))
@@ -33,7 +31,7 @@ def last(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def pace(folder: RunFolder, record: RunRecord) -> RunPace:
-    """How the time of the ranks goes; of a run that has ended, how it went."""
+    """Return the pace of the ranks in the last attempt."""
     found = last(folder)
     return (
         RunPace(is_over=record.is_terminal)
@@ -43,7 +41,10 @@ def pace(folder: RunFolder, record: RunRecord) -> RunPace:
 
 
 def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
-    """{"nodes": node's rank -> name -> series, "ranks": rank -> name -> series}; steps are seconds since 1970."""
+    """Return {"nodes": node rank -> name -> series, "ranks": rank -> name -> series}.
+
+    Steps are seconds since 1970.
+    """
     return {
         "nodes": {number: _series(path, number, "") for number, path in sorted(node_logs(folder.metrics).items())},
         "ranks": {number: _series(path, number, "rank_") for number, path in sorted(load_logs(folder.metrics).items())},
@@ -51,8 +52,9 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """The last sample with what its nodes and ranks took over the whole run in its place: means, and of memory the most. Without
-    those of larger attempts of an elastic run, whose names the last one does not know.
+    """Return the sample with values over the whole run: means, and maxima of memory.
+
+    Ranks of larger attempts of an elastic run are excluded, because the last sample lacks their names.
     """
     found = {**sample}
     for kind, logs in series(folder).items():
@@ -69,7 +71,7 @@ def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def node_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A row for each node, under `NODE_HEADER`."""
+    """Return a row for each node, under `NODE_HEADER`."""
     rows: list[tuple[str, ...]] = []
     for _, load in sorted(sample["nodes"].items(), key=lambda item: int(item[0])):
         gpus = [name[: -len("_percent")] for name in load if name.startswith("gpu") and name.endswith("_percent")]
@@ -90,7 +92,7 @@ def node_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def rank_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A row for each rank, under `RANK_HEADER`."""
+    """Return a row for each rank, under `RANK_HEADER`."""
     rows: list[tuple[str, ...]] = []
     for rank, load in sorted(sample["ranks"].items(), key=lambda item: int(item[0])):
         data, others = load.get("data_percent"), load.get("wait_percent")
@@ -116,13 +118,13 @@ def rank_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def shown_columns(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Header and rows without the columns in which no row has anything."""
+    """Return header and rows without empty columns."""
     kept = [column for column in range(len(header)) if any(row[column] not in ("-", "") for row in rows)]
     return [tuple(line[column] for column in kept) for line in (header, *rows)]
 
 
 def pace_lines(sample: Mapping[str, Any], *, is_over: bool) -> list[str]:
-    """How the time of the ranks goes, of the whole attempt, and who is slow; in lines."""
+    """Return the ranks' pace over the attempt and the stragglers, as lines."""
     return lines(RunPace.from_json(sample["pace"], is_over=is_over))
 
 

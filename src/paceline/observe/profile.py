@@ -1,4 +1,4 @@
-"""Where the time of a run's workers goes: their stacks, sampled for some seconds by a program on each node, while they run on."""
+"""Profiles of a run's workers: stacks that a program on each node samples while they run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from paceline.observe import wait_graph
 from paceline.observe.stacks import BETWEEN, LIMIT_S, ask
 from paceline.runs.folder import RunFolder
 
-#: Seconds that are sampled, and samples a second, where nothing else is said; and what may be asked for.
+#: Default seconds and samples per second, and their limits.
 SECONDS, RATE = 30.0, 100.0
 MOST_SECONDS, MOST_RATE = 600.0, 500.0
-#: Functions that are shown.
+#: Maximum number of functions to show.
 SHOWN = 10
-#: Shares of ranks that are as far apart are told one by one.
+#: Shares of ranks that differ by this much are shown one by one.
 _APART = 0.1
-#: What stands below all that a worker runs.
+#: Frames below every worker's script.
 _OURS = ("/paceline/worker/script.py", "/paceline/worker/__main__.py")
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 @dataclass(frozen=True)
 class FunctionTime:
-    """A function's part of the time of main threads, of 0 to 1. own: in the function itself; whole: with all that it calls.
-    by_rank: rank -> own.
+    """A function's share of the main threads' time, 0 to 1.
+
+    own: in the function itself. whole: with all functions that it calls. by_rank: rank -> own.
     """
 
     function: str
@@ -42,23 +43,24 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The samples of a run's workers. told: all of it, as plain values (`to_json`)."""
+    """The samples of a run's workers. told: plain values, as in `to_json`."""
 
     told: Mapping[str, Any]
 
     @property
     def notes(self) -> list[str]:
-        """What was not allowed on the nodes, and what to do."""
+        """What was not allowed on the nodes, and how to allow it."""
         return list(self.told["notes"])
 
     @property
     def ranks(self) -> dict[int, Mapping[str, Any]]:
-        """Rank -> its profile: by, rate, frames, stacks (docs/when-it-is-slow.md), or silent, why there is none."""
+        """Rank -> profile: by, rate, frames, stacks (docs/when-it-is-slow.md), or silent with the reason."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
     def functions(self, *, below: bool = False, limit: int = SHOWN) -> list[FunctionTime]:
-        """The functions in which the main threads were longest, the longest first. below: those of the processes that the workers
-        have started, such as a DataLoader's.
+        """Return the functions in which the main threads spent most time, the longest first.
+
+        below: count the processes that workers started, such as a DataLoader's.
         """
         shares = {rank: _shares(one, below=below) for rank, one in self.ranks.items() if "stacks" in one}
         shares = {rank: both for rank, both in shares.items() if both[0]}
@@ -82,8 +84,9 @@ class RunProfile:
         ]
 
     def place(self, rank: int) -> tuple[str, float] | None:
-        """Where this rank was most often, in the script's own words ("data.py:41, `load`"), and its part of the time; None where
-        no sample was had. One that waits for its DataLoader is where that is.
+        """Return the rank's most frequent position ("data.py:41, `load`") and its share of the time.
+
+        Return None without samples. A rank that waits for its DataLoader has the DataLoader's position.
         """
         found = self.ranks.get(rank, {})
         places, below = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
@@ -107,13 +110,19 @@ class RunProfile:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write all samples as a file for https://www.speedscope.app, a profile for each thread of each rank; the path."""
+        """Write all samples as a file for https://www.speedscope.app, and return its path.
+
+        It has a profile for each thread of each rank.
+        """
         target = Path(path)
         target.write_text(json.dumps(self.speedscope()), encoding="utf-8")
         return target
 
     def speedscope(self) -> dict[str, Any]:
-        """The samples in speedscope's format: https://github.com/jlfwong/speedscope/wiki/Importing-from-custom-sources."""
+        """Return the samples in speedscope's format.
+
+        https://github.com/jlfwong/speedscope/wiki/Importing-from-custom-sources
+        """
         frames: dict[tuple[str, str, int], int] = {}
         profiles = []
         for rank, one in sorted(self.ranks.items()):
@@ -145,11 +154,11 @@ class RunProfile:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {**self.told, "functions": [vars(one) for one in self.functions()]}
 
     def __str__(self) -> str:
-        """What `paceline profile` prints."""
+        """Return the text of `paceline profile`."""
         lines = _table(self.functions())
         if more := self.functions(below=True, limit=SHOWN // 2):
             lines += ["", "In the processes below the workers, such as a DataLoader's:", *_table(more)]
@@ -160,12 +169,12 @@ class RunProfile:
 
 
 def take(folder: RunFolder, *, seconds: float = SECONDS, rate: float = RATE) -> RunProfile:
-    """Sample the workers of a run that runs.
+    """Sample the workers of a live run.
 
     Raises:
-        UserError: seconds or rate out of bounds.
-        RunStateError: the run does not run, or its supervisor does not answer, or was made by an older Paceline.
-        TargetError: its supervisor can't be reached.
+        UserError: `seconds` or `rate` is out of bounds.
+        RunStateError: The run is not alive, or its supervisor does not answer or is too old.
+        TargetError: Its supervisor cannot be reached.
     """
     if not 1 <= seconds <= MOST_SECONDS:
         raise UserError(f"seconds={seconds:g}: give a number from 1 to {MOST_SECONDS:g}.")
@@ -175,7 +184,7 @@ def take(folder: RunFolder, *, seconds: float = SECONDS, rate: float = RATE) -> 
 
 
 def _stacks(one: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, str, int]], int]]:
-    """(where, frames without ours, outermost first, how often) of each stack."""
+    """Yield (thread, frames from outermost without Paceline's, count) of each stack."""
     frames = [(str(function), str(file), int(line)) for function, file, line in one.get("frames", ())]
     for where, numbers, count in one.get("stacks", ()):
         stack = [frames[number] for number in numbers if not frames[number][1].endswith(BETWEEN)] or [
@@ -190,7 +199,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: Mapping[str, Any], *, below: bool) -> _Shares:
-    """(file, function) -> the share of time in it itself, the same with what it calls, and a line of it."""
+    """Return (file, function) -> own share, share with callees, and a line."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):
@@ -213,7 +222,7 @@ def _parts(counts: Mapping[tuple[str, str], int], total: int) -> dict[tuple[str,
 
 
 def _place(frames: list[tuple[str, str, int]], told: Mapping[str, Any]) -> tuple[str, str, int]:
-    """(file, function, line) of the innermost frame of the script's own; of the innermost of all where there is none."""
+    """Return (file, function, line) of the innermost frame of the script, else of the innermost frame."""
     own = next((frame for frame in reversed(frames) if wait_graph.is_own(frame[1], told)), frames[-1])
     return own[1], own[0], own[2]
 
@@ -230,7 +239,7 @@ def _line(places: Mapping[tuple[str, str, int], int], file: str, function: str) 
 
 
 def _loader_share(one: Mapping[str, Any]) -> float:
-    """The part of its time in which a main thread waited for its DataLoader's processes."""
+    """Return the share of time in which a main thread waited for its DataLoader's processes."""
     counts = Counter[bool]()
     for where, stack, count in _stacks(one):
         if where == "main":
@@ -247,7 +256,7 @@ def _table(found: Iterable[FunctionTime]) -> list[str]:
 
 
 def _differing(by_rank: Mapping[int, float]) -> str:
-    """The ranks with a share of their own, where they are far apart."""
+    """Return the ranks' shares as text if they differ much."""
     if len(by_rank) < 2 or max(by_rank.values()) - min(by_rank.values()) < _APART:
         return ""
     groups: dict[int, list[int]] = {}

@@ -1,7 +1,7 @@
-"""Looks at an attempt's workers where they stand: a short program on each node (`paceline.observe.node.look`, or `profile`,
-which takes as long as it is asked to), and what it tells.
+"""Stack dumps and profiles of an attempt's workers, taken by a program on each node.
 
-It is started like a worker, so it is gone when the run is, and what it writes comes back as logs do.
+The programs are `paceline.observe.node.look` and `sampler`. They are started like workers, so they end with the run, and their
+output comes back as logs do.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from paceline.launchers import environment
 from paceline.runs.folder import RunFolder
 from paceline.targets import Nodes
 
-#: How long a node may take. One that is slower is told as one that has not answered.
+#: Seconds before a node counts as silent.
 LIMIT_S = 20.0
 
 
 @dataclass
 class _Look:
-    """One look at workers. done: called with what came of it. ranks: of these alone."""
+    """One request. done: called with the result. asked_ranks: only these ranks."""
 
     number: int
     done: Callable[[dict[str, Any]], None]
     begun_s: float
     limit_s: float
     asked_ranks: frozenset[int]
-    #: (pid, node rank) -> the ranks that are looked at, and the file that will tell of them
+    #: (pid, node rank) -> ranks that the program examines, and its output file
     waiting: dict[tuple[int, int], tuple[tuple[int, ...], Path]] = field(default_factory=dict)
     ranks: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -40,8 +40,10 @@ class _Look:
 
 
 class Looks:
-    """The looks at one attempt's workers. shells: of each node, as the workers have them. about: rank -> what the supervisor
-    knows of it beside that. command_of: rank, program, words -> the command that runs a program of Paceline beside its worker.
+    """The requests for one attempt's workers.
+
+    shells: the workers' shell environment on each node. about: rank -> facts that the supervisor adds. command_of: (rank,
+    program, words) -> command that runs the program beside the rank's worker.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Looks:
         self._count = 0
 
     def begin(self, done: Callable[[dict[str, Any]], None], *, native: bool = False) -> None:
-        """Look at all workers; `done` is called with {"time", "attempt", "ranks": {rank: ...}, "notes"}, by `look` or `ended`."""
+        """Dump all workers; `done` is called with {"time", "attempt", "ranks": {rank: ...}, "notes"}."""
         every = [place.rank for place in self._launch.places]
         self._begin(done, "observe/node/look.py", every, {"native": native}, LIMIT_S)
 
@@ -71,10 +73,10 @@ class Looks:
         rate: float,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        """Sample these workers' stacks for so long, or all workers'; `done` is called as by `begin`."""
+        """Sample the stacks of these workers, default all; `done` is called as in `begin`."""
         every = [place.rank for place in self._launch.places]
         asked = {"seconds": seconds, "rate": rate}
-        # The program has its own limits for what it starts.
+        # The program limits the time of its own children.
         self._begin(done, "observe/node/sampler.py", every if ranks is None else ranks, asked, seconds + 2 * LIMIT_S)
 
     def _begin(
@@ -98,7 +100,7 @@ class Looks:
             words = (str(there), str(environment.watch_dir(self._launch)), json.dumps({"ranks": ranks, **asked}))
             command = self._command_of(ranks[0], program, *words)
             try:
-                # Not in the workers' folder: that may be on the file server that does not answer.
+                # Not in the workers' folder, whose file server may be the one that does not answer.
                 started = self._nodes.start(command, Path("/"), self._shells[node_rank])
             except OSError as error:
                 one.notes.append(f"{self._launch.nodes[node_rank].name} can't be asked: {error.strerror or error}")
@@ -107,7 +109,7 @@ class Looks:
         self.look()
 
     def look(self) -> None:
-        """Take in what has come, and end what has taken too long."""
+        """Read new results, and end programs that take too long."""
         for one in list(self._under_way):
             late = time.monotonic() - one.begun_s > one.limit_s
             for key, (ranks, output) in list(one.waiting.items()):
@@ -130,13 +132,13 @@ class Looks:
                 one.done(self._told(one))
 
     def ended(self, ended: ProcessExit) -> None:
-        """Take in that a process of the nodes' has ended, perhaps one of these."""
+        """Note that a process ended which may be one of these programs."""
         for one in self._under_way:
             if (ended.pid, ended.node_rank) in one.waiting:
                 one.ended.add((ended.pid, ended.node_rank))
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Abandon all open requests."""
         for one in self._under_way:
             for _, output in one.waiting.values():
                 output.unlink(missing_ok=True)
@@ -164,7 +166,7 @@ class Looks:
         }
 
     def _groups(self, wanted: frozenset[int]) -> list[tuple[int, ...]]:
-        """Of these ranks, those that one program can look at: those of a node, or of a container."""
+        """Group these ranks by the node, or container, that one program can examine."""
         apart = self._launch.prepared[0].container is not None and self._launch.job.launcher != "mpi"
         groups: dict[int, list[int]] = {}
         for place in self._launch.places:
@@ -174,7 +176,7 @@ class Looks:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What a look has told; None where it is not all there."""
+    """Return a program's result, or None if it is incomplete."""
     try:
         data = path.read_bytes()
     except OSError:

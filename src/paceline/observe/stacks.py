@@ -1,4 +1,4 @@
-"""The stacks of a run's workers, and who waits for whom: asked of the run's supervisor as a command beside a worker is."""
+"""The stacks of a run's workers, requested from its supervisor over an exec channel."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import Channel, ExecRequest
 
-#: The nodes have 20 seconds; behind a login host or a bucket the way takes its time.
+#: Nodes have 20 seconds; a login host or a bucket adds its delay.
 LIMIT_S = 60.0
 _LOOK_S = 0.01
 _RECORD_S = 2.0
-#: What stands between a script and torch, and only counts how long it takes.
+#: Frames between a script and torch that only measure time.
 BETWEEN = ("/paceline/system/step_clock.py", "/paceline/collectives/step_hooks.py")
-#: What stands below all that a worker, or a thread, runs.
+#: Frames below every worker and thread.
 _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/threading.py")
 
 
 @dataclass(frozen=True)
 class RunStacks:
-    """Where the workers of a run were at one moment. told: all that is known of it, as plain values (`to_json`)."""
+    """The positions of a run's workers at one moment. told: plain values, as in `to_json`."""
 
     told: Mapping[str, Any]
 
     @property
     def waiting(self) -> list[str]:
-        """Sentences on who waits for whom, the cause first; empty where nobody waits."""
+        """Sentences on who waits for whom, the cause first; empty if no rank waits."""
         return wait_graph.sentences(self.told)
 
     @property
     def places(self) -> list[str]:
-        """A sentence for each place in which ranks are."""
+        """A sentence for each position that ranks share."""
         found: dict[str, list[int]] = {}
         for rank in self.ranks:
             found.setdefault(wait_graph.stands(rank, self.told), []).append(rank)
@@ -50,25 +50,25 @@ class RunStacks:
 
     @property
     def notes(self) -> list[str]:
-        """What is not allowed on the nodes, and what to do: stacks may be missing for it."""
+        """What was not allowed on the nodes, and how to allow it: stacks may be missing."""
         return list(self.told["notes"])
 
     @property
     def ranks(self) -> dict[int, Mapping[str, Any]]:
-        """Rank -> pid, state, threads, children, collectives under way (docs/when-it-hangs.md has them all)."""
+        """Rank -> pid, state, threads, children and open collectives (docs/when-it-hangs.md)."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
     def to_json(self) -> dict[str, Any]:
         return {**self.told, "waiting": self.waiting}
 
     def groups(self) -> Iterator[tuple[list[int], str, list[Mapping[str, Any]]]]:
-        """Ranks with equal stacks, what they are, and the threads of these; who is alone comes first."""
+        """Return (ranks, process, threads) of equal stacks, the smallest group first."""
         found: dict[str, tuple[list[int], str, list[Mapping[str, Any]]]] = {}
         for rank, one in sorted(self.ranks.items()):
             for process in (one, *one.get("children", ())):
                 threads = process.get("threads") or []
                 what = "" if process is one else _program(process, one)
-                # Only what is the same on all ranks that do the same: no pids, no addresses.
+                # Compare only values that are equal on ranks that do the same: no pids, no addresses.
                 key = json.dumps([what, threads or process.get("silent", ""), process.get("state") in ("T", "t")])
                 group = found.setdefault(key, ([], what, threads))
                 if rank not in group[0]:
@@ -76,7 +76,7 @@ class RunStacks:
         return iter(sorted(found.values(), key=lambda group: (group[1] != "", len(group[0]))))
 
     def __str__(self) -> str:
-        """What `paceline stacks` prints."""
+        """Return the text of `paceline stacks`."""
         lines = [*self.waiting]
         for ranks, what, threads in self.groups():
             lines += ["", f"{wait_graph.ranks_words(ranks).capitalize()}{f', {what}' if what else ''}:"]
@@ -96,9 +96,7 @@ class RunStacks:
 
 
 def _without_ours(thread: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The thread without the frames of the interpreter's imports, and of what every worker or thread has below the script's
-    own; None for a thread that is all ours.
-    """
+    """Return the thread without frames of Paceline and of imports; None for Paceline's own threads."""
     frames = [
         frame
         for frame in thread["frames"]
@@ -112,27 +110,30 @@ def _without_ours(thread: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _program(process: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
-    """What a process below a worker is. One that was forked has its command line."""
+    """Describe a child process of a worker. A forked one has the worker's command line."""
     if process["command"] == worker.get("command"):
         return "a process forked from it"
     return f"process {str(process['command'])[:80]}"
 
 
 def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -> RunStacks:
-    """The stacks of a run that runs. native: frames of C as well, by py-spy, which stops each process for some milliseconds.
+    """Return the stacks of a live run.
+
+    native: also frames of C, by py-spy, which stops each process for some milliseconds.
 
     Raises:
-        RunStateError: the run does not run, or its supervisor does not answer, or was made by an older Paceline.
-        TargetError: its supervisor can't be reached.
+        RunStateError: The run is not alive, or its supervisor does not answer or is too old.
+        TargetError: Its supervisor cannot be reached.
     """
     return RunStacks(ask(folder, {"stacks": {"native": native}}, limit_s))
 
 
 def ask(folder: RunFolder, request: ExecRequest, limit_s: float) -> dict[str, Any]:
-    """What the supervisor of a run that runs answers to a question about its workers' stacks.
+    """Return the supervisor's answer to a question about the workers' stacks.
 
     Raises:
-        RunStateError, TargetError: as `take`.
+        RunStateError: As for `take`.
+        TargetError: As for `take`.
     """
     record = read.record(folder)
     if record.status != states.RUNNING:

@@ -1,10 +1,10 @@
-"""How the time of a run's ranks goes, and which rank is slower than the others: pure functions of what their clocks counted.
+"""The time of a run's ranks, and stragglers: pure functions of the steps that ranks counted.
 
-    window      the time between two samples, with what each rank counted in it: steps, seconds in data, in waiting for others
-    own time    of a rank, the window less what it has waited for others: in a training that is in step, all wait for the slowest
-    straggler   ranks whose own time is a quarter longer than the others', in nearly every window, while the others wait for them
+    window      the time between two samples, with each rank's steps, seconds waiting for data, and seconds waiting for others
+    own time    a rank's window without waiting for others: in a synchronous training, all wait for the slowest
+    straggler   ranks whose own time is a quarter longer in nearly every window, while the others wait for them
 
-Windows in which a rank made no step count for nothing: a checkpoint, an evaluation on rank 0 alone, a beginning.
+Windows in which a rank made no step are ignored: a checkpoint, an evaluation on rank 0 alone, the start.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 
 from paceline.observe.wait_graph import ranks_words
 
-#: How much longer the own time of a straggler is at least.
+#: A straggler's own time is at least this many times the others'.
 FACTOR = 1.25
-#: Windows that are needed, and the share of them in which it has to be so.
+#: Minimum number of windows, and the share of them in which a straggler must be slow.
 WINDOWS, STEADY = 6, 0.8
-#: The share of their time that the others wait at least; less is what messages take.
+#: Minimum share of time that the others wait; shorter waits are the cost of messages.
 WAITS = 0.1
-#: At a run's end it is told where the others have waited so long in all, in seconds, and so much of their time.
+#: At a run's end, report stragglers that cost the others this many seconds and this share of their time.
 LOST_S, LOST = 30.0, 0.1
-#: Where waiting for others can't be seen: so much more of its time a rank waits for data.
+#: If waiting for others cannot be measured: a straggler's additional share of waiting for data.
 DATA_MORE = 0.2
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What one rank did in a window, in seconds. others_s: waiting for other ranks."""
+    """One rank's counts in a window, in seconds. others_s: waiting for other ranks."""
 
     passed_s: float
     steps: float
@@ -48,8 +48,10 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPace:
-    """One rank's time while it trained. step_s: seconds a step. compute, data, others: shares of its time, 0 to 1: computing,
-    waiting for the next batch, waiting for other ranks.
+    """One rank's time during training.
+
+    step_s: seconds per step. compute, data, others: shares of its time, 0 to 1: computing, waiting for the next batch, waiting
+    for other ranks.
     """
 
     rank: int
@@ -65,9 +67,9 @@ class RankPace:
 class Straggler:
     """Ranks that hold up the others.
 
-    factor: their own time for a step, as a multiple of the others'. own_s, others_s: that time, in seconds a step.
-    lost_s: what the others have waited for them so far. why: "data" where it is the next batch that they wait for; "compute".
-    place: where a rank was met most often, such as "data.py:41, `load`", and place_share how often; None where nobody looked.
+    factor: their own time per step as a multiple of the others'. own_s, others_s: these times in seconds. lost_s: seconds that
+    the others have waited so far. why: "data" if they wait for batches, else "compute". place: the most frequent position, such
+    as "data.py:41, `load`", with its share place_share; None if it was not sampled.
     """
 
     ranks: tuple[int, ...]
@@ -81,7 +83,7 @@ class Straggler:
     place_share: float = 0.0
 
     def text(self, *, is_over: bool = False) -> str:
-        """A sentence: who, by how much, and where."""
+        """Return a sentence: who is slow, by how much, and where."""
         one = len(self.ranks) == 1
         be = ("was" if one else "were") if is_over else ("is" if one else "are")
         where = f" on {self.node}" if self.node else ""
@@ -98,8 +100,9 @@ class Straggler:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPace:
-    """How the time of a run's ranks goes: of the whole of an attempt, as far as they trained. straggler: None where none is
-    slower than the others for sure. seconds: how long that was observed.
+    """The pace of a run's ranks over an attempt's training.
+
+    straggler: None if no rank is clearly slower. seconds: how long the ranks were observed.
     """
 
     ranks: Mapping[int, RankPace] = field(default_factory=dict)
@@ -109,7 +112,7 @@ class RunPace:
 
     @property
     def end_text(self) -> str | None:
-        """A sentence for the run's end on who was slow, and what that took; None where it took little, or is not sure."""
+        """Return a sentence on an expensive straggler for the run's end, or None."""
         found = self.straggler
         if found is None or found.lost_s < max(LOST_S, LOST * self.seconds):
             return None
@@ -120,7 +123,7 @@ class RunPace:
         return "\n".join(lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "ranks": {str(rank): asdict(one) for rank, one in self.ranks.items()},
             "straggler": None if self.straggler is None else {**asdict(self.straggler), "text": self.straggler.text()},
@@ -141,7 +144,7 @@ class RunPace:
 
 
 def lines(pace: RunPace) -> list[str]:
-    """The ranks' time as lines, equal ranks together, and who is slow."""
+    """Return the ranks' pace as lines, equal ranks together, and the stragglers."""
     rows: dict[str, list[int]] = {}
     for rank, one in sorted(pace.ranks.items()):
         shares = (("computing", one.compute), ("waiting for data", one.data), ("waiting for others", one.others))
@@ -154,8 +157,9 @@ def lines(pace: RunPace) -> list[str]:
 
 
 def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], *, recent: int = 0) -> RunPace:
-    """The pace over all windows. nodes: rank -> its node's name. recent: windows, from the end, by which a straggler is judged; 0
-    for all.
+    """Return the pace over all windows.
+
+    nodes: rank -> its node's name. recent: number of last windows that decide on stragglers; 0 for all.
     """
     trained = [window for window in windows if is_training(window)]
     if not trained:
@@ -182,7 +186,7 @@ def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], 
 
 
 def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str]) -> Straggler | None:
-    """The ranks that hold up the others in these windows; None where that is not sure."""
+    """Return the ranks that hold up the others in these windows, or None if unclear."""
     if len(windows) < WINDOWS or len(windows[0]) < 2:
         return None
     total = _summed(windows)
@@ -205,12 +209,12 @@ def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, s
 
 
 def is_training(window: Mapping[int, Counted]) -> bool:
-    """True if every rank has made a step in it."""
+    """Return whether every rank made a step in the window."""
     return bool(window) and all(one.steps >= 1 and one.passed_s > 0 for one in window.values())
 
 
 def seconds_text(seconds: float) -> str:
-    """ "0.43 s", "12 ms"."""
+    """Return seconds as text: "0.43 s", "12 ms"."""
     if seconds < 0.1:
         return f"{1e3 * seconds:.2g} ms" if seconds < 0.01 else f"{1e3 * seconds:.0f} ms"
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
@@ -219,7 +223,7 @@ def seconds_text(seconds: float) -> str:
 def _by_data(
     windows: Sequence[Mapping[int, Counted]], total: Mapping[int, Counted], nodes: Mapping[int, str]
 ) -> Straggler | None:
-    """The same where nobody's waiting for others can be seen, as on GPUs: by what ranks wait for data."""
+    """Return the straggler by waiting for data, where waiting for others cannot be seen, as on GPUs."""
 
     def shares(window: Mapping[int, Counted]) -> dict[int, float]:
         return {rank: one.data_s / one.passed_s for rank, one in window.items()}
@@ -242,7 +246,7 @@ def _by_data(
 def _straggler(
     slow: set[int], nodes: Mapping[int, str], own_s: float, others_s: float, lost_s: float, is_data: bool
 ) -> Straggler:
-    # Where all are on one node its name says nothing.
+    # A single node's name says nothing.
     names = {nodes.get(rank, "") for rank in slow} if len(set(nodes.values())) > 1 else {""}
     return Straggler(
         ranks=tuple(sorted(slow)),
@@ -256,7 +260,7 @@ def _straggler(
 
 
 def _own(window: Mapping[int, Counted]) -> dict[int, float]:
-    """Rank -> seconds that it has not waited for others; for as many steps on each, where they are not in step."""
+    """Return each rank's seconds without waiting for others, scaled to equal steps."""
     steps = [one.steps for one in window.values()]
     if max(steps) - min(steps) <= 1:
         return {rank: max(0.0, one.passed_s - one.others_s) for rank, one in window.items()}

@@ -1,8 +1,12 @@
-"""Who waits for whom: sentences on a look at all workers (`paceline.observe.stack_dumps`), as pure functions.
+"""The wait graph: sentences on who waits for whom in a stack dump of all workers, as pure functions.
 
-op            a collective under way: the entry of a board or of torch's recorder, with the ranks that are in it
-missing       ranks of its group that have not begun it
-stands        where a rank is that is in none: its own code, a debugger, the kernel, stopped, gone
+op            an open collective: an entry of a board or of torch's recorder, with the ranks in it
+missing       ranks of its group that have not started it
+stands        position of a rank outside collectives: its own code, a debugger, the kernel, stopped, gone
+
+Two dumps show whether a worker progresses (`gets_on`): it, or a process below it, computes, reads or writes, or has reached
+another line of the script. A worker in the same collective and place does not, although it may spin while it waits. A worker in a
+debugger waits for a person, which is no hang.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ from typing import Any
 from paceline.system.collective_state import ranks_of
 from paceline.system.units import size_text
 
-#: More sentences than these tell no more.
+#: Further sentences add nothing.
 _MOST = 6
 _DEBUGGERS = ("pdb.py", "bdb.py", "ipdb/__main__.py", "pudb/", "debugpy/", "pydevd")
-#: What the kernel waits in for a file server: NFS, CIFS, Lustre, FUSE, Ceph, GPFS.
+#: Kernel functions that wait for a file server: NFS, CIFS, Lustre, FUSE, Ceph, GPFS.
 _FILE_SERVERS = (
     "nfs",
     "rpc_",
@@ -38,26 +42,26 @@ _FILE_SERVERS = (
 _INSTALLED = re.compile(r"(?:/lib/python3[^/]*)?/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen |/paceline/")
 _STOPPED = "T"
 
-#: Of a core, by a worker and all below it: what threads that look for work now and then take is less.
+#: Share of a core, of a worker and its children; polling threads take less.
 _CPU = 0.05
-#: Bytes in a second, likewise.
+#: Bytes per second, likewise.
 _IO = 16_000
 
 
 @dataclass
 class Op:
-    """A collective that is under way on some ranks. began: rank -> seconds that it has lasted there."""
+    """An open collective. ages: rank -> seconds since the rank entered it."""
 
     entry: Mapping[str, Any]
     members: list[int]
     ages: dict[int, float] = field(default_factory=dict)
-    #: Rank -> entry, where a rank is in another one at the same place of the order.
+    #: Rank -> entry, if the rank is in another collective at the same position of the order.
     others: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
 
 
 def sentences(told: Mapping[str, Any]) -> list[str]:
-    """What keeps the workers, the cause first; empty where none waits and none stands still. told: a look."""
+    """Return why the workers wait, the cause first; empty if none waits or stands still."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found, explained = [], set[int]()
     blocked = ops(told)
@@ -66,7 +70,7 @@ def sentences(told: Mapping[str, Any]) -> list[str]:
         for rank in op.ages:
             inside.setdefault(rank, op)
     for op in blocked[:_MOST]:
-        # Of several that a rank has begun, the first that is not complete tells why; the later ones wait for it.
+        # Of several open collectives of a rank, the first incomplete one is the cause; later ones wait for it.
         if op.missing and set(op.missing) <= explained and any(rank in explained for rank in op.ages):
             continue
         found.append(_sentence(op, told, ranks, inside))
@@ -79,12 +83,12 @@ def sentences(told: Mapping[str, Any]) -> list[str]:
 
 
 def ops(told: Mapping[str, Any]) -> list[Op]:
-    """The collectives under way, what has lasted longest first."""
+    """Return the open collectives, the oldest first."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found: dict[tuple[Any, ...], Op] = {}
     for rank, one in ranks.items():
         for entry in entries(one):
-            # Where all ranks begin them in one order, the place in it says which belong together; else kind and name do.
+            # If all ranks start them in one order, their number identifies them; else kind and name do.
             key = (
                 (entry["channel"], entry["number"])
                 if entry["number"]
@@ -98,7 +102,7 @@ def ops(told: Mapping[str, Any]) -> list[Op]:
                 op.others[rank] = entry
     joined = {rank for op in found.values() if op.entry["kind"] == "join" for rank in op.ages}
     for op in found.values():
-        # The others are compared with what most ranks are in.
+        # Compare the others with the collective that most ranks are in.
         _let_most_rule(op, told)
         there = set(op.ages) | set(op.others) | (joined if not op.entry["number"] else set())
         op.missing = [
@@ -108,12 +112,12 @@ def ops(told: Mapping[str, Any]) -> list[Op]:
 
 
 def entries(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The collectives that a rank has under way, by its board and by torch's recorder."""
+    """Return a rank's open collectives, from its board and torch's recorder."""
     return [*one.get("board", ()), *one.get("torch", {}).get("entries", ())]
 
 
 def where(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
-    """The place of a process's main thread, such as "data.py:41, `__getitem__`"; None where its stack is not known."""
+    """Return the main thread's position, such as "data.py:41, `__getitem__`", or None."""
     frames = (one.get("threads") or [{"frames": []}])[0]["frames"]
     if not frames:
         return None
@@ -127,7 +131,7 @@ def where(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
 
 
 def trouble(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
-    """What keeps a process that waits for no collective: stopped, gone, a full pipe, a file server; None if nothing is seen."""
+    """Return why a process outside collectives is stuck (stopped, full pipe, file server), or None."""
     place = where(one, told)
     at = f" in {place}" if place else ""
     if one.get("exit_code") is not None:
@@ -156,7 +160,7 @@ def trouble(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
 
 
 def in_debugger(one: Mapping[str, Any]) -> str | None:
-    """The debugger that has hold of a worker: a module's name, or "process 123" of gdb's kind; None for none."""
+    """Return a worker's debugger: a module's name, or "process 123" for gdb and the like; or None."""
     if one.get("tracer"):
         return f"process {one['tracer']}"
     for thread in one.get("threads") or ():
@@ -169,23 +173,23 @@ def in_debugger(one: Mapping[str, Any]) -> str | None:
 
 
 def stands(rank: int, told: Mapping[str, Any]) -> str:
-    """Where a rank is, as the end of "it ...": in words, whatever is known of it."""
+    """Return a rank's position, to follow the word "it"."""
     one = told["ranks"][str(rank)]
     if (text := trouble(one, told)) is not None:
         return text.removeprefix("it ") if text.startswith("it ") else text
     place = where(one, told)
     loaders = [child for child in one.get("children", ()) if child.get("threads")]
     text = f"is in {place}" if place else f"gives no stack: {one.get('silent', 'nobody knows why')}"
-    # A rank that waits for its data loader stands where that stands.
+    # A rank that waits for its data loader has the loader's position.
     if loaders and place and any("multiprocessing" in f["file"] or "/dataloader.py" in f["file"] for f in _main(one)):
         text += f"; its data loader's process {loaders[0]['pid']} is in {where(loaders[0], told)}"
     return text
 
 
 def op_text(entry: Mapping[str, Any]) -> str:
-    """A collective in words: "all_reduce 512 (bucket 3, [3, 4] float, 1.2 MB)"."""
+    """Return a collective in words: "all_reduce 512 (bucket 3, [3, 4] float, 1.2 MB)"."""
     number = f" {entry['number']}" if entry["number"] else ""
-    # Horovod's interface puts the kind before the name that the script has given.
+    # Horovod's interface puts the kind before the script's name.
     given = str(entry["name"]).removeprefix(f"{entry['kind']}.")
     name = f" {given!r}" if given else ""
     size = size_text(entry["bytes"]) if entry["bytes"] else ""
@@ -194,7 +198,7 @@ def op_text(entry: Mapping[str, Any]) -> str:
 
 
 def ranks_words(ranks: Sequence[int]) -> str:
-    """ "rank 2", "ranks 0, 1 and 3": up to eight by name."""
+    """Return "rank 2" or "ranks 0, 1 and 3", with at most eight numbers."""
     shown = sorted(ranks)
     if len(shown) == 1:
         return f"rank {shown[0]}"
@@ -228,7 +232,7 @@ def _sentence(op: Op, told: Mapping[str, Any], ranks: Mapping[int, Any], inside:
 
 
 def _whereabouts(missing: Sequence[int], told: Mapping[str, Any], inside: Mapping[int, Op], op: Op) -> str:
-    """Where the missing ranks are, those that are in one place together."""
+    """Return the positions of the missing ranks, equal ones together."""
     places: dict[str, list[int]] = {}
     for rank in missing:
         other = inside.get(rank)
@@ -252,7 +256,7 @@ def _whereabouts(missing: Sequence[int], told: Mapping[str, Any], inside: Mappin
 
 
 def _no_double(text: str) -> str:
-    # `stands` may speak of one of its processes.
+    # `stands` may speak of a child process.
     return text.replace("It its ", "Its ").replace("it its ", "its ").replace("each its ", "its ")
 
 
@@ -271,7 +275,7 @@ def _let_most_rule(op: Op, told: Mapping[str, Any]) -> None:
 
 
 def _is_past(one: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    """True if a rank that is not in this collective has been: it may end on one rank before it does on another."""
+    """Return whether a rank has already left this collective, which may end earlier on one rank."""
     group = str(entry["channel"]).removeprefix("torch ")
     last = one.get("torch", {}).get("last", {}).get(group, 0) if str(entry["channel"]).startswith("torch ") else 0
     return bool(entry["number"] and last >= entry["number"])
@@ -287,12 +291,12 @@ def _at(place: str | None) -> str:
 
 
 def is_own(file: str, told: Mapping[str, Any]) -> bool:
-    """True for a file of the script's own folder."""
+    """Return whether a file belongs to the script's own folder."""
     return file.startswith(f"{told['work_dir']}/") or f"/{told['run_id']}/work/" in file
 
 
 def short(file: str, told: Mapping[str, Any]) -> str:
-    """The path as people name it: below the script's folder, or from the package's name on."""
+    """Return a short path: below the script's folder, or from the package's name on."""
     for top in (f"{told['work_dir']}/", f"/{told['run_id']}/work/"):
         if top in file:
             return file.partition(top)[2]
@@ -304,14 +308,14 @@ def _last_two(file: str) -> str:
 
 
 def gets_on(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """Why the run does not hang, such as "rank 0 computes"; None where no worker gets on."""
+    """Return why the run does not hang, such as "rank 0 computes", or None."""
     passed_s = max(0.1, float(second["time"]) - float(first["time"]))
     for rank, after in second["ranks"].items():
         before = first["ranks"].get(rank, {})
         if after.get("exit_code") is not None or after.get("gone"):
             continue
         if "pid" not in after or before.get("pid") != after["pid"]:
-            # Its node has not told of it, or it began just now.
+            # Its node did not report it, or it has just started.
             return f"nothing is known of rank {rank}"
         if (text := _gets_on(before, after, passed_s, second)) is not None:
             return f"rank {rank} {text}"
@@ -337,7 +341,7 @@ def _gets_on(
         if known is None:
             return f"has started process {one['pid']}"
         cpu_s += one["cpu_s"] - known["cpu_s"]
-        # Its answer to the look before was written by itself.
+        # The worker itself wrote its answer to the first dump.
         io_bytes += one["io_bytes"] - known["io_bytes"] - known.get("answer_bytes", 0)
         if _own_place(one, told) != _own_place(known, told):
             return f"has a process {one['pid']} that has come to another place"
@@ -356,6 +360,6 @@ def _same_collective(before: Mapping[str, Any], after: Mapping[str, Any]) -> boo
 
 
 def _own_place(one: Mapping[str, Any], told: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The script's own calls under way, outermost last: what a library does below them while it waits is no progress."""
+    """Return the script's own open calls, outermost last; calls inside libraries are no progress."""
     frames = (one.get("threads") or [{"frames": []}])[0]["frames"]
     return [(frame["file"], frame["line"]) for frame in frames if is_own(frame["file"], told)]

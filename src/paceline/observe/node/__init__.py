@@ -1,1 +1,1 @@
-"""Programs and meters that run on a node beside the workers; they need nothing but Python's standard library."""
+"""Programs and meters that run on a node beside the workers, with Python's standard library alone."""

@@ -1,4 +1,8 @@
-"""What the GPUs' driver tells, by its own library (NVML), which every driver brings; no package is needed."""
+"""Counters of the GPU driver (NVML, its own library) and of TCP connections (sock_diag(7), Linux).
+
+The kernel counts TCP bytes for each connection, not for each process. It identifies a connection by its inode, which the open
+files of a process name.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _INET_DIAG_INFO, _ESTABLISHED = 2, 1 << 1
 _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 _MESSAGE_BYTES, _INODE_AT = 72, 68
-#: In tcp_info: bytes that the other end has confirmed, and bytes that came.
+#: In tcp_info: bytes that the peer has acknowledged, and bytes received.
 _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
-#: How often open files are looked through: so seldom that it takes this share of a core at most.
+#: Open files are scanned so seldom that it takes at most this share of a core.
 _SHARE, _FILES_S = 0.0005, 10.0
 _LIMIT_S = 1.0
 
 
 class Gpu(NamedTuple):
-    """One GPU. percent: of the time in which a kernel ran. memory, total: bytes. processes: pid -> bytes that it holds."""
+    """One GPU. percent: share of time with a running kernel. memory, total: bytes. processes: pid -> bytes."""
 
     number: int
     percent: float | None
@@ -36,15 +40,15 @@ class Gpu(NamedTuple):
 
 
 class Nvml:
-    """The driver's library, begun."""
+    """The driver's library, initialized."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
 
     @classmethod
     def begin(cls) -> Nvml | None:
-        """None where there is no driver."""
-        # Looked for by what the driver makes: to search for a library that is not there takes longer.
+        """Return the library, or None without a driver."""
+        # Check the driver's device first: searching for a missing library takes longer.
         if not os.path.exists("/dev/nvidiactl"):
             return None
         import ctypes
@@ -56,7 +60,7 @@ class Nvml:
         return None
 
     def gpus(self) -> list[Gpu]:
-        """All of them, in the order of their numbers."""
+        """Return all GPUs in order."""
         import ctypes
 
         count = ctypes.c_uint()
@@ -67,7 +71,7 @@ class Nvml:
             device = ctypes.c_void_p()
             if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) != 0:
                 continue
-            # nvmlUtilization_t: percent of the time in which a kernel ran, and in which memory was read or written.
+            # nvmlUtilization_t: percent of the time with a running kernel, and with memory traffic.
             busy = (ctypes.c_uint * 2)()
             has_use = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
             # nvmlMemory_t: total, free, used.
@@ -109,12 +113,12 @@ class Nvml:
             code = ask(device, ctypes.byref(count), infos)
         if code != 0:
             return {}
-        # All ones where the driver does not tell (as under Windows's WDDM, or in some containers).
+        # All ones if the driver does not know (as under Windows's WDDM, or in some containers).
         return {one.pid: one.used if one.used != 2**64 - 1 else 0 for one in infos[: count.value]}
 
 
 class TcpCounts:
-    """Measures from one look to the next."""
+    """A meter of TCP traffic between two looks."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, str] = {}
@@ -124,8 +128,9 @@ class TcpCounts:
         self._is_told = True
 
     def look(self, living: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
-        """Rank -> bytes a second that it has received and sent since the last look. living: rank -> its processes. Empty where
-        the kernel does not tell, and at the first look.
+        """Return rank -> bytes per second received and sent since the last look.
+
+        Empty at the first look, and without kernel support. living: rank -> its processes.
         """
         if not self._is_told or not living:
             return {}
@@ -137,7 +142,7 @@ class TcpCounts:
         try:
             counts = {inode: both for inode, both in connections() if inode in self._ranks}
         except OSError:
-            # A kernel without it, or a container that may not ask.
+            # An old kernel, or a container without permission.
             self._is_told = False
             return {}
         passed, self._at_s = now - self._at_s, now
@@ -147,7 +152,7 @@ class TcpCounts:
         found = {rank: [0, 0] for rank in living}
         for inode, (sent, received) in counts.items():
             rank = self._ranks[inode]
-            # One that is new here may be old: it counts from the next look on.
+            # An old connection may be new here: count it from the next look on.
             was = before.get(inode, (sent, received))
             if rank in found:
                 found[rank][0] += max(0, received - was[1])
@@ -156,10 +161,10 @@ class TcpCounts:
 
 
 def connections() -> Iterator[tuple[int, tuple[int, int]]]:
-    """(inode, (bytes sent, bytes received)) of each open TCP connection in this network namespace.
+    """Yield (inode, (bytes sent, bytes received)) of each open TCP connection in this network namespace.
 
     Raises:
-        OSError: the kernel does not tell.
+        OSError: The kernel does not report them.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
         asked.settimeout(_LIMIT_S)

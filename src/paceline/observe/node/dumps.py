@@ -1,6 +1,7 @@
-"""The stacks that faulthandler and py-spy write, as the same plain values.
+"""Parsers for stacks of faulthandler and py-spy, and for collectives of torch's flight recorder.
 
-A thread is {"name", "current", "frames": [{"file", "line", "function"}, ...]}, its innermost frame first.
+A thread is {"name", "current", "frames": [{"file", "line", "function"}, ...]}, its innermost frame first. The recorder's format
+(version 2.x, JSON): https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ _THREAD = re.compile(
     r"(?P<current>Current t|T)hread (?P<number>0x[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-#: The last line of a worker's main thread, or of a thread that Python has started.
+#: The last line of a worker's main thread, or of a thread that Python started.
 _LAST = re.compile(
     r'(/paceline/worker/__main__\.py", line \d+ in <module>|/threading\.py", line \d+ in _bootstrap)\n\Z'
 )
-#: faulthandler writes so many frames of a thread at most, and then this.
+#: faulthandler's mark after its maximum number of frames.
 _CUT = "  ...\n"
 
 _ITEM_BYTES = {
@@ -32,12 +33,12 @@ _ITEM_BYTES = {
 
 
 def is_whole(text: str) -> bool:
-    """True if a dump of a worker of ours surely has ended."""
+    """Return whether a worker's dump is certainly complete."""
     return _LAST.search(text) is not None or text.endswith(_CUT)
 
 
 def from_faulthandler(text: str) -> list[dict[str, Any]]:
-    """The threads of a dump, the main one first: of the one thread that has written it, or of all."""
+    """Return the threads of a dump, the main one first."""
     threads: list[dict[str, Any]] = []
     for line in text.splitlines():
         if line.startswith("Stack (most recent call first):"):
@@ -49,13 +50,13 @@ def from_faulthandler(text: str) -> list[dict[str, Any]]:
             number = int(frame["line"]) if frame["line"].isdigit() else 0
             threads[-1]["frames"].append({"file": frame["file"], "line": number, "function": frame["function"]})
     if threads:
-        # The main thread is the oldest, and the last.
+        # The main thread is the oldest, and comes last.
         threads[-1]["name"] = threads[-1]["name"] or "main"
     return threads[::-1]
 
 
 def from_py_spy(text: str, pid: int) -> list[dict[str, Any]]:
-    """The threads that `py-spy dump --json` tells of."""
+    """Return the threads in the output of `py-spy dump --json`."""
     threads = []
     for thread in json.loads(text):
         frames = [
@@ -73,10 +74,10 @@ def from_py_spy(text: str, pid: int) -> list[dict[str, Any]]:
 
 
 def under_way(data: bytes) -> dict[str, Any]:
-    """{"entries": as `BoardEntry`, "last": group -> number of the last collective that was begun}.
+    """Return {"entries": as `BoardEntry`, "last": group -> number of the last collective that was started}.
 
     Raises:
-        ValueError: nothing that a recorder writes.
+        ValueError: The data is not a recorder's.
     """
     text, _, more = data.rpartition(b"\n")
     if not text:
@@ -107,7 +108,7 @@ def _entry(one: dict[str, Any], group: str, number: int, ranks: str) -> dict[str
     )
     return {
         "channel": f"torch {group}",
-        # Such as "gloo:all_reduce"; NCCL's begin with "nccl:".
+        # Such as "gloo:all_reduce" or "nccl:all_reduce".
         "kind": str(one.get("profiling_name", "")).partition(":")[2] or "collective",
         "name": "",
         "number": number,

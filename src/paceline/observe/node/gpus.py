@@ -1,25 +1,24 @@
-"""The GPUs of this machine, without any framework: what the driver's own tool lists.
+"""The GPUs of this machine, as the driver's own tool lists them.
 
-Hosts without Paceline run this text, in front of `paceline.targets.host_leases`, with their own Python, 3.6 or later: standard
-library only, annotations in quotes.
+A host without Paceline receives this text, in front of `paceline.targets.leases`, for its own Python, 3.6 or later: standard
+library alone, and annotations in quotes.
 """
 
 import os
 
-#: Says by hand which devices there are ("0,1", or "" for none), where `nvidia-smi` does not tell.
+#: Overrides the list of devices ("0,1", or "" for none) where `nvidia-smi` is missing.
 GPUS_VARIABLE = "PACELINE_GPUS"
 
 
 def devices() -> "tuple[str, ...]":
-    """The devices that runs may use, as `CUDA_VISIBLE_DEVICES` spells them.
+    """Return the devices that runs may use, as `CUDA_VISIBLE_DEVICES` spells them.
 
-    Those of `PACELINE_GPUS`, else those of the shell's `CUDA_VISIBLE_DEVICES`, else all that nvidia-smi lists; none
-    where there is no driver.
+    They come from `PACELINE_GPUS`, else the shell's `CUDA_VISIBLE_DEVICES`, else nvidia-smi. Without a driver there are none.
     """
     for name in (GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:
             return tuple(part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1"))
-    # Loaded here, where they are needed at last: most hosts are asked for no GPUs.
+    # Loaded late: most hosts are asked for no GPUs.
     import shutil
     import subprocess
 

@@ -1,7 +1,18 @@
-"""How busy this machine and a run's workers on it are. Read from the kernel and from the GPUs' driver, by the standard library.
+"""Load of this machine and of a run's workers on it, from the kernel and the GPUs' driver.
 
-A look costs what it reads: one file for the machine's processors, one for each disk's and network's counts, three for each
-process of a worker. Who is below whom is looked up seldom, for that takes all processes of the machine.
+A look reads one file for the processors, one each for disks and networks, and three for each process of a worker. It seldom looks
+up child processes, because that reads all processes of the machine.
+
+Load of a rank:
+
+    cpu_percent                      100 is one core, since the last look
+    memory_gib                       pages shared with forked children count once
+    read_mib_s, write_mib_s          disks and file servers, without the page cache
+    net_in_mib_s, net_out_mib_s      TCP, also to ranks on this machine
+    gpu_percent, gpu_memory_gib      of its busiest GPU; on all GPUs together
+    steps_s, data_percent, wait_percent, steps, data_s, wait_s     by its own clock (`paceline.system.step_clock`): steps per
+                                     second and shares of its time; totals since it started
+    pid, processes, age_s            the worker's process, the number of processes, seconds since the worker started
 """
 
 from __future__ import annotations
@@ -19,22 +30,19 @@ from paceline.system.memory import memory
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _SECTOR = 512
-#: Beginnings of names of block devices that are made of others, or of none.
+#: Prefixes of block devices that are built on others, or virtual.
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-#: Who is below whom is looked up so seldom that it takes this share of a core at most, and no more often than this.
+#: Child processes are looked up so seldom that it takes at most this share of a core, and at most this often.
 _SHARE, _FAMILY_S = 0.001, 5.0
-#: Children that hold less than this share of their worker's memory are taken as they are.
+#: If children hold less than this share of their worker's memory, shared pages are ignored.
 _SHARED = 0.2
 
 
 class LoadMeter:
-    """Measures from one look to the next.
-
-    devices: the GPUs that count, by their numbers; None for all.
-    """
+    """A meter between two looks. devices: numbers of the GPUs that count; None for all."""
 
     def __init__(self, devices: tuple[str, ...] | None = None) -> None:
         self._devices = None if devices is None or not all(one.isdigit() for one in devices) else set(map(int, devices))
@@ -45,14 +53,13 @@ class LoadMeter:
         self._workers: Any = None
 
     def look(self, workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The machine's load; what it does not tell is left out.
+        """Return the machine's load, without values that it does not report.
 
-        cpu_percent: of all cores, since the last look. memory_gib, memory_total_gib: in use, and what there is. disk_read_mib_s,
-        disk_write_mib_s, net_in_mib_s, net_out_mib_s: of its disks, and of its networks without what stays on the machine.
-        gpu0_percent, gpu0_memory_gib, gpu0_memory_total_gib: of each GPU. ranks: rank -> the worker's load (`worker_load`), of
-        those that are asked for.
+        cpu_percent: all cores since the last look. memory_gib, memory_total_gib: used and installed. disk_read_mib_s,
+        disk_write_mib_s, net_in_mib_s, net_out_mib_s: disks, and networks without loopback. gpu0_percent, gpu0_memory_gib,
+        gpu0_memory_total_gib: each GPU. ranks: load of the requested ranks.
 
-        workers: {"folder": the workers' watch folder, "ranks": rank -> pid, 0 where it is not known, "run_id"}.
+        workers: {"folder": the workers' watch folder, "ranks": rank -> pid or 0 if unknown, "run_id"}.
         """
         found: dict[str, Any] = {}
         now = _ticks()
@@ -80,7 +87,7 @@ class LoadMeter:
         now = time.monotonic()
         before_s, before = self._counts.get(name, (now, count))
         self._counts[name] = (now, count)
-        # A count may begin anew, with its device.
+        # A counter restarts with its device.
         return (count - before) / (now - before_s) if now > before_s and count >= before else None
 
     def _gpus(self) -> list[Gpu]:
@@ -101,16 +108,16 @@ def _of_gpu(gpu: Gpu) -> dict[str, float]:
 
 
 def _ticks() -> tuple[int, int] | None:
-    """(busy, all) of the processors since the machine's start; proc_stat(5)."""
+    """Return (busy, all) ticks of the processors since boot; proc_stat(5)."""
     with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
-        # idle and iowait; time of guests is in the user's already.
+        # idle and iowait; user time includes the time of guests.
         return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
     return None
 
 
 def _disks() -> dict[str, int]:
-    """Bytes that were read from the machine's disks and written to them."""
+    """Return the bytes read from and written to the machine's disks."""
     read = written = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/diskstats", encoding="ascii") as file:
@@ -129,20 +136,20 @@ def _disks() -> dict[str, int]:
 
 
 def _networks() -> dict[str, int]:
-    """Bytes that came in and went out, over interfaces and InfiniBand, without the machine's talk with itself."""
+    """Return the bytes in and out over interfaces and InfiniBand, without loopback."""
     received = sent = 0
     found = False
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/net/dev", encoding="ascii") as file:
         for line in file.readlines()[2:]:
             name, _, counts = line.partition(":")
-            # What goes through bridges and their ends is counted at the real interface, or stays here.
+            # The real interface counts traffic of bridges too, or it stays on the machine.
             if name.strip() == "lo" or name.strip().startswith(("veth", "br-", "docker", "virbr", "cni")):
                 continue
             words = counts.split()
             received, sent, found = received + int(words[0]), sent + int(words[8]), True
     for folder in _ports():
         with contextlib.suppress(OSError, ValueError):
-            # In words of four bytes.
+            # The unit is four bytes.
             received += 4 * _number(f"{folder}/port_rcv_data")
             sent += 4 * _number(f"{folder}/port_xmit_data")
             found = True
@@ -167,15 +174,15 @@ def _number(path: str) -> int:
 
 
 class WorkerLoads:
-    """Measures from one look to the next."""
+    """A meter of the workers' load between two looks."""
 
     def __init__(self) -> None:
         self._below: dict[int, list[int]] = {}
         self._next_family_s = 0.0
         self._next_shared_s = 0.0
-        #: pid -> its part of what it shares, of what it holds in its own view
+        #: pid -> its proportional share of its resident memory
         self._parts: dict[int, float] = {}
-        #: rank -> when its processes were looked at last; when its clock was, and what that said
+        #: rank -> time of the last look at its processes; time and counts of its clock
         self._looked_s: dict[str, float] = {}
         self._clocks: dict[str, tuple[float, dict[str, float]]] = {}
         self._cpu: dict[int, float] = {}
@@ -185,7 +192,7 @@ class WorkerLoads:
         self._tcp = TcpCounts()
 
     def look(self, workers: Mapping[str, Any], gpus: Sequence[Gpu]) -> dict[str, dict[str, float]]:
-        """Rank -> its load. workers: as `LoadMeter.look` is given."""
+        """Return rank -> load. workers: as for `LoadMeter.look`."""
         ranks = {str(rank): int(pid) for rank, pid in workers["ranks"].items()}
         now = time.monotonic()
         if missing := [rank for rank, pid in ranks.items() if not pid]:
@@ -219,7 +226,7 @@ class WorkerLoads:
             total_s, resident, age_s = seen
             held[pid] = resident
             counts = _disk_counts(pid)
-            # Of a process that is new here, as much as fell into the time since the last look.
+            # For a new process, only the part since the last look.
             share = min(1.0, passed / max(age_s, 0.01))
             cpu_s += max(0.0, total_s - self._cpu[pid] if pid in self._cpu else share * total_s)
             known = self._io.get(pid, (counts[0] * (1 - share), counts[1] * (1 - share)))
@@ -244,8 +251,10 @@ class WorkerLoads:
         return found
 
     def _memory(self, held: Mapping[int, int], now: float) -> float:
-        """Bytes that processes hold together. What was forked shares pages with its parent, which the kernel tells exactly (PSS),
-        but has to count page by page: so it is asked seldom, and only where much may be shared.
+        """Return the bytes that processes hold together.
+
+        Forked processes share pages. The kernel computes exact shares (PSS) page by page, so ask seldom, and only if much may be
+        shared.
         """
         worker, *below = held
         if sum(held[pid] for pid in below) <= _SHARED * held[worker]:
@@ -282,7 +291,7 @@ class WorkerLoads:
                 del table[pid]
 
     def _by_environment(self, run_id: str, ranks: Sequence[str], now: float) -> dict[str, int]:
-        """Rank -> pid of workers whose number is not known here, such as those in containers."""
+        """Return rank -> pid for workers whose pid is unknown here, as in containers."""
         self._found = {rank: pid for rank, pid in self._found.items() if os.path.exists(f"/proc/{pid}")}
         if now >= self._next_family_s and any(rank not in self._found for rank in ranks):
             for pid in sorted(processes.with_variable("PACELINE_RUN_ID", run_id)):
@@ -292,7 +301,7 @@ class WorkerLoads:
 
 
 def below(pids: Sequence[int]) -> dict[int, list[int]]:
-    """Pid -> the processes below it, of all of these in one look at the machine's processes."""
+    """Return the descendants of each pid, from one look at the machine's processes."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (words := processes.stat_of(int(name))):
@@ -309,7 +318,10 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _process(pid: int) -> tuple[float, int, float] | None:
-    """Seconds of processors, bytes that it holds, its age in seconds; None where it is gone, or a zombie. proc_pid_stat(5)."""
+    """Return CPU seconds, resident bytes and age in seconds, or None for a zombie or no process.
+
+    See proc_pid_stat(5).
+    """
     words = processes.stat_of(pid)
     if words is None or words[0] in "ZX":
         return None

@@ -1,15 +1,15 @@
-"""Looks at the workers of one node where they stand, without stopping them and without their help.
+"""Dump the stacks of a node's workers without stopping them.
 
     python -I -S .../paceline/observe/node/look.py OUTPUT FOLDER {"ranks": [...], "native": bool}
 
-OUTPUT gets one line of JSON: {"time", "ranks": {rank: what is known of its worker}, "notes": [what is not allowed here]}.
-FOLDER is that of `paceline.worker.watched`. Of a worker:
+OUTPUT gets one line of JSON: {"time", "ranks": {rank: facts}, "notes": [what is not allowed here]}. FOLDER is the folder of
+`paceline.worker.watched`. Facts on a worker:
 
     pid, state, wchan, cpu_s, io_bytes, tracer, command    `paceline.observe.node.process_state`; "gone": true without a process
-    threads       `paceline.observe.node.dumps`, with "by": "faulthandler" or "py-spy"; "silent": why there are none
-    children      the same of each process below it, those alone that are there
-    board         what it is in by its board; torch: what it is in by torch's flight recorder
-    call          a system call that it waits in, such as "write to pipe:[12]"; readers: pids of those who should read that pipe
+    threads       `paceline.observe.node.dumps`, with "by": "faulthandler" or "py-spy"; "silent": the reason without stacks
+    children      the same for each child process
+    board, torch  open collectives by its board and by torch's flight recorder
+    call          a blocking system call, such as "write to pipe:[12]"; readers: pids of the pipe's readers
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ import time
 from typing import Any
 
 if __name__ == "__main__":
-    # Started by its path, and apart from all that the environment has for the script: the library alone.
+    # Started by path, isolated from the script's environment: add the library alone.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import dumps, process_state
 from paceline.system import collective_state, processes
 
-#: How long an answer is waited for. A handler in C answers in a millisecond, on a machine that has one to spare.
+#: Timeout of an answer. A handler in C answers within a millisecond on an idle machine.
 _ANSWER_S = 3.0
-#: The same of one whose state says that it will hardly come.
+#: Timeout if the process's state makes an answer unlikely.
 _UNLIKELY_S = 0.3
-#: After so long without a further byte a dump has ended, where its text does not say so.
+#: A dump without a recognizable end is over after this silence.
 _QUIET_S, _SHORT_QUIET_S = 0.25, 0.03
-#: After it has taken the signal, how long a thread has to begin its dump; one of native code never does.
+#: How long a thread that took the signal has to start its dump; native threads write none.
 _NATIVE_S = 0.01
 _LOOK_S = 0.002
 _SPY_S = 10.0
-#: Of one worker.
+#: Per worker.
 _MOST_CHILDREN = 32
 _PTRACE = "/proc/sys/kernel/yama/ptrace_scope"
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     output, folder, asked = argv[0], argv[1], json.loads(argv[2])
     notes: list[str] = []
     with open(os.path.join(folder, "lock"), "a") as lock:
-        # Two at a time would read each other's answers.
+        # Two programs at once would read each other's answers.
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = look(folder, asked["ranks"], native=bool(asked.get("native")), notes=notes)
     answer(output, found, notes)
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def answer(output: str, found: dict[str, Any], notes: list[str]) -> None:
-    """Add what was found of each rank to a file, as one line of JSON."""
+    """Append the facts on each rank to a file, as one line of JSON."""
     text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as out:
@@ -67,9 +67,9 @@ def answer(output: str, found: dict[str, Any], notes: list[str]) -> None:
 
 
 def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, dict[str, Any]]:
-    """What is known of the workers of these ranks. notes: gets what is not allowed on this machine."""
+    """Return the facts on the workers of these ranks. notes: receives what is not allowed on this machine."""
     workers = [Worker(folder, rank) for rank in ranks]
-    # All at once: so the stacks are of one moment, and one that does not answer costs the others nothing.
+    # Ask all at once: the stacks are of one moment, and silent workers delay no others.
     for worker in workers:
         worker.ask()
     _wait_for(workers)
@@ -82,7 +82,7 @@ def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> di
 
 
 class Worker:
-    """One worker, and what has been found of it."""
+    """One worker and the facts on it."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.rank = rank
@@ -96,7 +96,7 @@ class Worker:
         self._asked_s = 0.0
 
     def ask(self) -> None:
-        """Look at what needs no answer, and ask for the rest."""
+        """Collect the facts that need no answer, and ask for the others."""
         self.found["board"] = [
             entry._asdict() for entry in collective_state.read(os.path.join(self._folder, f"board_{self.rank}"))
         ]
@@ -112,12 +112,12 @@ class Worker:
         self._dump = self.asked_of(self.pid, self.found)
 
     def is_settled(self, since_s: float) -> bool:
-        """True if nothing more is to be waited for. since_s: how long it has been asked."""
+        """Return whether all answers have arrived or timed out. since_s: seconds since the request."""
         if not self._is_dumped:
             if self._dump is not None and not self._dump.is_done():
                 return False
             self._is_dumped, self._asked_s = True, since_s
-            # Only now: its thread runs then, and is not to be met at work.
+            # Only now: the recorder's thread wakes up, and must not appear in the stacks.
             self._is_asked = "pid" in self.found and self._ask_recorder()
         if self._is_asked and os.path.exists(self._told):
             self._is_asked = False
@@ -130,7 +130,7 @@ class Worker:
         return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
-        """Take the answer, then ask the children that were forked, one after the other: all write into one file."""
+        """Read the answer, then ask forked children one by one, because all write into one file."""
         self._take(self._dump, self.found)
         self.found["children"] = children = []
         if "pid" not in self.found:
@@ -149,12 +149,12 @@ class Worker:
         self.empty()
 
     def empty(self) -> None:
-        """Throw away what was answered: whoever asks next need not read it all again."""
+        """Truncate the answers, so that the next program need not skip them."""
         with contextlib.suppress(OSError):
             os.truncate(self._stacks, 0)
 
     def look_with(self, spy: str | None, *, native: bool, notes: list[str]) -> None:
-        """Have py-spy tell what has not been told, where it may; native: all, with frames of C."""
+        """Ask py-spy for missing stacks; native: for all, with frames of C."""
         if "pid" not in self.found:
             return
         for one in (self.found, *self.found["children"]):
@@ -175,13 +175,13 @@ class Worker:
                 notes.append(why_not(str(error)))
 
     def asked_of(self, pid: int, found: dict[str, Any], *, only_main: bool = False) -> Dump | None:
-        """The dump that this process has been asked for; None, and why in `found`, where it can't be."""
+        """Request a dump from this process; otherwise store the reason in `found` and return None."""
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"
         elif not self._number:
             found["silent"] = "it is no Python program, or PACELINE_STACKS_SIGNAL is 0"
-        # By the open file it is known for one that answers: a number may be another process's by now, and a program that the
-        # script has turned into would take the signal in its own way.
+        # Identify it by its open file: the pid may be reused, and another program that replaced the script would handle the
+        # signal in its own way.
         elif not process_state.has_open(pid, self._descriptor, self._stacks):
             found["silent"] = "it is another program, or has closed all files"
         elif not process_state.catches(pid, self._number):
@@ -206,12 +206,12 @@ class Worker:
             )
 
     def _ask_recorder(self) -> bool:
-        """True if torch's recorder has been asked."""
+        """Ask torch's recorder. Return whether it can answer."""
         with contextlib.suppress(OSError):
             os.unlink(self._told)
         try:
             pipe = os.open(os.path.join(self._folder, f"ask_{self.rank}"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # there is none, or nobody who reads
+        except OSError:  # there is no pipe, or no reader
             return False
         try:
             os.write(pipe, f"{os.path.basename(self._told)}\n".encode())
@@ -231,13 +231,13 @@ class Worker:
 
 
 class Dump:
-    """The stacks of one process, of one thread after the other, the main thread first. All write at the end of one file."""
+    """The stacks of one process, thread by thread, the main thread first, appended to one file."""
 
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
-        # Who samples can't wait as long for an end that the text does not tell.
+        # A sampler cannot wait as long for the end of a dump.
         self._quiet_s = _SHORT_QUIET_S if only_main else _QUIET_S
         self.threads: list[dict[str, Any]] = []
-        #: How much the process has written for it.
+        #: Bytes that the process wrote for it.
         self.size = 0
         self._path, self._pid, self._number, self._limit_s = path, pid, number, limit_s
         self._left = [pid] if only_main else process_state.threads(pid)
@@ -247,7 +247,7 @@ class Dump:
         self._is_taken = False
 
     def is_done(self) -> bool:
-        """True if no thread is left; else goes on with the one that is asked, or the next."""
+        """Continue with the current or next thread. Return whether all threads are done."""
         now = time.monotonic()
         if self._thread:
             if not self._has_answered(now):
@@ -269,7 +269,7 @@ class Dump:
             return dumps.is_whole(self._text()[-1000:]) or now - self._seen_s > self._quiet_s
         if not self._is_taken and not process_state.is_pending(self._pid, self._thread, self._number):
             self._is_taken, self._seen_s = True, now
-        # A thread of native code has the handler run, too, which writes nothing then. The main thread is Python's.
+        # A native thread runs the handler too, which then writes nothing. The main thread is Python's.
         if self._is_taken and self._thread != self._pid:
             return now - self._seen_s > _NATIVE_S
         return now - self._asked_s > (self._limit_s if self._thread == self._pid else _UNLIKELY_S)
@@ -302,7 +302,7 @@ def _wait_for(workers: list[Worker]) -> None:
     begun_s = time.monotonic()
     while True:
         since_s = time.monotonic() - begun_s
-        # Each is asked, so that an answer is taken in as soon as it is there.
+        # Poll each one, so that answers are read at once.
         settled = [worker.is_settled(since_s) for worker in workers]
         if all(settled) or since_s > 2 * _ANSWER_S:
             return
@@ -310,7 +310,7 @@ def _wait_for(workers: list[Worker]) -> None:
 
 
 def _add_call(found: dict[str, Any]) -> None:
-    """Add the system call in which a process waits for another one, and who that is."""
+    """Add the system call in which a process waits for another process, and that process."""
     if "pipe" not in found["wchan"] or (call := process_state.waits_for(found["pid"])) is None:
         return
     found["call"] = call
@@ -319,13 +319,13 @@ def _add_call(found: dict[str, Any]) -> None:
 
 
 def py_spy() -> str | None:
-    """The program, beside this interpreter or on PATH."""
+    """Return py-spy's path, beside this interpreter or on PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def _spied(spy: str, pid: int, *, native: bool) -> list[dict[str, Any]]:
-    # Frames of C can be read of a process that stands still alone; without them it runs on.
+    # Frames of C require stopping the process.
     words = [spy, "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
     done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SPY_S, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -334,7 +334,7 @@ def _spied(spy: str, pid: int, *, native: bool) -> list[dict[str, Any]]:
 
 
 def why_not(error: str) -> str:
-    """What keeps py-spy from a process, and what to do."""
+    """Return why py-spy cannot read a process, and how to allow it."""
     what = "py-spy may not look into processes here"
     scope = ""
     with contextlib.suppress(OSError), open(_PTRACE) as file:

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process and of those below it (proc(5)), for whoever asks why it stands still. Linux."""
+"""Facts from the kernel on a process that may be stuck, and on its children (proc(5)). Linux."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from paceline.system import processes
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _COMMAND_CHARS = 200
-#: tgkill(2), which the C library has from glibc 2.30 on alone.
+#: tgkill(2), in the C library from glibc 2.30 on.
 _TGKILL = {"x86_64": 234, "aarch64": 131, "ppc64le": 250}
-#: Beginnings of the names of threads that are no Python's.
+#: Prefixes of native threads' names.
 _NATIVE = ("pt_", "gloo", "nccl", "NCCL", "cuda", "omp", "iou-", "jemalloc", "grpc", "async-")
 
 
 def state_of(pid: int) -> dict[str, Any] | None:
-    """The process's state; None where it is gone, or a zombie.
+    """Return the process's state, or None for a zombie or no process.
 
-    state: the letter of ps(1): R, S, D (waits in the kernel, for a disk or a file server), T (stopped), t (stopped by a
-    debugger). wchan: the kernel's function that it waits in. cpu_s: seconds of processors, of it alone. io_bytes: what it has
-    read and written through the kernel. tracer: pid of a debugger. command: its command line, shortened. parent: its pid.
+    state: the letter of ps(1): R, S, D (waits in the kernel for a disk or file server), T (stopped), t (stopped by a debugger).
+    wchan: kernel function that it waits in. cpu_s: its own CPU seconds. io_bytes: bytes read and written. tracer: pid of a
+    debugger. command: shortened command line. parent: pid.
     """
     words = processes.stat_of(pid)
     if not words or words[0] in "ZX":
@@ -41,13 +41,13 @@ def state_of(pid: int) -> dict[str, Any] | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """True if the process has a handler for this signal."""
+    """Return whether the process has a handler for this signal."""
     caught = table(f"/proc/{pid}/status").get("SigCgt", "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def threads(pid: int) -> list[int]:
-    """The numbers of its threads, the main one first; those are left out that libraries of native code have named theirs."""
+    """Return the ids of its threads, the main one first, without native libraries' threads."""
     found = []
     try:
         for name in os.listdir(f"/proc/{pid}/task"):
@@ -59,7 +59,7 @@ def threads(pid: int) -> list[int]:
 
 
 def signal_thread(pid: int, thread: int, number: int) -> None:
-    """Send a signal to one thread of a process; nothing where it is gone. Where that can't be done, to the process."""
+    """Send a signal to one thread, or to the process where that is impossible. Ignore a missing process."""
     call = _TGKILL.get(os.uname().machine) if sys.platform.startswith("linux") else None
     if call is None:
         if thread == pid:
@@ -71,13 +71,13 @@ def signal_thread(pid: int, thread: int, number: int) -> None:
 
 
 def is_pending(pid: int, thread: int, number: int) -> bool:
-    """True if a thread has not taken yet a signal that was sent to it."""
+    """Return whether a signal to this thread is still pending."""
     pending = table(f"/proc/{pid}/task/{thread}/status").get("SigPnd", "0")
     return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 def has_open(pid: int, descriptor: int, path: str) -> bool:
-    """True if that descriptor of the process is this file."""
+    """Return whether this descriptor of the process is this file."""
     try:
         there, here = os.stat(f"/proc/{pid}/fd/{descriptor}"), os.stat(path)
     except OSError:
@@ -86,7 +86,7 @@ def has_open(pid: int, descriptor: int, path: str) -> bool:
 
 
 def is_python(pid: int) -> bool:
-    """True if the process's program is a Python interpreter."""
+    """Return whether the process runs a Python interpreter."""
     try:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
     except OSError:
@@ -94,7 +94,7 @@ def is_python(pid: int) -> bool:
 
 
 def waits_for(pid: int) -> str | None:
-    """What a system call that it waits in is about, as far as this user may see: "write to pipe:[123]"; None where unknown."""
+    """Return the system call that it waits in, such as "write to pipe:[123]", or None if unknown."""
     words = _read(f"/proc/{pid}/syscall").split()
     verb = (
         {"0": "read from", "1": "write to"}.get(words[0]) if len(words) > 1 and os.uname().machine == "x86_64" else None
@@ -108,7 +108,7 @@ def waits_for(pid: int) -> str | None:
 
 
 def other_end(pid: int, what: str) -> list[int]:
-    """Processes that have the same pipe open for reading, of which `what` (`waits_for`) tells that `pid` writes to it."""
+    """Return the processes that read the pipe in `what` (from `waits_for`)."""
     _, _, pipe = what.partition(" to ")
     if not pipe.startswith("pipe:"):
         return []
@@ -140,6 +140,6 @@ def _read(path: str) -> str:
 
 
 def table(path: str) -> dict[str, str]:
-    """The values of a file of lines `name: value`, by their names; empty where it can't be read."""
+    """Return the values of a file of `name: value` lines; empty if it cannot be read."""
     lines = (line.partition(":") for line in _read(path).splitlines())
     return {name: value.strip() for name, _, value in lines}

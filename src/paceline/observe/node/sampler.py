@@ -1,16 +1,16 @@
-"""Samples the stacks of one node's workers for some seconds, while they run on.
+"""Sample the stacks of one node's workers for some seconds while they run.
 
     python -I -S .../paceline/observe/node/sampler.py OUTPUT FOLDER {"ranks": [...], "seconds": S, "rate": R}
 
-By py-spy where it is there and may look: all threads of a worker and of the Python processes below it, R times a second. Else by
-the signal at which workers write their stacks (`paceline.worker.watched`): the main threads alone, 20 times a second at most.
+If py-spy is installed and allowed, it samples all threads of a worker and its Python children, R times per second. Otherwise
+signals make workers write their stacks (`paceline.worker.watched`): main threads only, at most 20 times per second.
 
 OUTPUT gets one line of JSON: {"time", "ranks": rank -> profile, "notes": [what is not allowed here]}. A profile:
 
-    by        "py-spy" or "signals"; "silent": why there is none
-    rate      samples a second
+    by        "py-spy" or "signals"; "silent": the reason without samples
+    rate      samples per second
     frames    [[function, file, line], ...], each once
-    stacks    [[where, [numbers of frames, outermost first], how often], ...]; where: "main", a thread's name, "process 12 main"
+    stacks    [[where, [frame indices, outermost first], count], ...]; where: "main", a thread's name, "process 12 main"
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from collections.abc import Iterator
 from typing import Any
 
 if __name__ == "__main__":
-    # Started by its path, and apart from all that the environment has for the script: the library alone.
+    # Started by path, isolated from the script's environment: add the library alone.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import process_state
 from paceline.observe.node.look import Dump, Worker, answer, py_spy, why_not
 from paceline.system import processes
 
-#: By signals, so often at most: each sample is a millisecond of the worker's.
+#: Maximum rate by signals: each sample takes a millisecond of the worker.
 _MOST_BY_SIGNAL = 20.0
-#: How long py-spy may take beyond the time that it samples, and a worker for one sample.
+#: Extra seconds for py-spy after sampling, and the timeout of one sample.
 _EXTRA_S, _SAMPLE_S = 20.0, 0.5
 _LOOK_S = 0.001
 _MOST_CHILDREN = 4
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: list[str]) -> dict[str, dict[str, Any]]:
-    """Rank -> its profile. notes: gets what is not allowed on this machine."""
+    """Return rank -> profile. notes: receives what is not allowed on this machine."""
     workers = {rank: Worker(folder, rank) for rank in ranks}
     spy = py_spy()
     if spy is None:
@@ -67,24 +67,24 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
     spied = {rank: _Spied(spy, folder, worker, seconds, rate) for rank, worker in workers.items() if spy}
     found: dict[str, dict[str, Any]] = {}
     left: dict[int, Worker] = dict(workers)
-    # All at once, so that what is compared is of the same time.
+    # All at once, so that the profiles cover the same time.
     for rank, one in spied.items():
         try:
             found[str(rank)] = one.end(begun + seconds + _EXTRA_S)
-            # Where each of its samples was torn, as on a machine that is overloaded, the worker's own answers are tried.
+            # If all its samples were torn, as on an overloaded machine, try signals.
             if "frames" in found[str(rank)] or not workers[rank].pid:
                 del left[rank]
         except (OSError, subprocess.SubprocessError) as error:
             notes.append(why_not(str(error)))
     if left:
-        # Where py-spy was refused it said so at once.
+        # py-spy reports a refusal at once.
         for rank, counted in _by_signals(folder, left, seconds, rate).items():
             found[str(rank)] = counted
     return found
 
 
 class StackCounts:
-    """The stacks of one worker, each with how often it was met."""
+    """The stacks of one worker with their counts."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[str, str, int], int] = {}
@@ -108,7 +108,7 @@ class StackCounts:
 
 
 class _Spied:
-    """py-spy at work on one worker."""
+    """A py-spy process that samples one worker."""
 
     def __init__(self, spy: str, folder: str, worker: Worker, seconds: float, rate: float) -> None:
         self._rate, self._pid = max(1, round(rate)), worker.pid
@@ -117,7 +117,7 @@ class _Spied:
             *(spy, "record", "--pid", str(worker.pid), "--duration", str(max(1, round(seconds)))),
             *("--rate", str(self._rate), "--format", "raw", "--output", self._path),
             *("--idle", "--threads", "--subprocesses", "--full-filenames"),
-            # Without a pause of the worker: a sample that is not whole is left out.
+            # Without pausing the worker: torn samples are dropped.
             "--nonblocking",
         ]
         self._process: subprocess.Popen[str] | None = None
@@ -131,10 +131,10 @@ class _Spied:
             )
 
     def end(self, deadline: float) -> dict[str, Any]:
-        """The profile.
+        """Return the profile.
 
         Raises:
-            OSError: py-spy has failed; with its own words.
+            OSError: py-spy failed; the message is its own.
         """
         if self._process is None:
             return {"silent": "it has not started, or is no Python program"}
@@ -156,11 +156,11 @@ class _Spied:
 
 
 def from_raw(text: str, worker: int) -> Iterator[tuple[str, list[tuple[str, str, int]], int]]:
-    """Of each stack in py-spy's raw format: where it is, its frames, how often it was met.
+    """Yield (where, frames, count) of each stack in py-spy's raw format.
 
     process 7:"python t.py";process 9:"python t.py";thread (9): MainThread;<module> (t.py:12);load (data.py:4) 17
 
-    A command line may hold anything, line ends and semicolons too: what counts is behind the last name of a thread.
+    A command line may contain newlines and semicolons, so the stack starts behind the last thread name.
     """
     record = ""
     for line in text.splitlines():
@@ -187,7 +187,7 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
     number = 0
     with open(os.path.join(folder, "lock"), "a") as lock:
         while (now := time.monotonic()) < begun + seconds:
-            # Nobody else reads the same answers meanwhile, and who wants to gets the next turn.
+            # Hold the lock for one sample, so that another program can take its turn.
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 for rank in _sample(workers, counted):
@@ -201,7 +201,7 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
 
 
 def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list[int]:
-    """One sample of each worker's main thread, and of those of the processes that it has forked; who has answered."""
+    """Sample each worker's main thread and those of forked children. Return the ranks that answered."""
     asked = {}
     for rank, worker in workers.items():
         dump = _asked(worker, worker.pid) if worker.pid else None
@@ -223,16 +223,16 @@ def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list
 
 
 def _asked(worker: Worker, pid: int) -> Dump | None:
-    """The dump of the main thread of a worker's process, or of one below it; None where there is none to be had."""
+    """Request a dump of one process's main thread, or return None."""
     state = process_state.state_of(pid)
     return None if state is None else worker.asked_of(pid, state, only_main=True)
 
 
 def _wait_for(dumps: list[Dump]) -> None:
-    """Return once all are done, or the time for a sample is up."""
+    """Return once all dumps are done, or the time for a sample is up."""
     deadline = time.monotonic() + _SAMPLE_S
     while time.monotonic() < deadline:
-        # Each is asked, so that an answer is taken in as soon as it is there.
+        # Poll each one, so that answers are read at once.
         done = [dump.is_done() for dump in dumps]
         if all(done):
             return
