@@ -1,6 +1,6 @@
-"""The data that a run takes from a datastore or leaves there, as frozen data that goes to JSON and back.
+"""Data that a run reads from a datastore or stores there, as frozen data with JSON both ways.
 
-A job carries these; the worker's side reads them: standard library alone.
+Jobs contain them, and workers read them: standard library alone.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from typing import Any, Literal
 
 from paceline.errors import DataError
 
-#: Under `<this><name>` a worker finds an input's or output's folder. The SDK's name, and ours.
+#: The variable `<prefix><name>` holds an input's or output's folder in a worker. The SDK's prefix, and ours.
 PATH_VARIABLES = ("AZUREML_DATAREFERENCE_", "PACELINE_INPUT_")
 
-#: The input by which a run finds the model that it goes on from; the SDK's name.
+#: The input with the model that a run continues from; the SDK's name.
 MODEL_LOCATION = "MODEL_LOCATION"
 
 MODES = ("mount", "download", "upload", "direct")
 PARTITIONS = ("node", "rank")
-# It ends the name of an environment variable, so it is made of what a shell takes in one.
+# It becomes part of an environment variable's name.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Files of one place. datastore: its name, or None where `path` is a URL or an absolute path on this machine.
-    path: a folder, a file, or a pattern with `*`, `?` or `**`; "" is the whole store.
+    """Files in one place.
+
+    datastore: its name; None if `path` is a URL or an absolute path on this machine. path: a folder, a file, or a pattern with
+    `*`, `?` or `**`; "" is the whole store.
     """
 
     datastore: str | None = None
@@ -37,23 +39,22 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DataReference:
-    """Files that a run finds in a folder of its own, or a folder whose files are stored when the run ends.
+    """Files that a run finds in a folder, or a folder whose files are stored at the run's end.
 
-    name: what the run knows it by: letters, digits and `_`. sources: where the files lie; one for an upload.
-    mode: "download" (a copy, shared by the node's workers and by later runs), "mount" (the place itself where the
-        store is a folder of this machine, else a download), "upload" (an empty folder whose files are stored in the
-        end), "direct" (a dataset that the script asks for by name; its files are downloaded).
-    partition: "node" or "rank": each gets its own part of the files; None: everybody gets all.
-    overwrite: an upload may replace files that are there.
-    path_on_compute: a path, relative to the script's working directory, at which the folder appears as well.
-    inside: of an upload, a name in the folder that scripts are given in place of the folder itself: they make a file or a folder
-        of that name. What such a run has left is found under the same name.
-    dataset: "name:version" of the dataset whose files these are. fingerprint: of their content, when it was registered.
-    table: how a table is read from the files, as the dataset's own JSON text; None for plain files.
-    registered: of an upload, the name, description and tags of the dataset that its files become, as JSON text.
+    name: letters, digits and `_`. sources: places of the files; one for an upload.
+    mode: "download" (a copy, shared by the node's workers and later runs), "mount" (the original if the store is a folder of this
+    machine, else a download), "upload" (an empty folder whose files are stored at the end), "direct" (a dataset that the script
+    opens by name; its files are downloaded).
+    partition: "node" or "rank": each gets a part of the files; None: all files.
+    overwrite: an upload may replace existing files.
+    path_on_compute: another path of the folder, relative to the script's working directory.
+    inside: of an upload, a name in the folder that scripts get instead of the folder, for a file or folder that they create. A
+    resumed run finds it under the same name.
+    dataset: "name:version" of the files' dataset. fingerprint: of their content at registration. table: how to read a table, as
+    the dataset's JSON; None for plain files. registered: of an upload, name, description and tags of the new dataset, as JSON.
 
     Raises:
-        DataError: a value is wrong.
+        DataError: A value is invalid.
     """
 
     name: str
@@ -82,25 +83,25 @@ class DataReference:
             raise DataError(f"as_partition(by={self.partition!r}): give by='node' or by='rank'.")
         if self.inside is not None and not _NAME.fullmatch(str(self.inside)):
             raise DataError(f"inside={self.inside!r} of {self.name!r}: letters, digits and '_'.")
-        # What is stored has to have one place to go to.
+        # An upload needs exactly one destination.
         if self.mode == "upload" and (len(self.sources) != 1 or self.partition or "*" in self.sources[0].path):
             raise DataError(f"as_upload() of {self.name!r} takes one folder of one datastore, unpartitioned.")
 
     def __str__(self) -> str:
-        """The word that stands for the folder in a script's arguments; each worker puts its own path there."""
+        """Return the placeholder in a script's arguments; each worker replaces it by its own path."""
         return f"${PATH_VARIABLES[0]}{self.name}"
 
     @property
     def is_output(self) -> bool:
-        """Whether files are stored there when the run ends, and none are fetched."""
+        """Whether the run stores files there, and fetches none."""
         return self.mode == "upload"
 
     def as_mount(self) -> DataReference:
-        """The place itself where the store is a folder of this machine, else a download."""
+        """Return the reference as a mount: the original if the store is a folder of this machine."""
         return replace(self, mode="mount")
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """A copy on each node, fetched before the workers start.
+        """Return the reference as a download: a copy on each node before the workers start.
 
         Args:
             path_on_compute: Path below the script's working directory at which the files appear too.
@@ -108,12 +109,11 @@ class DataReference:
         return replace(self, mode="download", path_on_compute=path_on_compute or self.path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None, *, overwrite: bool | None = None) -> DataReference:
-        """An empty folder for the script; what is in it when the run ends is stored.
-
-        overwrite: whether files that are already there may be replaced; else a run is refused where there are some.
+        """Return the reference as an upload: an empty folder, stored at the run's end.
 
         Args:
             path_on_compute: Path below the script's working directory at which the folder appears too.
+            overwrite: Whether to replace existing files; otherwise existing files refuse the run.
         """
         return replace(
             self,
@@ -125,14 +125,15 @@ class DataReference:
     def register_on_complete(
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> DataReference:
-        """The same output, whose files are registered as a new version of the dataset `name` once the run is Completed.
+        """Return the output with registration of its files as a dataset version once the run is Completed.
 
         Args:
+            name: Name of the dataset.
             description: Text of the new version, for people.
             tags: Tags of the new version.
 
         Raises:
-            DataError: it is no upload.
+            DataError: The reference is no upload.
         """
         if not self.is_output:
             raise DataError(f"register_on_complete({name!r}): {self.name!r} is no output. Say as_upload() first.")
@@ -140,27 +141,28 @@ class DataReference:
         return replace(self, registered=text)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """A part of the files for each node (or each rank): as many parts as there are nodes (ranks), every file in
-        exactly one, balanced by bytes.
+        """Return the reference with the files partitioned by node or rank, balanced by bytes.
+
+        Each file is in exactly one part.
         """
-        # A mount is the whole place, of which no part can be taken away.
+        # A mount is the original place, which cannot be split.
         return replace(self, partition=by, mode="download" if self.mode == "mount" else self.mode)
 
     def as_named_input(self, name: str) -> DataReference:
-        """The same under another name."""
+        """Return the reference under another name."""
         return replace(self, name=name)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, defaults left out."""
+        """Return plain JSON values without defaults."""
         values = asdict(self) | {"sources": [asdict(source) for source in self.sources]}
         return {f.name: values[f.name] for f in fields(self) if values[f.name] not in (None, False)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DataReference:
-        """The reference that `to_json` wrote.
+        """Return the reference that `to_json` wrote.
 
         Raises:
-            DataError: a field that this version does not know, or a wrong value.
+            DataError: A field is unknown to this version, or a value is invalid.
         """
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(data) - known):

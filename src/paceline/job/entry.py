@@ -1,4 +1,4 @@
-"""Looks for what a job runs in its source folder, before anything starts."""
+"""Find the file that a job runs in its source folder, before anything starts."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 from paceline.errors import JobError
 from paceline.job.job import Job
 
-#: How a file begins that the kernel runs by itself: a script with its interpreter, or a binary (ELF).
+#: Beginnings of files that the kernel executes: a script with its interpreter, or a binary (ELF).
 _BEGINNINGS = (b"#!", b"\x7fELF")
 
 
 def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | None:
-    """The path in `directory` of the file that the job runs, with forward slashes; None for a module that is installed and
-    for a program of the nodes, which are not in the source.
+    """Return the path of the job's file in `directory`, with forward slashes.
 
-    is_here: the job runs on this machine, so that a program can be looked for on PATH.
+    Return None for an installed module and for a program of the nodes, which are not in the source. is_here: the job runs on this
+    machine, so PATH can be checked.
 
     Raises:
-        JobError: it is not there, or nothing that can be run.
+        JobError: The file is missing, or cannot be executed.
     """
     if not directory.is_dir():
-        return None  # the snapshot says so
+        return None  # the snapshot reports it
     if job.entry_module is not None:
-        # As `python -m` looks for it: from the working directory.
+        # `python -m` searches from the working directory.
         found = _of_module(job.entry_module, directory / (job.working_directory or ""))
         name = found and os.path.normpath(os.path.join(job.working_directory or "", found))
         return name if name and name.split(os.sep)[0] != ".." else None
-    # The snapshot lists its files by their plain names: `./train.py` is in it as `train.py`.
+    # The snapshot uses plain names: `./train.py` is `train.py`.
     script = os.path.normpath(job.entry_script).replace(os.sep, "/")
     path = directory / script
     if not path.is_file():
-        # A file of the source comes before a program of the same name, so PATH is looked at only here.
+        # Files of the source take precedence over programs, so check PATH only here.
         if job.may_be_on_path:
             if is_here:
                 _check_on_path(job, directory)
@@ -54,10 +54,10 @@ def _of_module(module: str, directory: Path) -> str | None:
         raise JobError(
             f"entry_module {module!r} is a package without a __main__.py. Name a module in it, or give it one."
         )
-    # Nothing in the source begins with this name: it is a module that is installed, such as torch.distributed.run.
+    # The source has nothing of this name, so the module is installed, such as torch.distributed.run.
     if not (directory / top).is_dir() and not (directory / f"{top}.py").is_file():
         return None
-    # A thousand at most, for difflib compares the name with each of them.
+    # At most a thousand, because difflib compares the name with each.
     known = [_name(found, directory) for found in sorted((directory / top).rglob("*.py"))[:1000]]
     close = difflib.get_close_matches(module, known, n=1) or known[:1]
     hint = f" Did you mean {close[0]}?" if close else ""
@@ -70,10 +70,10 @@ def _name(path: Path, directory: Path) -> str:
 
 
 def _check_on_path(job: Job, directory: Path) -> None:
-    """Refuse a program that no PATH has. What an image or an environment yet to be made has on its PATH is not known here."""
+    """Refuse a program that is not on PATH. The PATH of an image or a future environment is unknown."""
     if job.environment.docker_image is not None or job.environment.needs_build:
         return
-    # A job that sets PATH for its workers means the programs there.
+    # A job's own PATH applies to the program.
     path = job.environment_variables.get("PATH", os.environ.get("PATH"))
     if shutil.which(job.entry_script, path=path) is None:
         raise JobError(
@@ -83,7 +83,7 @@ def _check_on_path(job: Job, directory: Path) -> None:
 
 
 def _check_program(name: str, path: Path) -> None:
-    """Refuse what the kernel could not run. Only the nodes can say whether it is built for their machines."""
+    """Refuse a file that the kernel cannot execute. Its architecture is checked on the nodes."""
     with open(path, "rb") as file:
         begins = file.read(4)
     if not begins.startswith(_BEGINNINGS):
@@ -91,7 +91,7 @@ def _check_program(name: str, path: Path) -> None:
             f"entry_script {name!r} is no Python file (.py), no script that begins with #!, and no binary. Name one of them, or "
             "write the program that is to run it into its first line, such as #!/bin/bash."
         )
-    # The owner's bit, for the copy in the snapshot belongs to whoever submits.
+    # The owner's bit: the submitting user owns the copy.
     if not path.stat().st_mode & 0o100:
         raise JobError(f"entry_script {name!r} is not executable. Make it so: chmod +x {path}")
 

@@ -1,6 +1,6 @@
-"""The rules for the values of an `EnvironmentSpec`, by the standard library alone: workers read environments too.
+"""Rules for the values of an `EnvironmentSpec`, with the standard library alone, for workers.
 
-The functions take the specification as `Any`, for its own file imports this one.
+The functions take the specification as `Any`, because its module imports this one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.system.names import is_one_line, name_rule
 
 NAME = name_rule("_.-", 128)
 
-#: The fields that are tuples of strings, each with an example of what belongs there.
+#: Fields that are tuples of strings, with an example of each.
 _LISTS = {
     "pip_packages": "einops==0.8.0",
     "pip_constraints": "numpy<3",
@@ -27,17 +27,17 @@ _LISTS = {
     "locked_conda": "https://conda.anaconda.org/conda-forge/noarch/x-1-0.conda#<sha256>",
 }
 
-#: A token in the path of a conda channel, as conda servers take it.
+#: A token in the path of a conda channel.
 _CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
-# `python`, `python=3.11` and `conda-forge::python>=3.10`, but neither `python-dateutil` nor `python_abi`.
+# `python`, `python=3.11` and `conda-forge::python>=3.10`, but not `python-dateutil` or `python_abi`.
 _CONDA_PYTHON = re.compile(r"(?:.*::)?python(?![\w.-])", re.IGNORECASE)
 
 
 def normalise(environment: Any) -> None:
-    """Put tuples and a copied dict in place of what was given, and make local paths absolute.
+    """Convert sequences to tuples, copy dicts, and make local paths absolute.
 
     Raises:
-        EnvironmentSpecError: a value is not of its type.
+        EnvironmentSpecError: A value has the wrong type.
     """
     for field, example in _LISTS.items():
         values = _strings(field, getattr(environment, field), example)
@@ -48,7 +48,7 @@ def normalise(environment: Any) -> None:
                     "(--requirements)."
                 )
             values = tuple(absolute(value) for value in values)
-        # The class is frozen; this is called by its __post_init__ alone, before anybody else has the object.
+        # The class is frozen, but only its __post_init__ calls this.
         object.__setattr__(environment, field, values)
     variables = environment.environment_variables
     if not isinstance(variables, Mapping):
@@ -62,10 +62,10 @@ def normalise(environment: Any) -> None:
 
 
 def check(environment: Any) -> None:
-    """Refuse values that are wrong in themselves, or contradict each other.
+    """Refuse values that are invalid, or contradict each other.
 
     Raises:
-        EnvironmentSpecError: one is; the message names it and what to write instead.
+        EnvironmentSpecError: The message names the value, and what to write instead.
     """
     _check_scalars(environment)
     for field in ("pip_packages", "pip_constraints", "locked_pip"):
@@ -80,10 +80,10 @@ def check(environment: Any) -> None:
 
 
 def check_name(name: Any) -> None:
-    """Refuse what can't be the name of an environment, which is the name of a folder too.
+    """Refuse an invalid name of an environment, which also names a folder.
 
     Raises:
-        EnvironmentSpecError: it can't.
+        EnvironmentSpecError: The name is invalid.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise EnvironmentSpecError(
@@ -93,12 +93,12 @@ def check_name(name: Any) -> None:
 
 
 def names_python(spec: str) -> bool:
-    """True if a conda package's spec is for Python itself."""
+    """Return whether a conda spec is for Python itself."""
     return _CONDA_PYTHON.match(spec.strip()) is not None
 
 
 def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
-    # A str is iterable too, and each of its letters would pass for a package.
+    # A str is iterable, and its letters would pass for packages.
     if isinstance(values, str):
         raise EnvironmentSpecError(f"{field}={values!r} is one string. Write {field}=[{values!r}].")
     if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
@@ -109,7 +109,7 @@ def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
             raise EnvironmentSpecError(f"{field} has {value!r}, which is not a string. Write {field}=[{example!r}].")
         if not value.strip():
             raise EnvironmentSpecError(f"{field} has an empty name. Leave it out, or name a package: {example!r}.")
-        # They become lines of a requirements file, where a break would begin another line, maybe an option of pip's.
+        # A line break would start another line of a requirements file, perhaps an option of pip.
         if not is_one_line(value):
             raise EnvironmentSpecError(
                 f"{field} has {value!r}, which has a line break or a control character. Give each a string of its own."
@@ -121,17 +121,17 @@ def _check_scalars(environment: Any) -> None:
     if environment.name is not None:
         check_name(environment.name)
     version = environment.version
-    # bool is asked about by itself, for isinstance takes True for an int.
+    # isinstance takes True for an int.
     if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
         raise EnvironmentSpecError(f"version={version!r} is not a whole number from 1 on.")
     for field in ("python", "python_version", "pip_requirements", "docker_image", "shm_size"):
         value = getattr(environment, field)
-        # An empty requirements file asks for nothing, and is no mistake.
+        # An empty requirements file is valid.
         if value is not None and (
             not isinstance(value, str) or "\0" in value or not (value or field == "pip_requirements")
         ):
             raise EnvironmentSpecError(f"{field}={value!r} is not a text. Give a string, or None.")
-        # They become words of command lines, and lines of files that an engine reads.
+        # They become words of command lines, and lines of an engine's files.
         if value is not None and field != "pip_requirements" and not is_one_line(value):
             raise EnvironmentSpecError(f"{field}={value!r} has a line break or a control character. Leave it out.")
     _check_image(environment.docker_image or "")
@@ -156,7 +156,7 @@ def _check_image(image: str) -> None:
 
 
 def _check_secret(field: str, value: str) -> None:
-    # The value itself would end up in logs.
+    # Logs would show the value itself.
     if credentials_in(value):
         raise EnvironmentSpecError(
             f"{field} has a URL with a password or a token in it, which would be kept with the run. Write ${{NAME}} in its "

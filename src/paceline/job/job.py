@@ -1,8 +1,7 @@
-"""The job: what to run, as frozen data that goes to JSON and back.
+"""The job: what to run, as frozen data with JSON both ways.
 
-An estimator makes one; a target, a supervisor and a launcher read it. Every rule that needs nothing but the job's own
-values is checked here, when it is made; what depends on the machine (is there a GPU, an mpirun) is the target's and
-the launcher's to refuse.
+Estimators make jobs; targets, supervisors and launchers read them. Rules on the job's own values are checked here. Rules on the
+machine (is there a GPU, an mpirun) belong to target and launcher.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 from paceline.system.names import did_you_mean
 from paceline.system.serialization import plain_fields
 
-#: Written into each job; a reader refuses a newer one.
+#: Version of the format; readers refuse newer ones.
 JOB_VERSION = 2
 
-#: Each distributed backend, and the launcher that starts its workers.
+#: Distributed backend -> launcher of its workers.
 BACKENDS: dict[str, str] = {
     "mpi": "mpi",
     "gloo": "processes",
@@ -37,7 +36,7 @@ BACKENDS: dict[str, str] = {
 }
 Backend: TypeAlias = Literal["mpi", "gloo", "nccl", "ps", "tensorflow"]
 
-#: Set by the launcher for each worker: a value for all of them can only be wrong.
+#: Variables that the launcher sets for each worker: a common value would be wrong.
 RANK_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -51,7 +50,7 @@ RANK_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_LOCAL_RANK",
 )
-#: Set for every worker, whoever starts it.
+#: Variables that every worker gets.
 RUN_VARIABLES = (
     "PACELINE_ATTEMPT",
     "PACELINE_RUN_ID",
@@ -60,17 +59,17 @@ RUN_VARIABLES = (
     "PACELINE_WORLD_SIZE",
 )
 
-#: Whether a worker sees the one device that is its own, or all of its node's and takes that of its local rank.
+#: Whether a worker sees its own device, or all of its node and uses its local rank.
 GPU_VISIBILITIES = ("worker", "node")
 GpuVisibility: TypeAlias = Literal["worker", "node"]
 
-#: Seconds between SIGTERM and SIGKILL. As long as Slurm, Kubernetes and torchrun wait.
+#: Seconds between SIGTERM and SIGKILL, as in Slurm, Kubernetes and torchrun.
 DEFAULT_GRACE_S = 30.0
-#: As long as torch lets NCCL's collectives wait. A third of what it lets Gloo's.
+#: torch's timeout of NCCL collectives, and a third of Gloo's.
 DEFAULT_HANG_S = 600.0
-#: So often at most an elastic run stops at a checkpoint to go on with more nodes. A guess: that costs it half a minute.
+#: Minimum seconds between two growths of an elastic run. A guess: each costs half a minute.
 DEFAULT_ELASTIC_S = 300.0
-#: What may become of a run that hangs.
+#: What to do with a hanging run.
 ON_HANG = ("report", "fail", "restart")
 OnHang: TypeAlias = Literal["report", "fail", "restart"]
 
@@ -81,45 +80,43 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Job:
     """One job: what to run, with which environment, on how many nodes and processes.
 
-    entry_script: path of a Python file or of another program, relative to the source directory, with forward slashes. Python
-        files end in .py; another program is a binary, or a script that begins with #!, and its file is executable. A name
-        that is no such file is a program on the nodes' PATH, such as "nvidia-smi".
-    entry_module: a module to run in place of a script, as `python -m` does in the source directory.
-    working_directory: where the workers run, relative to the source directory, with forward slashes; it may begin with "..".
-        The copy then stands among links to what is beside and above the source directory (`paceline.runs.work_dir`). None: in
-        the copy itself, which stands alone, as in the Azure SDK.
-    arguments: the script's own, in order.
+    entry_script: path of a file, relative to the source directory, with forward slashes. Python files end in .py; other programs
+    are binaries or scripts with #!, and executable. A name that is no such file is a program on the nodes' PATH, such as
+    "nvidia-smi".
+    entry_module: a module to run instead, as `python -m` does in the source directory.
+    working_directory: of the workers, relative to the source directory; it may begin with "..". Links to the source's neighbours
+    then surround the copy (`paceline.runs.work_dir`). None: in the copy itself, as in the Azure SDK.
+    arguments: of the script, in order.
     framework: "pytorch", "tensorflow", "sklearn" or None.
-    distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
-        variables), "ps" and "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
-    compute_target: name of the target that it runs on. process_count_per_node: workers on each node.
-    node_count: for a run that is elastic two numbers, the fewest and the most nodes (`paceline.job.plan`): they become
-        `node_range`, and node_count is the most, or in a job of one attempt (`resized`) the nodes of that.
-    elastic_seconds: an elastic run goes on with more nodes no more often than that.
-    worker_count, parameter_server_count: with "ps" alone; together they are the world size.
-    use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone; "node", each sees all of its
-        node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`. gpu_share: of its GPU that each worker takes, above 0
-        and up to 1; what is left is for other runs of this machine that say so too.
-    cores: of this machine, that the run reserves for each worker; 0: none, so it waits for no cores. `local` alone.
-    environment: the script's interpreter and what it has installed.
-    environment_variables: for every worker; nothing that Paceline sets replaces one of these. A `secret(...)` among them
-        becomes one of `secrets`.
-    secrets: variable -> place of its value ("env:HF_TOKEN"), which is read at submission and recorded nowhere.
-    inputs: data that each worker finds in a folder, and folders whose files are stored at the end.
-    send: what of the source is not copied and is sent all the same, whatever its size, to nodes that do not see the submitter's
-        folders: paths relative to the source directory, with forward slashes.
-    files: path in the working directory -> text of a file there, in place of one that the source may have at this path.
+    distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's variables), "ps" and
+    "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
+    compute_target: name of the target. process_count_per_node: workers on each node.
+    node_count: of an elastic run the fewest and the most nodes (`paceline.job.sizes`): they become `node_range`, and node_count
+    is the most, or in the job of one attempt (`resized`) its nodes.
+    elastic_seconds: minimum time between two growths of an elastic run.
+    worker_count, parameter_server_count: only for "ps"; their sum is the world size.
+    use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees only its own; "node", each sees all of its node, for
+    scripts that call `torch.cuda.set_device(LOCAL_RANK)`. gpu_share: each worker's share of its GPU, above 0 and up to 1; other
+    runs of this machine may use the rest.
+    cores: cores of this machine that the run reserves for each worker; 0 for none. Only for `local`.
+    environment: the script's interpreter and packages.
+    environment_variables: for every worker; they override Paceline's own. A `secret(...)` among them becomes one of `secrets`.
+    secrets: variable -> place of its value ("env:HF_TOKEN"), which is read at submission and never recorded.
+    inputs: data in a folder for each worker, and folders whose files are stored at the end.
+    send: files of the source that are sent instead of copied, whatever their size, to nodes without the submitter's folders:
+    paths relative to the source directory.
+    files: path in the working directory -> text of a file there, which replaces one of the source.
     max_run_duration_seconds: from the first attempt's start; None for no limit.
     grace_period_seconds: between SIGTERM and SIGKILL.
-    max_restarts: further attempts after a node, a worker or a launcher was lost, after preemption or a clash of ports;
-        restart_on_exception: after the script's own exception as well.
-    notify: who is told of the run's end (`paceline.job.notify`): "mail:ann@example.com", "slack:env:SLACK_URL".
-    log_limit: bytes that are kept of each worker's log, its first and last parts; 0 for no limit.
-    hang_seconds: after so long without output, a metric, or a worker that gets on, the run hangs; 0 for never.
-    on_hang: what then becomes of it: "report", which is always written, "fail", or "restart", an attempt of `max_restarts`.
+    max_restarts: further attempts after the loss of a node, worker or launcher, a preemption or a port conflict;
+    restart_on_exception: also after the script's own exception.
+    notify: notifications at the run's end (`paceline.job.notify`): "mail:ann@example.com", "slack:env:SLACK_URL".
+    log_limit: bytes to keep of each worker's log, from its beginning and end; 0 for no limit.
+    hang_seconds: a run hangs after this time without output, metrics or progress of a worker; 0 for never.
+    on_hang: "report" (always written), "fail", or "restart" (an attempt of `max_restarts`).
 
     Raises:
-        JobError: a value is wrong; the message names it, the rule and what to write instead.
+        JobError: A value is invalid; the message names it, the rule and what to write instead.
     """
 
     entry_script: str = ""
@@ -158,12 +155,12 @@ class Job:
         _check_entry(self.entry_script, self.entry_module)
         _check_working_directory(self.working_directory)
         _check_strings("arguments", self.arguments)
-        # The counts come before the backend, whose rules calculate with them.
+        # Counts before the backend, whose rules use them.
         _take_range(self)
         _check_count("process_count_per_node", self.process_count_per_node, 1)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_backend(self)
-        # Secrets leave the variables before those are checked, for a variable's value has to be a string.
+        # Move secrets first, because values of variables must be strings.
         _take_secrets(self)
         _check_variables(self.environment_variables)
         _check_secrets(self)
@@ -171,7 +168,7 @@ class Job:
         if self.max_run_duration_seconds is not None:
             _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
-        # After the secrets, whose names may clash with those of an input's variables as well.
+        # After the secrets, whose names may clash with inputs' variables.
         _check_inputs(self)
         _check_send(self.send)
         _check_files(self.files)
@@ -202,83 +199,82 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        """The number of workers, parameter servers included."""
+        """The number of workers, with parameter servers."""
         if self.distributed_backend == "ps":
             return (self.worker_count or 1) + self.parameter_server_count
         return self.node_count * self.process_count_per_node
 
     @property
     def least_nodes(self) -> int:
-        """The fewest nodes that the run may have."""
+        """The fewest nodes that the run accepts."""
         return self.node_range[0] if self.node_range else self.node_count
 
     @property
     def size_text(self) -> str:
-        """The nodes and the processes of each, as `-j` has them: "2x4", "2..4x2"."""
+        """The nodes and the processes of each, as for `-j`: "2x4", "2..4x2"."""
         return f"{range_text(*(self.node_range or (self.node_count,) * 2))}x{self.process_count_per_node}"
 
     def resized(self, node_count: int) -> Job:
-        """Return the job of one attempt, with `node_count` of the nodes that the range allows."""
+        """Return the job of one attempt with `node_count` nodes of its range."""
         return self if node_count == self.node_count else replace(self, node_count=node_count)
 
     def at_most(self, node_count: int) -> Job:
-        """Return the job with `node_count` nodes at most, or the fewest that it may have."""
+        """Return the job with at most `node_count` nodes, but no fewer than its minimum."""
         most = max(self.least_nodes, min(node_count, self.node_count))
         return replace(self, node_range=None, node_count=range_text(self.least_nodes, most))  # type: ignore[arg-type]
 
     @property
     def entry_words(self) -> tuple[str, ...]:
-        """The words of a command line for what runs: ("train.py",) or ("-m", "package.train")."""
+        """The command line of the entry: ("train.py",) or ("-m", "package.train")."""
         return ("-m", self.entry_module) if self.entry_module else (self.entry_script,)
 
     @property
     def is_python(self) -> bool:
-        """True if the script's interpreter runs it; another program runs by itself."""
+        """Whether the script's interpreter runs the entry."""
         return self.entry_module is not None or self.entry_script.endswith(".py")
 
     @property
     def may_be_on_path(self) -> bool:
-        """True if what runs is a program of the nodes, unless the source has a file of that name: no path, nor Python."""
+        """Whether the entry may be a program of the nodes: it is no path, and not Python."""
         return not self.is_python and "/" not in self.entry_script
 
     @property
     def launcher(self) -> str:
-        """The name of the launcher that starts the workers: "processes", also for one without a backend, or "mpi"."""
+        """The name of the launcher: "processes" (also without a backend), or "mpi"."""
         return BACKENDS[self.distributed_backend] if self.distributed_backend else "processes"
 
     @property
     def has_launcher(self) -> bool:
-        """True if the workers find a launcher's variables (`RANK`, `MASTER_ADDR`, ...): a backend was named."""
+        """Whether workers get a launcher's variables (`RANK`, `MASTER_ADDR`, ...)."""
         return self.distributed_backend is not None
 
     @property
     def uses_tf_config(self) -> bool:
-        """True if workers are to find `TF_CONFIG`."""
+        """Whether workers get `TF_CONFIG`."""
         return self.distributed_backend in ("ps", "tensorflow")
 
     def with_values(self, values: Mapping[str, str]) -> Job:
-        """The job as its workers get it: with the values of its secrets among its variables. Never to be written."""
+        """Return the job for its workers, with the values of its secrets. Never write it to a file."""
         if not self.secrets:
             return self
-        # Without its secrets, for a job refuses a name that has both a value and a place.
-        # A run's values have addresses for `notify` beside them, which are none of the workers'.
+        # Without its secrets, because a name may not have a value and a place. Values for `notify` are not for the workers.
         own = {name: value for name, value in values.items() if name in self.secrets}
         return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 
     def shown(self) -> dict[str, Any]:
-        """`to_json` for people's eyes: values of variables that look like secrets are hidden."""
+        """Return `to_json` with likely secrets hidden."""
         return {**self.to_json(), "environment_variables": shown(self.environment_variables)}
 
     def to_json(self) -> dict[str, Any]:
-        """This job as plain JSON values, with its version."""
+        """Return plain JSON values with the format's version."""
         return {"version": JOB_VERSION, **plain_fields(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
-        """The job that `to_json` wrote.
+        """Return the job that `to_json` wrote.
 
         Raises:
-            JobError: written by a newer Paceline, a field that this version does not know, or a wrong value.
+            JobError: A newer Paceline wrote it, a field is unknown to this version, or a value is invalid.
         """
         values = dict(data)
         version = values.pop("version", None)
@@ -288,8 +284,7 @@ class Job:
             raise JobError(
                 f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the one that wrote it."
             )
-        # A record drops fields that it does not know, a job never: one that lost a field would run as something that nobody
-        # asked for.
+        # A record drops unknown fields, a job never: without one it would run as something else.
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise JobError(f"unknown job fields {unknown}; known are {sorted(known)}.")
@@ -303,7 +298,7 @@ class Job:
 
 
 def _take_range(job: Job) -> None:
-    """Put a range that stands in `node_count` where it belongs. A range of one number is that number."""
+    """Move a range in `node_count` to `node_range`. A range of one number is that number."""
     given = job.node_count
     if job.node_range is None:
         least, most = node_range(given)
@@ -335,7 +330,7 @@ def _check_entry(entry_script: object, module: object) -> None:
         )
     if "\0" in entry_script:
         raise JobError(f"entry_script={entry_script!r} holds a NUL character. Rename the file.")
-    # `a/../../x` shows only in its plain form that it leaves the folder.
+    # Normalize first: `a/../../x` leaves the folder.
     if os.path.isabs(entry_script) or os.path.normpath(entry_script).split(os.sep)[0] == "..":
         raise JobError(
             f"entry_script={entry_script!r} lies outside source_directory. "
@@ -438,12 +433,12 @@ def _check_path_on_compute(job: Job, reference: DataReference) -> None:
 
 
 def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields as they are called now. Version 1 kept packages and inputs, but did nothing with them."""
+    """Return the fields under their current names. Version 1 stored packages and inputs without using them."""
     kept = dict(values)
     python = kept.pop("python", None)
     for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):
         kept.pop(name, None)
-    # Workers of version 1 saw all GPUs of their node, and a rerun has to find what the first run found.
+    # Workers of version 1 saw all GPUs of their node, and a rerun must find the same.
     return kept | {"environment": {"python": python} if python else {}, "gpu_visibility": "node"}
 
 
@@ -453,7 +448,7 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 
 def _check_seconds(name: str, value: object, *, zero: bool) -> None:
-    # NaN is neither below 0 nor equal to it, and would get through the tests that follow.
+    # NaN is neither below 0 nor equal to it, and would pass the next checks.
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
         raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")
@@ -518,18 +513,18 @@ def _check_backend(job: Job) -> None:
 
 
 def _take_secrets(job: Job) -> None:
-    """Put secrets that stand among the variables where they belong. Copies: the job must not change with the caller's dicts."""
+    """Move secrets from the variables to `secrets`, without changing the caller's dicts."""
     given: dict[str, Any] = {"environment_variables": job.environment_variables, "secrets": job.secrets}
     for name, value in given.items():
         if not isinstance(value, Mapping):
-            # Of wrong secrets nothing is shown: it may be the secrets themselves.
+            # Never show an invalid secret: it may be the value itself.
             raise JobError(f"{name}={repr(value) if name != 'secrets' else '...'} is not a dict of strings.")
     variables: dict[str, Any] = dict(job.environment_variables)
     secrets = dict(job.secrets)
-    # The names are listed first, for the loop takes entries out of the dictionary that it would go through.
+    # A list, because the loop removes entries from the dictionary.
     for name in [name for name, given_value in variables.items() if isinstance(given_value, Secret)]:
         place = variables.pop(name).place
-        # The same place said twice is no contradiction.
+        # The same place twice is no contradiction.
         if secrets.setdefault(name, place) != place:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
     object.__setattr__(job, "environment_variables", variables)
@@ -537,13 +532,13 @@ def _take_secrets(job: Job) -> None:
 
 
 def _check_secrets(job: Job) -> None:
-    # A secret's name obeys the rules for variables; its value is not known here.
+    # A secret's name follows the rules of variables; its value is unknown here.
     _check_variables(dict.fromkeys(job.secrets, ""))
     for name, place in job.secrets.items():
         if name in job.environment_variables:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
         if name.startswith(("SLURM_", "SRUN_")):
-            # Slurm's srun takes such variables for its own options, so that values would have to stand on a command line.
+            # Slurm's srun takes such variables for its own options, so their values would appear on a command line.
             raise JobError(f"secrets sets {name}, a name that Slurm reads itself. Give the value another name.")
         check_place(place)
 
@@ -563,7 +558,7 @@ def _check_variables(variables: object) -> None:
 
 
 def _check_own_variables(job: Job) -> None:
-    """Refuse a value for a variable that each worker gets one of its own of."""
+    """Refuse a value for a variable that differs between workers."""
     for name in (*job.environment_variables, *job.secrets):
         if name in RUN_VARIABLES:
             raise JobError(f"environment_variables sets {name}, which Paceline sets for each worker. Remove it.")

@@ -1,8 +1,8 @@
-"""Whom a run tells that it has ended: the forms in which that is written, and what of them may be recorded.
+"""Notifications at a run's end: their forms, and which parts may be recorded.
 
     slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     mail:ann@example.com     command:./told.sh --all
 
-A webhook's URL is a secret: whoever has it can write there. So it is named by its place, as the secrets of a job are.
+A webhook's URL is a secret: everybody who has it can post there. So it is named by its place, as a job's secrets are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from paceline.errors import JobError
 from paceline.job.secret_values import hidden, is_place
 
-#: Told by an address that is a secret.
+#: Forms whose address is a secret.
 HOOKS = ("slack", "teams", "webhook")
 FORMS = "slack:PLACE, teams:PLACE, webhook:PLACE, mail:ADDRESS, command:WORDS"
 
@@ -24,11 +24,10 @@ _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>(
 
 
 def check_notify(given: object) -> tuple[str, ...]:
-    """What was given, if each of it is of one of the forms. A command's relative path is made absolute: the supervisor runs it
-    from another folder.
+    """Return valid notifications, with absolute paths of commands, because the supervisor runs elsewhere.
 
     Raises:
-        JobError: one is not. A URL is not shown.
+        JobError: A notification is invalid. The message shows no URL.
     """
     if isinstance(given, str) or not isinstance(given, (list, tuple)):
         raise JobError(f"notify={given!r} is not a list of texts. Write notify=['mail:ann@example.com'].")
@@ -40,10 +39,10 @@ def check_notify(given: object) -> tuple[str, ...]:
 
 
 def check_commands(notify: Sequence[str]) -> None:
-    """For a run whose supervisor is on this machine.
+    """Check commands for a run whose supervisor is on this machine.
 
     Raises:
-        JobError: a command is not there, or can't be run.
+        JobError: A command is missing, or cannot be run.
     """
     for one in notify:
         kind, _, rest = one.partition(":")
@@ -54,13 +53,13 @@ def check_commands(notify: Sequence[str]) -> None:
 
 
 def place_of(one: str) -> str | None:
-    """Where the address lies, "env:SLACK_URL"; None of a form whose address is no secret."""
+    """Return the place of the address, such as "env:SLACK_URL"; None if the address is no secret."""
     kind, _, rest = one.partition(":")
     return rest if kind in HOOKS else None
 
 
 def key_of(one: str) -> str:
-    """The name under which the address is among the values of a run's secrets: no variable has such a name."""
+    """Return the key of the address among a run's secrets, which no variable can have."""
     return f"notify {one}"
 
 
@@ -99,6 +98,6 @@ def _check(one: str) -> None:
         if not words:
             raise JobError(f"notify={one!r} has no command. Write command:./told.sh.")
     else:
-        # What is no word may be a webhook's address without its scheme.
+        # Anything but a word may be a webhook's address without its scheme.
         shown = repr(kind) if kind.isalpha() and len(kind) <= 16 else "what was given (not shown: it may be a secret)"
         raise JobError(f"notify: {shown} is unknown. Write one of {FORMS}.")

@@ -1,8 +1,7 @@
-"""The types that targets and launchers pass to each other: nodes, places, commands.
+"""The types that targets and launchers exchange: nodes, slots, commands.
 
-A target gives `Node`s; what runs once on each node before the workers leaves one `NodeSetup`; a job and its nodes give
-one `RankSlot` per worker; a launcher turns places into `Command`s; the target starts those. Targets and launchers never
-import each other: this is all they share.
+A target returns `Node`s; preparing a node results in a `NodeSetup`; a job has one `RankSlot` per worker; a launcher turns slots
+into `Command`s, which the target starts. Targets and launchers never import each other.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from paceline.job.job import Job
 
-#: Names the interpreter that the remote shell's program runs with, where the nodes' own is not to be seen: in a container.
+#: Variable with the interpreter of the remote shell's program, where the nodes' own is invisible: in a container.
 REMOTE_SHELL_PYTHON = "PACELINE_REMOTE_SHELL_PYTHON"
 
 
@@ -22,10 +21,8 @@ REMOTE_SHELL_PYTHON = "PACELINE_REMOTE_SHELL_PYTHON"
 class Node:
     """One machine of a run, or its stand-in on `local`.
 
-    address: what other nodes reach it by.
-    cores: cores that the run may use there, at least 1.
-    gpus: the devices leased to the run there, as `CUDA_VISIBLE_DEVICES` spells them.
-    interface, network: the network interface that has `address`, and its network ("10.0.0.0/24"), where they are known.
+    address: for other nodes. cores: cores that the run may use there, at least 1. gpus: leased devices, as in
+    `CUDA_VISIBLE_DEVICES`. interface, network: the network interface with `address`, and its network ("10.0.0.0/24"), if known.
     """
 
     node_rank: int
@@ -39,15 +36,13 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSetup:
-    """The things that a node has ready for its workers.
+    """What a node has ready for its workers.
 
-    python: the interpreter that runs the script. variables: that its environment needs (`VIRTUAL_ENV`).
-    bin_dir: of the environment's programs, put first on PATH, several of them as PATH has them; None leaves PATH as it is.
-    is_isolated: the shell's PYTHONPATH does not count, nor what the user has installed for themselves.
-    inputs: name -> folder or file, as the node sees it. inputs_by_rank: names of those that have a folder
-        `rank_<rank>` for each worker.
-    container: where the workers run in containers, what is needed to start them: engine, image, mounts.
-    open_mpi: path and version (major, minor) of that image's mpirun; None where it has none.
+    python: the script's interpreter. variables: for its environment (`VIRTUAL_ENV`). bin_dir: folders of the environment's
+    programs, put first on PATH; None leaves PATH. is_isolated: ignore the shell's PYTHONPATH and the user's own packages. inputs:
+    name -> folder or file on the node. inputs_by_rank: names of inputs with a folder `rank_<rank>` for each worker. container:
+    engine, image and mounts, if the workers run in containers. open_mpi: path and version (major, minor) of that image's mpirun,
+    or None.
     """
 
     python: str
@@ -70,13 +65,13 @@ class NodeSetup:
         return cls(**values)
 
     def input_path(self, name: str, rank: int) -> str:
-        """The path at which a worker finds an input."""
+        """Return a worker's path of an input."""
         return f"{self.inputs[name]}/rank_{rank}" if name in self.inputs_by_rank else self.inputs[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlot:
-    """The place of one worker. role: "worker" or, for TensorFlow's parameter servers, "ps"; index: within its role."""
+    """The place of one worker. role: "worker", or "ps" for TensorFlow's parameter servers; index: within its role."""
 
     rank: int
     node_rank: int
@@ -88,10 +83,10 @@ class RankSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """A program of an engine's own that starts MPI's workers in mpirun's place: the command line that is put behind its own
-    once for each worker, each on the node of its place, in order of rank, with PMIx.
+    """An engine's own program that starts MPI's workers instead of mpirun.
 
-    environment: what it needs itself; its workers do not see it.
+    The worker's command line is appended once for each worker, in order of rank, each on its node, with PMIx. environment: for
+    the program itself, not for its workers.
     """
 
     argv: tuple[str, ...]
@@ -104,20 +99,15 @@ class Starter:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """All that a launcher is told of one attempt.
+    """All facts of one attempt that a launcher gets.
 
-    run_dir: the run's folder as the nodes see it.
-    work_dir: the workers' working directory. source_dir: the private copy of the snapshot; None where that is `work_dir`.
-    original_dir: what that is a copy of, where its links lead there.
-    prepared: one for each node.
-    library_dir: a folder that holds `paceline` alone, for the worker's side.
-    ports: free ports on the first node, `port_count(job)` of them: torch's rendezvous, JAX's coordinator, then one per
-        rank for TensorFlow's servers.
-    scratch_dir: a short path for the launcher's own sockets and shared memory; the nodes remove it.
-    remote_shell: takes `HOST COMMAND...` as ssh does; empty where all nodes are one machine (`REMOTE_SHELL_PYTHON`).
-    starter: what starts MPI's workers; None for mpirun.
-    ends_at: when the run's time is up, in Unix seconds; None without a limit.
-    secret: what the attempt's ranks sign with, as hexadecimal digits; empty where nothing is to be started.
+    run_dir: the run's folder on the nodes. work_dir: the workers' working directory. source_dir: the copy of the snapshot; None
+    for `work_dir`. original_dir: its original, if links lead there. prepared: one for each node. library_dir: a folder with
+    `paceline` alone. ports: `port_count(job)` free ports on the first node: torch's rendezvous, JAX's coordinator, then one per
+    rank for TensorFlow's servers. scratch_dir: a short path for sockets and shared memory, removed by the nodes. remote_shell:
+    accepts `HOST COMMAND...` like ssh; empty if all nodes are one machine (`REMOTE_SHELL_PYTHON`). starter: starts MPI's workers;
+    None for mpirun. ends_at: Unix time of the time limit, or None. secret: signing key of the attempt's ranks, in hexadecimal;
+    empty for a preview.
     """
 
     job: Job
@@ -141,7 +131,7 @@ class Launch:
 
     @property
     def places(self) -> tuple[RankSlot, ...]:
-        """One place per worker, in order of rank."""
+        """Return one slot per worker, in order of rank."""
         return places(self.job)
 
 
@@ -149,12 +139,10 @@ class Launch:
 class Command:
     """A command line that a target starts on one node.
 
-    ranks: the workers that it runs. is_launcher: it starts them (mpirun), and each reports its own end; else it is the
-        one worker itself.
-    environment: set for it, whatever the node has. defaults: set where the node's environment has nothing of that name.
-    log: file for standard output and error, appended to.
-    shells: what takes, on a node each, a command line of its remote shell as one more word; `/bin/sh -c` on nodes that have
-        none here.
+    ranks: the workers that it runs. is_launcher: it starts them (mpirun), and each reports its own end; else it is the only
+    worker itself. environment: set in any case. defaults: set unless the node has the variable. log: appended file of standard
+    output and error. shells: one per node, which run a command line of the remote shell as their last word; `/bin/sh -c` on nodes
+    without one here.
     """
 
     argv: tuple[str, ...]
@@ -168,7 +156,7 @@ class Command:
 
 
 def places(job: Job) -> tuple[RankSlot, ...]:
-    """One place per worker of `job`, in order of rank: consecutive ranks share a node, node sizes differ by one at most.
+    """Return one slot per worker of `job`: consecutive ranks share a node, node sizes differ by at most one.
 
     Parameter servers take the last ranks.
     """
@@ -176,7 +164,7 @@ def places(job: Job) -> tuple[RankSlot, ...]:
     workers = job.world_size - job.parameter_server_count
     result: list[RankSlot] = []
     for node_rank in range(job.node_count):
-        # What is left over goes to the first nodes, one worker to each.
+        # The first nodes take one worker more.
         size = per_node + (node_rank < left)
         for local_rank in range(size):
             rank = len(result)
@@ -195,7 +183,7 @@ def places(job: Job) -> tuple[RankSlot, ...]:
 
 
 def node_sizes(job: Job) -> list[int]:
-    """The number of workers of `job` that each node gets, in order of node rank."""
+    """Return the number of workers on each node, in order of node rank."""
     sizes = [0] * job.node_count
     for place in places(job):
         sizes[place.node_rank] += 1
@@ -203,19 +191,19 @@ def node_sizes(job: Job) -> list[int]:
 
 
 def port_count(job: Job) -> int:
-    """The number of ports that an attempt of `job` needs on its first node."""
-    # Torch's and JAX's ports are always there: which of them the script imports is not known before it runs.
+    """Return the number of ports that an attempt needs on its first node."""
+    # Always with torch's and JAX's ports: the script's imports are not known in advance.
     return 2 + (job.world_size if job.uses_tf_config else 0)
 
 
 def preview_ports(job: Job) -> tuple[int, ...]:
-    """Ports as a preview of a run shows them, from torch's own default on; those of a run are found on its first node."""
+    """Return example ports for a preview, starting with torch's default."""
     return tuple(range(29500, 29500 + port_count(job)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A command that runs. pid: on its node."""
+    """A running command. pid: on its node."""
 
     command: Command
     pid: int
@@ -223,9 +211,7 @@ class StartedCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """A command that has ended. exit_code: as a shell gives it, 128+n for signal n; time: seconds since the epoch.
-    peak_bytes: what its process had in memory at most; 0 where nobody has counted.
-    """
+    """The end of a command. exit_code: as a shell reports it; time: Unix time; peak_bytes: peak memory, or 0."""
 
     pid: int
     node_rank: int
@@ -236,13 +222,12 @@ class ProcessExit:
 
 @dataclass(frozen=True, kw_only=True)
 class RemotePaths:
-    """A run's folders as its nodes see them, the same paths on each.
+    """A run's folders on its nodes, the same paths on each.
 
-    work_dir: the workers' working directory. is_shared: these are the supervisor's own folders, so `work_dir` can be
-        made there; otherwise each node makes its own from the snapshot that was sent. sees_source: the nodes have the user's
-        folder that was copied, too, so links may lead there.
-    python: the interpreter of nodes whose job names none. remote_shell: takes `HOST COMMAND...` as ssh does and runs it on
-        another node of the run; empty where there is no such thing. starter: what starts MPI's workers in mpirun's place.
+    work_dir: the workers' working directory. is_shared: these are the supervisor's own folders; otherwise each node creates them
+    from the snapshot that was sent. sees_source: the nodes have the user's folder too, so links may lead there. python:
+    interpreter for jobs that name none. remote_shell: accepts `HOST COMMAND...` like ssh and runs it on another node; may be
+    empty. starter: starts MPI's workers instead of mpirun.
     """
 
     run_dir: Path

@@ -1,4 +1,4 @@
-"""How many nodes a job asks for: one number, or a range for one that is elastic."""
+"""The number of nodes of a job: one number, or a range for an elastic job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?", re.ASCII)
 
 
 def node_range(given: Any) -> tuple[int, int]:
-    """The fewest and the most nodes that `node_count` stands for: 3, (2, 4), [2, 4] or "2..4".
+    """Return the fewest and the most nodes of `node_count`: 3, (2, 4), [2, 4] or "2..4".
 
     Raises:
-        JobError: it is none of these, or its ends are the wrong way round; the message names it.
+        JobError: It is none of these, or its ends are swapped.
     """
     ends = given
     if isinstance(given, str):
@@ -44,10 +44,10 @@ def node_range(given: Any) -> tuple[int, int]:
 
 
 def _as_given(given: object, least: int, most: int) -> str:
-    """A range in the form of what was given, for a message."""
+    """Return a range in the form of the given one, for a message."""
     return range_text(least, most) if isinstance(given, str) else f"({least}, {most})"
 
 
 def range_text(least: int, most: int) -> str:
-    """The numbers as the command line has them: "2..4", or "2"."""
+    """Return the range as on the command line: "2..4", or "2"."""
     return f"{least}{_BETWEEN}{most}" if least != most else str(least)

@@ -51,14 +51,16 @@ class Attempt:
 class RunRecord:
     """The record of a run.
 
+    run_id, experiment: its id and its experiment. parent_run_id: the run above it.
     kind: "script" (has a supervisor), "interactive" (a program logs it, `start_logging`), "sweep" (its children try points of a
     space) or "pipeline" (its children are steps).
     pipeline: the steps (`paceline.pipelines.spec`). step: of a pipeline's child, its number, name, cache key, and `reused_from`,
     the run whose outputs it reuses.
     sweep: the search (`paceline.sweeps.spec`). trial: of a sweep's child, its number, its point for samplers (chosen) and for its
     script (values).
-    status: a value of `paceline.runs.states`. waiting_for: why the run is queued.
+    status: a value of `paceline.runs.states`. waiting_for: why the run is queued. failure: the report of a failed run.
     created_utc, started_utc, ended_utc: UTC, ISO 8601 with milliseconds. submitted_by, canceled_by: user names.
+    target: the compute target's name. job: what the run executes. attempts: launches of its workers.
     source_directory, snapshot_id: the folder that was copied, and its copy. git: commit, branch, dirty and repository_uri of that
     folder.
     owner: pid, host and boot id of the process that writes the record.

@@ -179,7 +179,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @classmethod
     def get(cls, workspace: Workspace, run_id: str) -> Run:
-        """Return a run of the workspace by its id, a unique prefix of it, or its name.
+        """Return a run of the workspace.
+
+        run_id: the run's id, a unique prefix of it, or its name.
 
         Raises:
             RunNotFoundError: No run matches, or several do.

@@ -1,1 +1,1 @@
-"""Beside the workers: prepares a run, launches it, watches it, restarts it where it should, and reports."""
+"""The supervisor: prepares a run, launches and watches its workers, restarts them, and reports."""

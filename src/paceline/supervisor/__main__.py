@@ -1,13 +1,13 @@
-"""`python -m paceline.supervisor RUN_DIR [FD [MODULE ...]]`: see one run through.
+"""`python -m paceline.supervisor RUN_DIR [FD [MODULE ...]]`: supervise one run.
 
-Two processes: the guardian, which does nothing but wait, and its child, which does everything. Both hold the run's
-lock; if the child is killed, the guardian ends what it has left behind and writes down why the run failed.
+Two processes: the guardian, which only waits, and its child, the supervisor. Both hold the run's lock. If the supervisor is
+killed, the guardian ends the remaining processes and records the failure.
 
     submitting program ── guardian ── supervisor ── workers, or mpirun ── workers
                           subreaper   subreaper
 
-FD: the run's open lock, or a socket by which that will come (`paceline.targets.supervisors.Early`), with modules that
-are to be loaded meanwhile. Without it an engine has started this, in a job of its own: it takes the lock itself.
+FD: the run's open lock, or a socket that will deliver it (`paceline.targets.supervisors.Early`), with modules to load meanwhile.
+Without FD, an engine's job started this process, which takes the lock itself.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 from paceline.system import lazy_import
 
 if __name__ == "__main__":
-    # What is loaded stays until the end: the collector would look at all of it again and again (`main` starts it).
+    # Loaded modules stay until the end, and the collector would scan them again and again (`main` enables it).
     gc.disable()
-    # A tenth of what a start computes: dataclasses import it, and ask it only about a class that has no docstring.
+    # dataclasses imports it only for classes without a docstring; it takes a tenth of the start's CPU time.
     lazy_import.later("inspect")
 
 from paceline.runs import store, work_dir
@@ -50,16 +50,16 @@ def main(argv: list[str]) -> int:
         if stat.S_ISSOCK(os.fstat(int(argv[1])).st_mode):
             fd = _wait_to_begin(folder, int(argv[1]), argv[2:])
         if fd is None:
-            return 0  # the submitting program has ended without a run
-        # A lock of flock(2) is held as long as any process has the open file. The two processes here have it by fork;
-        # a worker that inherited it as well would keep the run's lock held after both of them were killed.
+            return 0  # the submitting program ended without a run
+        # A lock of flock(2) is held while any process has the open file. These two processes have it by fork; a worker that
+        # inherited it would hold the lock after both were killed.
         os.set_inheritable(fd, False)
     else:
         _take_lock(folder)
-    # Before the fork: from its first moment on, what the supervisor leaves as an orphan comes to the guardian. The kernel
-    # does not hand this property down, so the supervisor asks for it again, and gets its workers' orphans itself.
+    # Before the fork, so that the supervisor's orphans always come to the guardian. The property is not inherited: the supervisor
+    # requests it again, and gets its workers' orphans.
     processes.become_subreaper()
-    # Collections pass over what is loaded: they would also copy its pages, which both processes share.
+    # Collections skip loaded objects; scanning them would copy pages that both processes share.
     gc.freeze()
     gc.enable()
     child = os.fork()
@@ -71,13 +71,14 @@ def main(argv: list[str]) -> int:
 
 
 def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | None:
-    """The run's lock, once the run is there; None where the submitting program has ended before. Output is the driver's log
-    from then on.
+    """Return the run's lock once the run exists, or None if the submitting program ended first.
+
+    Output goes to the driver's log from then on.
     """
     with socket.socket(fileno=fd) as told:
         for name in modules:
             importlib.import_module(name)
-        # Nothing comes, and no error, where the other end is closed: by `Early.drop`, or by the kernel when it was killed.
+        # Empty if the other end is closed: by `Early.drop`, or by the kernel after a kill.
         data, fds, _, _ = socket.recv_fds(told, 16, 2)
     if not data:
         return None
@@ -90,43 +91,42 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | 
 
 
 def _take_lock(folder: RunFolder) -> None:
-    """Wait for the run's lock, which the submitting program, or this job's life before it was put back into the queue, may
-    hold for a moment more.
+    """Wait for the run's lock, which the submitting program or a requeued job may briefly hold.
 
-    The run goes on without it: readers ask the engine about such a run. The lock keeps two readers from writing its end.
+    The run continues without it: readers ask the engine about such a run. The lock keeps two readers from writing its end.
     """
     locks.take_within(folder.lock, _LOCK_S)
 
 
 def _guard(folder: RunFolder, supervisor: int) -> int:
-    """Wait for the supervisor and set right what it could not; the exit code of the process."""
+    """Wait for the supervisor, clean up after it, and return the exit code of the process."""
 
     def forward(number: int, frame: object) -> None:
         processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
 
-    # An engine, or `kill`, signals the process that it has started, which is this one.
+    # Engines and `kill` signal the process that they started, which is this one.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, forward)
-    # Any child, not the supervisor alone: orphans that have come here would stay as zombies.
+    # Reap every child: orphans would stay as zombies.
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == supervisor:
             break
     if status != 0:
-        # Written before anything is killed: this process still holds the lock, by which readers take the run for alive.
+        # Before the kill: this process still holds the lock, so readers take the run for alive.
         store.mark_closing(folder)
-    # Even after an orderly end: something may have slipped through while the supervisor was ending.
+    # Even after an orderly end: a process may have slipped through.
     processes.kill_descendants(os.getpid())
     record = store.stored(folder)
     if record.is_terminal:
         return 0
     if status == 0 and folder.engine.exists():
-        return 0  # interrupted by the engine, which starts it again or says how it ended
+        return 0  # the engine interrupted the run, and starts it again or reports its end
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
     remove_containers(record.job, record.run_id)
-    ended_utc = utc_now()  # before anybody else can have what the run has held
+    ended_utc = utc_now()  # before another run can get the nodes
     if record.target:
         target_of_run(folder.path).release(folder.path)
     work_dir.clean(folder)

@@ -1,14 +1,14 @@
-"""The commands of `paceline exec`: people run them beside a worker while it runs, and ask for them by files in the run's folder.
+"""The server of `paceline exec`: commands beside a worker, requested by files in the run's folder.
 
-    exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is whole. {"stacks": {"native"}}
-                             asks for a look at all workers in place of a command (`paceline.observe.stacks`), and {"profile":
-                             {"seconds", "rate"}} for samples of their stacks (`paceline.observe.profile`)
-    exec/<id>/in_<n>.json    what the asking program passes on
-    exec/<id>/alive          changes as long as the asking program is there
-    exec/<id>/answer.json    {"output"}: the name of the file of its output, or {"error"}: why it was not started
-    attempts/<k>/exec_<id>.jsonl   its output, on its way back as logs are
+    exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is complete. {"stacks": {"native"}}
+                             requests stack dumps instead (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}}
+                             samples (`paceline.observe.profile`)
+    exec/<id>/in_<n>.json    messages of the client
+    exec/<id>/alive          heartbeat of the client
+    exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"}
+    attempts/<k>/exec_<id>.jsonl   the output, transferred as logs are
 
-On the node `paceline.remote.agent.execute` serves it, as a process of the node's like any other: it is gone when the run is.
+On the node, `paceline.remote.agent.execute` runs the command. It ends with the run like any process of the node.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from paceline.supervisor.in_containers import beside_worker
 from paceline.system.files import OwnFolder, names_in
 from paceline.targets import Nodes
 
-#: How long the asking program may be silent. It says every second that it is there.
+#: Timeout of the client's heartbeat, which comes every second.
 _SILENCE_S = 15.0
-#: How long it has, once the command has ended, to read the last of the output and to remove what is left.
+#: Seconds after the command's end for reading the output and removing files.
 _READ_S = 10.0
 _LOOK_S = 0.05
 
 
 @dataclass
 class _Running:
-    """A command that runs. folder: its request's. sent: how much of what comes was given to a node that does not see that.
+    """A running command.
 
-    hung_up: Whether nobody waits for it any more.
+    folder: of its request. sent: number of messages forwarded to a node that does not see the folder. hung_up: whether the client
+    is gone.
     """
 
     id: str
@@ -58,8 +59,9 @@ class _Running:
 
 
 class ExecCommands:
-    """The commands of one attempt. shells: of each node, as the workers have them. is_running: whether a rank's worker is
-    there. looks: what answers a request for stacks.
+    """The exec commands of one attempt.
+
+    shells: the workers' environment on each node. is_running: whether a rank's worker runs. looks: answers requests for stacks.
     """
 
     def __init__(
@@ -73,9 +75,9 @@ class ExecCommands:
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
         self._is_running, self._looks = is_running, looks
-        #: The outputs of what was asked of `looks`, while somebody may read them -> when they were written.
+        #: Outputs of answered requests -> when they were written.
         self._told: dict[str, float] = {}
-        #: The folders of all requests that were followed, by their names.
+        #: Open requests' folders by name.
         self._open: dict[str, OwnFolder] = {}
         self._is_apart = launch.run_dir != folder.path
         self._running: dict[str, _Running] = {}
@@ -83,9 +85,9 @@ class ExecCommands:
         self._next = 0.0
 
     def look(self) -> None:
-        """Start what is asked for, pass on what has come, and end what nobody waits for."""
+        """Start requested commands, forward messages, and end commands without a client."""
         now = time.monotonic()
-        # The supervisor calls this in every turn of its loop, far more often than the folder need be listed.
+        # The supervisor calls this far more often than listing the folder makes sense.
         if now < self._next:
             return
         self._next = now + _LOOK_S
@@ -100,13 +102,13 @@ class ExecCommands:
                 self._forget(name)
 
     def ended(self, ended: ProcessExit) -> None:
-        """Take in that a process of the nodes' has ended, perhaps one of these."""
+        """Note that a process ended which may be one of these commands."""
         for one in self._running.values():
             if (one.pid, one.node_rank) == (ended.pid, ended.node_rank):
                 one.ended = time.monotonic()
 
     def close(self) -> None:
-        """Remove all files of theirs at the attempt's end. The processes went with the nodes' others."""
+        """Remove all files at the attempt's end; the processes ended with the others."""
         for name in (*self._running, *self._told):
             self._forget(name)
         self._running.clear()
@@ -128,7 +130,7 @@ class ExecCommands:
                 folder.close()
                 raise
         except (OSError, ValueError) as error:
-            # No answer: it would be written where somebody else's link leads.
+            # No answer: it might be written through another user's link.
             self._refused.add(name)
             say(f"the request {str(path)!r} is not followed (paceline exec): {error}")
             return
@@ -145,7 +147,7 @@ class ExecCommands:
             else:
                 self._start(name, request)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # Remembered, or each look would try it again.
+            # Remember it, or each look would try again.
             self._refused.add(name)
             with contextlib.suppress(OSError):
                 folder.write_json("answer.json", {"error": str(error)})
@@ -153,17 +155,18 @@ class ExecCommands:
             self._open.pop(name).close()
 
     def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[dict[str, Any]], None]], None]) -> None:
-        """Look at all workers; what is found is told as the output of a command would be. begin: is given what is to be called
-        with it.
+        """Examine all workers, and write the result as a command's output.
+
+        begin: called with the function that receives the result.
         """
         output = self._make_output(name)
-        # From now on it is not new; when its asker is gone, it is forgotten.
+        # Known from now on; forgotten when its client is gone.
         self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S
 
         def tell(found: dict[str, Any]) -> None:
             if name not in self._told:
                 return
-            import base64  # people seldom ask
+            import base64  # rarely needed
 
             text = base64.b64encode(json.dumps(found).encode()).decode()
             flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -178,12 +181,12 @@ class ExecCommands:
         return self._folder.exec_output(self._launch.attempt, name)
 
     def _make_output(self, name: str) -> Path:
-        """The file of a command's output, before anybody writes to it: readable for its owner alone from the first byte on."""
+        """Create the output's file, readable for its owner alone from the start."""
         os.close(os.open(self._output(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         return self._output(name)
 
     def _answer(self, name: str) -> None:
-        """Tell the asking program where the output is."""
+        """Tell the client the name of the output."""
         output = str(self._output(name).relative_to(self._folder.path))
         self._open[name].write_json("answer.json", {"output": output})
 
@@ -214,30 +217,30 @@ class ExecCommands:
     def _look_after(self, one: _Running) -> None:
         now = time.monotonic()
         if one.ended is not None:
-            # The asking program removes its folder when it has read the end; one that was killed never will. The end of a command
-            # that nobody waits for is still on its way from the node, and would make the output's file anew.
+            # The client removes its folder after reading the end, unless it was killed. The end of an abandoned command is still
+            # on its way from the node, and would create the file again.
             if (not one.hung_up and not one.folder.is_there()) or now - one.ended > _READ_S:
                 del self._running[one.id]
                 self._forget(one.id)
             return
         with contextlib.suppress(OSError):
             alive = one.folder.read("alive")
-            # Whether it has changed, not when: the asking program may be on a machine with another clock.
+            # Compare values, not times: the client's machine may have another clock.
             if alive != one.alive:
                 one.alive, one.heard = alive, now
         if not one.folder.is_there() or now - one.heard > _SILENCE_S:
             self._hang_up(one)
         elif self._is_apart:
-            with contextlib.suppress(OSError):  # the next one is not there yet
+            with contextlib.suppress(OSError):  # the next message is not there yet
                 while True:
                     self._pass_on(one, one.folder.read(f"in_{one.sent}.json"))
                     one.sent += 1
 
     def _hang_up(self, one: _Running) -> None:
-        """End a command that nobody waits for any more.
+        """End a command without a client.
 
-        The signal is not enough: in a container it reaches the engine's client alone. So the program that serves the command
-        is told as well, by a file, or by the request's folder being gone.
+        A signal alone is not enough: in a container only the engine's client gets it. So a file, or the missing folder, tells the
+        program that runs the command.
         """
         one.ended, one.hung_up = time.monotonic(), True
         self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)

@@ -1,6 +1,6 @@
-"""A run's containers: its commands wrapped in them, and why one did not start or ended without its script.
+"""Commands wrapped in a run's containers, and the failures of containers.
 
-`paceline.containers` is loaded for runs with an image alone: every run waits for what its supervisor loads.
+`paceline.containers` is imported only for runs with an image, because every run waits for the supervisor's imports.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paceline.system.files import read_json
 
 
 def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mapping[str, str]]) -> list[Command]:
-    """The commands as they are, or in containers where the nodes were prepared for them. shells: of each node."""
+    """Return the commands, wrapped in containers if the nodes have them. shells: one per node."""
     if launch.prepared[0].container is None:
         return list(commands)
-    # Without a remote shell all nodes are stand-ins on this machine, with one engine; else each node has found its own.
+    # Without a remote shell, all nodes are stand-ins on this machine with one engine; else each node has its own.
     if not launch.remote_shell:
         from paceline.containers import wrap_all
 
@@ -33,8 +33,9 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
 
 
 def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int, program: str, *words: str) -> Command:
-    """The command that runs one of Paceline's programs where a worker is: in its environment, and in its container where it
-    has one. program: its file below the package.
+    """Return a command that runs a program of Paceline in a worker's environment and container.
+
+    program: its file below the package.
     """
     place = launch.places[rank]
     command = replace(
@@ -50,11 +51,11 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
     from paceline.containers import HostFiles, wrap
 
     if launch.job.launcher == "mpi":
-        # One container a node, or one for all that are stand-ins on this machine, named by its first rank.
+        # One container per node, or one for all stand-ins on this machine.
         here = [
             place.rank for place in launch.places if not launch.remote_shell or place.node_rank == command.node_rank
         ]
-        # `min`, for the container is named by the lowest of the ranks that it holds.
+        # The container's name has the lowest of its ranks.
         rank = min(here)
     host = None
     if launch.remote_shell:
@@ -71,7 +72,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
 
 
 def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str | None:
-    """The engine's own reason for a worker that never came to its script; None where it was not the engine."""
+    """Return the engine's error for a worker that never reached its script, or None."""
     prepared = launch.prepared[0]
     if prepared.container is None:
         return None
@@ -82,8 +83,10 @@ def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str
 
 
 def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
-    """Mpirun in its node's container. It has the remote shell start its part on each other node, and that starts the workers
-    there: so what the shell is asked for runs in a container of that node, one for the part and all its workers.
+    """Return mpirun in its node's container.
+
+    The remote shell starts mpirun's daemon on each other node, and that starts the workers: so the remote command runs in one
+    container of that node, with all its workers.
     """
     ranks: dict[int, list[int]] = {}
     for place in launch.places:
@@ -102,7 +105,7 @@ def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str,
 
 
 def _on_its_node(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
-    """The command in a container of a node that has found an engine, an image and an environment of its own."""
+    """Return the command in a container of a node that has its own engine, image and environment."""
     from paceline.containers import HostFiles, wrap
 
     node_rank = command.node_rank
@@ -113,7 +116,7 @@ def _on_its_node(command: Command, launch: Launch, shells: Sequence[Mapping[str,
 
 
 def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
-    """The engine, image and mounts that a node was found to have for its containers, as `wrap` takes them."""
+    """Return a node's engine, image and mounts, as arguments of `wrap`."""
     from paceline.containers import ContainerEngine, Mount
 
     container = launch.prepared[node_rank].container
@@ -127,10 +130,10 @@ def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
 
 
 def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: Callable[[int], bool]) -> bool:
-    """True if a worker's client has ended while its container had not, or was never made.
+    """Return whether a worker's client ended although its container did not, or never started.
 
-    podman ends with 0 at a SIGTERM that comes before it hands signals on: as if the script had ended well.
-    is_alive: asked for the process that the worker has noted.
+    podman exits with 0 on a SIGTERM before it forwards signals, as if the script had ended well. is_alive: checks the worker's
+    noted process.
     """
     if launch.prepared[0].container is None:
         return False

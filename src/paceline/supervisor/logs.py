@@ -1,8 +1,8 @@
-"""The workers' logs of a run as its supervisor keeps them, from their beginning to their end.
+"""The workers' logs, as the supervisor creates, indexes and limits them.
 
-logs/driver.log                 the supervisor's own words (`runs.driver_log`); its standard output and error
-attempts/<k>/rank_<n>.log       what rank n prints; the worker, or a process that it started, writes it without anybody in between
-attempts/<k>/log_order.txt      "time rank size" for each growth that was seen, for the merged view of all ranks
+logs/driver.log                 output of the supervisor (`runs.driver_log`)
+attempts/<k>/rank_<n>.log       output of rank n, written by the worker or its children directly
+attempts/<k>/log_order.txt      "time rank size" for each growth, for the merged view of all ranks
 logs/rank_<n>.log               a link to the log of the newest attempt
 """
 
@@ -21,7 +21,7 @@ from paceline.system.files import write_whole
 
 
 def make_logs(folder: RunFolder, launch: Launch) -> None:
-    """Make empty logs for the attempt, and `logs/rank_<n>.log` as links to them."""
+    """Create empty logs for the attempt, and link `logs/rank_<n>.log` to them."""
     folder.attempt(launch.attempt).mkdir(parents=True, exist_ok=True)
     for place in launch.places:
         folder.rank_log(launch.attempt, place.rank).touch()
@@ -29,19 +29,19 @@ def make_logs(folder: RunFolder, launch: Launch) -> None:
 
 
 def _link(folder: RunFolder, attempt: int, rank: int) -> None:
-    """Let `logs/rank_<n>.log` lead to the attempt's log."""
+    """Link `logs/rank_<n>.log` to the attempt's log."""
     live = folder.live_log(rank)
     beside = live.with_name(f".{live.name}")
-    beside.unlink(missing_ok=True)  # of a supervisor that was killed, in a run that its engine has started again
+    beside.unlink(missing_ok=True)  # left by a killed supervisor, in a run that its engine restarted
     beside.symlink_to(os.path.relpath(folder.rank_log(attempt, rank), folder.logs))
-    # Renamed over the old link, so that someone who follows the log always finds one.
+    # Rename over the old link, so that followers always find one.
     os.replace(beside, live)
 
 
 class LogWatch:
-    """Notes how the logs of one attempt grow, and keeps each within the job's limit.
+    """An index of growing logs, which also keeps each within the job's limit.
 
-    keeps_limits: False where the nodes have logs of their own and shorten them there.
+    keeps_limits: False if the nodes have logs of their own and limit them there.
     """
 
     def __init__(self, launch: Launch, folder: RunFolder, *, keeps_limits: bool) -> None:
@@ -52,11 +52,11 @@ class LogWatch:
         self._keepers: dict[int, gaps.Keeper] = {}
         for place in launch.places:
             self._add(place.rank)
-        # Unbuffered and in append mode: a reader finds whole lines only, and a killed supervisor loses none.
+        # Unbuffered and in append mode: readers see whole lines, and a killed supervisor loses none.
         self._order = open(folder.log_order(launch.attempt), "ab", buffering=0)  # noqa: SIM115
 
     def look(self) -> None:
-        """Note each log that has grown since the last look, those of ranks that a script has started meanwhile included."""
+        """Index each log that has grown, including ranks that a script has started."""
         for rank in self._folder.ranks_with_log(self._attempt):
             if rank not in self._paths:
                 self._add(rank)
@@ -69,12 +69,12 @@ class LogWatch:
                 continue
             if size != self._sizes[rank]:
                 self._sizes[rank] = size
-                with contextlib.suppress(OSError):  # a full disk: the merged view is less well ordered, that is all
+                with contextlib.suppress(OSError):  # a full disk: the merged view is less well ordered
                     self._order.write(f"{time.time():.3f} {rank} {size}\n".encode())
                 self._keep_limit(rank)
 
     def close(self) -> None:
-        """Close the file of notes."""
+        """Close the index."""
         self._order.close()
 
     def _add(self, rank: int) -> None:
@@ -93,7 +93,7 @@ class LogWatch:
 
 
 def shorten_logs(folder: RunFolder, attempt: int) -> None:
-    """Close the gaps in the logs of an attempt that has ended, and let the notes on their order say where things are now."""
+    """Close the gaps in an ended attempt's logs, and correct the index."""
     closed = {}
     for rank in folder.ranks_with_log(attempt):
         if gap := gaps.close(str(folder.rank_log(attempt, rank))):
@@ -101,7 +101,7 @@ def shorten_logs(folder: RunFolder, attempt: int) -> None:
     if not closed:
         return
     order = folder.log_order(attempt)
-    with contextlib.suppress(OSError):  # a full disk: lines are less well ordered, that is all
+    with contextlib.suppress(OSError):  # a full disk: lines are less well ordered
         lines = []
         for line in order.read_text().splitlines():
             words = line.split()

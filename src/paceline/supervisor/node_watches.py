@@ -1,5 +1,6 @@
-"""Looks for more nodes while an attempt of an elastic run is under way, and asks its workers to end at their next checkpoint
-once there are some (docs/decisions/0018-elastic.md).
+"""Watches on an attempt's nodes: more nodes for an elastic run, and disks that fill up.
+
+When there are more nodes, the workers are asked to end at their next checkpoint (docs/decisions/0018-elastic.md).
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from paceline.runs.driver_log import say
 from paceline.system.files import write_whole
 from paceline.targets import Nodes
 
-#: Between two questions whether there are more nodes. The target's answer may be some seconds old.
+#: Pause between two questions; the target's answer may be some seconds old.
 _LOOK_S = 1.0
 
-#: How often to look.
+#: Pause between two looks at the disks.
 _DISK_LOOK_S = 20.0
 
 
 class ResizeWatch:
-    """The growth of one attempt. not_before_s: from its start on. more: how many nodes the run could have by now, those that
-    it has included; a question that does not block. note: told in words once the workers were asked.
+    """A watch for more nodes.
+
+    not_before_s: seconds since the attempt's start. more: returns how many nodes the run could have, without blocking. note:
+    called with a sentence after asking the workers.
     """
 
     def __init__(
@@ -40,11 +43,11 @@ class ResizeWatch:
         self._launch, self._nodes, self._more, self._note = launch, nodes, more, note
         self._next = time.monotonic() + not_before_s
         self._most = launch.job.node_range[1] if launch.job.node_range else launch.job.node_count
-        #: How many nodes the workers were told of; 0 as long as they were told nothing.
+        #: Number of nodes that the workers know of; 0 before the request.
         self.requested = 0
 
     def look(self) -> None:
-        """Ask the workers to end if there are more nodes, and it is late enough."""
+        """Ask the workers to end if there are more nodes, and the time has come."""
         now = time.monotonic()
         if self.requested or len(self._launch.nodes) >= self._most or now < self._next:
             return
@@ -60,19 +63,19 @@ class ResizeWatch:
         path, text = resize_request(self._launch), json.dumps({"nodes": count})
         put: Callable[[int, str, bytes], None] | None = getattr(self._nodes, "put", None)
         if put is None:
-            # Nodes that see the supervisor's folders have its scratch folder, too.
+            # Nodes that share the supervisor's folders share its scratch folder.
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, text)
         else:
             for node in self._launch.nodes:
-                with contextlib.suppress(OSError):  # one that is lost ends the attempt anyhow
+                with contextlib.suppress(OSError):  # a lost node ends the attempt anyhow
                     put(node.node_rank, str(path), text.encode())
         self._note(f"goes on with {count} nodes after its next checkpoint")
 
 
 class DiskWatch:
-    """Looks after the disks of these folders, as the nodes see them. warn: told of each that is about to be full."""
+    """A watch on the disks of these folders. warn: called with a sentence for each disk that is nearly full."""
 
     def __init__(self, nodes: Any, paths: Sequence[str], warn: Callable[[str], None]) -> None:
         self._ask = getattr(nodes, "disks", None)
@@ -81,7 +84,7 @@ class DiskWatch:
         self._told: set[tuple[str, int]] = set()
 
     def look(self) -> None:
-        """Ask the nodes, if it is time to."""
+        """Ask the nodes if it is time to."""
         if self._ask is None or time.monotonic() < self._next:
             return
         for place, (free, total, number) in self._ask(self._paths).items():

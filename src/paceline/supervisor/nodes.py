@@ -1,4 +1,4 @@
-"""The supervisor's side of what runs once on each node, before the workers and after them (`paceline.node`)."""
+"""Run `paceline.node` once on each node, before the workers and after them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from paceline.targets import Nodes
 from paceline.targets.local_nodes import LocalNodes
 
 _TICK_S = 0.05
-#: How long a node's process may take to end when it is told to.
+#: Seconds for a node's process to end after SIGTERM.
 _END_S = 5.0
-#: What a node's process may be asked for: the file of its result, and what the node is doing meanwhile.
+#: Verb -> its result's file, and a description of the work.
 _VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
     "prepare": (RunFolder.prepared, "being prepared"),
     "check": (RunFolder.stored, "looking at where outputs are stored"),
@@ -37,7 +37,7 @@ _VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome:
-    """The outcome on all nodes. results: one for each node; stopped: why it was stopped from outside."""
+    """The outcome on all nodes. results: one for each node; stopped: the outside reason to stop."""
 
     results: tuple[dict[str, Any], ...] = ()
     failure: FailureReport | None = None
@@ -52,15 +52,14 @@ def on_nodes(
     seen: RemotePaths,
     stop: Callable[[], str | None] = lambda: None,
 ) -> NodeOutcome:
-    """Run `verb` on these nodes at once; when this returns, no process of theirs is left.
+    """Run `verb` on these nodes at once, and wait until all its processes have ended.
 
-    verb: one of `_VERBS`. The first that fails, or is lost, ends the others.
-    stop: asked all the while for a reason to end it.
+    verb: one of `_VERBS`. The first failed or lost node ends the others. stop: polled for a reason to end.
     """
     folder, wake = run.folder, run.wake
     result, _ = _VERBS[verb]
     results = {rank: result(folder, rank) for rank in node_ranks}
-    # Apart, a node makes the workers' folder itself, of the snapshot that was sent.
+    # A remote node makes the workers' folder itself, from the snapshot that was sent.
     options = [
         *([] if seen.is_shared else ["--apart"]),
         *(["--nodes", str(len(nodes.nodes))] if run.job.node_range else []),
@@ -70,7 +69,7 @@ def on_nodes(
     wake.heed(nodes)
     try:
         for rank, path in results.items():
-            # A result of an earlier attempt would pass for that of a process which was killed now.
+            # An earlier attempt's result would pass for that of a process that was killed now.
             path.unlink(missing_ok=True)
             command = Command(
                 argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *options),
@@ -78,7 +77,7 @@ def on_nodes(
                 node_rank=rank,
                 log=RunFolder(seen.run_dir).prepare_log(rank),
             )
-            # Works in the run's own folder, not the snapshot's: the user's modules must not stand in the way of ours.
+            # In the run's own folder: modules in the snapshot must not shadow Paceline's.
             started = nodes.start(command, seen.run_dir, _environment(folder, seen, nodes.shell(rank)))
             running[rank, started.pid] = rank
         while running and all(code == 0 for code in ends.values()):
@@ -93,7 +92,7 @@ def on_nodes(
     except EngineError:
         raise  # an OSError too: the nodes are out of reach
     except OSError as error:
-        # The interpreter that the nodes were to have.
+        # The interpreter that the node should have.
         message = f"{seen.python!r} could not be started to prepare the nodes: {error.strerror or error}."
         return NodeOutcome(failure=FailureReport(cause="prepare", message=message))
     finally:
@@ -109,15 +108,17 @@ def on_nodes(
 
 
 def from_here(run: Supervision, verb: str) -> NodeOutcome:
-    """Run `verb`, "check" or "store", on the supervisor's own machine, for nodes that are elsewhere."""
+    """Run `verb`, "check" or "store", on the supervisor's own machine for remote nodes."""
     nodes = ThisHost()
     seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
     return on_nodes(run, verb, [0], nodes, seen, run.cancel_reason)
 
 
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
-    """The node's environment, or the supervisor's own, with the run's mark, by which the processes that a killed supervisor
-    has left are found. The supervisor's own mark is taken off: what bears it is spared when a run's processes are killed.
+    """Return the environment of a node, or the supervisor's own, with the run's mark.
+
+    The mark identifies processes that a killed supervisor left. The supervisor's own mark is removed, because it protects
+    processes from the kill.
     """
     shell = os.environ if shell is None else shell
     kept = {name: value for name, value in shell.items() if name != processes.SUPERVISOR_VARIABLE}
@@ -125,7 +126,7 @@ def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] 
 
 
 def _end(nodes: Nodes, running: Mapping[tuple[int, int], int]) -> None:
-    """End them: SIGTERM, a moment to leave, then SIGKILL to them and to whatever they have started."""
+    """End the processes: SIGTERM, a pause, then SIGKILL to them and their descendants."""
     for (_, pid), rank in running.items():
         nodes.signal(pid, rank, signal.SIGTERM)
     deadline = time.monotonic() + _END_S
@@ -162,10 +163,10 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
 
 
 class ThisHost(LocalNodes):
-    """One node, this machine, for a run whose own nodes are elsewhere.
+    """A single node, this machine, for a run with remote nodes.
 
-    `LocalNodes` waits for every child of the process and kills them all. Here the links to the run's nodes are children as
-    well: their ssh would be killed, and its exit code taken from the thread that waits for it. So each pid is named.
+    `LocalNodes` waits for every child of the process and kills them all. Here the links to the run's nodes are children too:
+    their ssh would be killed, and its exit code lost to the thread that waits for it. So name each pid.
     """
 
     def __init__(self) -> None:

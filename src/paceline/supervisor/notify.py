@@ -1,6 +1,6 @@
-"""Tells of a run's end: by a webhook, the user's own sendmail or a command, all at once, and none for longer than a minute.
+"""Notifications of a run's end: webhooks, sendmail and commands, in parallel, each at most a minute.
 
-Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, as the workflows take it that replaced connectors,
+Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, for the workflows that replaced connectors,
 https://learn.microsoft.com/power-automate/teams/create-adaptive-cards.
 """
 
@@ -31,16 +31,14 @@ _HOOK_S = 10.0
 _COMMAND_S = 60.0
 #: Lines of the failure report.
 _LINES = 15
-#: Where it is by custom, and not always on a batch job's PATH.
+#: Its usual place, which a batch job's PATH may lack.
 _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
 def tell(folder: RunFolder, record: RunRecord, addresses: Mapping[str, str]) -> list[str]:
-    """Tell all of `record.job.notify` that the run has ended as this record says, or hangs.
+    """Send all notifications of `record.job.notify`, and return a sentence for each failure.
 
-    Return why any could not be told, a sentence each.
-
-    addresses: by `key_of`, the URLs of webhooks. None of them is in a sentence.
+    addresses: URLs of webhooks by `key_of`. No sentence contains one.
     """
     wanted = record.job.notify if record.job else ()
     if not wanted:
@@ -56,7 +54,7 @@ def tell(folder: RunFolder, record: RunRecord, addresses: Mapping[str, str]) -> 
 
 
 class Said:
-    """What is told of a run: a title, and on failure the first lines of the report."""
+    """The message on a run: a title, and after a failure the first lines of the report."""
 
     def __init__(self, folder: RunFolder, record: RunRecord) -> None:
         name = tags_and_properties.read(folder.notes).name
@@ -75,7 +73,7 @@ class Said:
         }
 
     def text(self) -> str:
-        """All of it as plain text."""
+        """Return the message as plain text."""
         facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items() if value)
         return "\n\n".join(part for part in (self.title, self.report, facts) if part)
 
@@ -96,7 +94,7 @@ class Said:
 
 
 def slack_message(said: Said) -> dict[str, Any]:
-    """A message for Slack: of its marks only a bold title and a block of code."""
+    """Return the message for Slack, with a bold title and a code block."""
 
     def plain(text: str) -> str:
         return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -107,7 +105,7 @@ def slack_message(said: Said) -> dict[str, Any]:
 
 
 def teams_message(said: Said) -> dict[str, Any]:
-    """A message for a workflow of Teams."""
+    """Return the message for a workflow of Teams."""
     body: list[dict[str, Any]] = [{"type": "TextBlock", "text": said.title, "weight": "Bolder", "wrap": True}]
     if said.report:
         body.append({"type": "TextBlock", "text": said.report, "fontType": "Monospace", "wrap": True})
@@ -129,7 +127,7 @@ _MESSAGES = {"slack": slack_message, "teams": teams_message, "webhook": Said.to_
 
 
 def _told(one: str, said: Said, address: str | None) -> str | None:
-    """Tell one; None, or why that could not be done."""
+    """Send one notification. Return None, or the error."""
     kind, _, rest = one.partition(":")
     try:
         if kind == "mail":
@@ -139,7 +137,7 @@ def _told(one: str, said: Said, address: str | None) -> str | None:
         if address is None:
             return "its URL is not in the run's folder any more."
         return _post(address, _MESSAGES[kind](said))
-    # Whatever it is, the run has ended as it has.
+    # No error may change the run's end.
     except Exception as error:
         return f"{type(error).__name__}."
 
@@ -155,7 +153,7 @@ def _post(url: str, message: Mapping[str, Any]) -> str | None:
     except urllib.error.HTTPError as error:
         return f"it answered {error.code}."
     except urllib.error.URLError as error:
-        # The reason alone: the error's own text may have the URL.
+        # Only the reason: the error's own text may contain the URL.
         return f"{error.reason}."
     except TimeoutError:
         return f"it did not answer within {_HOOK_S:g} s."
@@ -171,7 +169,7 @@ def _mail(to: str, said: Said) -> str | None:
     message["To"] = to
     message["Subject"] = " ".join(said.title.split())[:200]
     message.set_content(said.text())
-    # -t takes the receiver from the message, -oi does not end it at a line with a single dot.
+    # -t takes the recipient from the message, -oi allows lines with a single dot.
     return _run([program, "-t", "-oi"], message.as_bytes(), None)
 
 

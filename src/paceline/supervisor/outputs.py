@@ -1,4 +1,4 @@
-"""Brings home what an attempt has left on nodes elsewhere, and stores output folders where they belong."""
+"""Fetch an attempt's files from remote nodes, and store its outputs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paceline.supervisor.nodes import from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system.files import read_json, write_json
 
-#: The property of a run whose files could not all be had, in words: which, and where they still are.
+#: Property of a run with missing files: their names, and where they still are.
 NOT_FETCHED = "not_fetched"
-#: So many names of an output that is not complete are in the failure's message.
+#: Maximum number of missing names in the failure's message.
 _NAMED = 5
 
 
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
-    """The outcome once the run's files are here, which is part of it.
+    """Fetch the run's files, and return the outcome including this.
 
-    Those that can't be had are named, with the place where they still are, in the failure and in a property of the run.
+    Missing files are named, with their place, in the failure and in a property of the run.
     """
     assert run.nodes is not None
     try:
@@ -32,7 +32,7 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     except (TargetError, EngineError) as error:
         text = str(error)
         say(text)
-        # An elastic run goes on without a lost node, time and again; what was on it is gone with it, and the log says so.
+        # An elastic run may lose nodes repeatedly; their files are lost too, and the log says so.
         if not (run.job.node_range and run.nodes.lost()):
             _note_not_fetched(run, text)
         if outcome.failure is not None:
@@ -50,13 +50,14 @@ def _note_not_fetched(run: Supervision, text: str) -> None:
 
 
 def settle_links(run: Supervision, outcome: Outcome) -> None:
-    """Set right the links that the workers have left, and see which names are no files of the run's; they are named in the
-    driver's log and kept for the record. Not where another attempt goes on with them.
+    """Resolve links that the workers left, and collect excluded files for the log and the record.
+
+    Skipped if another attempt continues with them.
     """
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
     try:
-        # First, for the files that it moves into `outputs` may be, or may be behind, links that are to be settled.
+        # First, because it moves files into `outputs` which may be links, or their targets.
         work_dir.rescue_outputs(run.folder)
         excluded_files.settle(run.folder)
     except OSError as error:
@@ -65,7 +66,7 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
 
 
 def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None:
-    """Say in the driver's log which names are left out, and keep them for the record."""
+    """Log excluded files, and keep them for the record."""
     known = {one["name"] for one in run.left_out}
     new = [dict(one) for one in found if one["name"] not in known]
     for one in new[: excluded_files.LIMIT]:
@@ -76,8 +77,9 @@ def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None
 
 
 def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
-    """The outcome once output folders are stored, which is part of it. A canceled run stores nothing, nor does one that
-    its engine starts again.
+    """Store the outputs, and return the outcome including this.
+
+    A canceled or interrupted run stores nothing.
     """
     if not any(reference.is_output for reference in run.job.inputs) or not run.record.attempts:
         return outcome
@@ -88,7 +90,7 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
         return outcome
     run.to(states.FINALIZING)
     if run.nodes is None or run.seen is None or not run.seen.is_shared or run.nodes.lost():
-        done = from_here(run, "store")  # what the nodes had has been brought here
+        done = from_here(run, "store")  # the nodes' files have been fetched
     else:
         done = on_nodes(run, "store", [0], run.nodes, run.seen, run.cancel_reason)
     if done.results:
@@ -114,8 +116,8 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _register(run: Supervision) -> None:
-    """Make datasets of the outputs that are to be, now that the run has nothing left that could fail."""
-    # Of a run whose supervisor is on another machine the workspace is elsewhere: it is done where the record comes home.
+    """Register outputs as datasets, once nothing of the run can fail."""
+    # For a supervisor on another machine, the submitting machine does it when the record arrives.
     if not any(reference.registered for reference in run.job.inputs) or run.folder.carried.exists():
         return
     from paceline.data.datasets.dataset import register_outputs
@@ -127,9 +129,7 @@ def _register(run: Supervision) -> None:
 
 
 def _incomplete(run: Supervision) -> FailureReport | None:
-    """The report of a run that has failed after all, for an output of its job lacks something that the script has left in it;
-    None where all is stored.
-    """
+    """Return the failure report of a run whose output lacks a file of the script, or None."""
     missing: dict[str, list[str]] = {}
     for one in run.left_out:
         top, _, name = one["name"].partition("/")

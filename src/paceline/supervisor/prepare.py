@@ -1,4 +1,4 @@
-"""Get nodes before an attempt, and on each of them the run's folder, its environment and its data; give them back after it."""
+"""Acquire nodes for an attempt, prepare folder, environment and data on each, and release them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ from paceline.targets import Nodes
 
 
 def hold_nodes(run: Supervision) -> Outcome | None:
-    """Get nodes and make them ready; None once they are, else how the run ends.
+    """Acquire and prepare the run's nodes. Return None on success, or the Outcome that ends the run.
 
     Raises:
-        TargetError: the job can't have them. EngineError: it can't have them now, or not any more.
+        TargetError: The job can never have them.
+        EngineError: The job cannot have them now, or any more.
     """
     assert run.target is not None
     run.to(states.QUEUED, owner=run.owner())
     nodes = run.target.wait_for_nodes(run.wanted, run.folder.path, run.waiting)
     if nodes is None:
         return Outcome(stopped=run.stop_reason() or "cancel")
-    # From here on `give_nodes_back` gives them back, whatever fails below.
+    # From here on `give_nodes_back` releases them, whatever fails below.
     run.nodes = nodes
     run.to(states.PREPARING, waiting_for=None, scratch_dir=str(run.folder.scratch))
     try:
@@ -54,7 +55,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
         cause = "data" if isinstance(error, TransferError) else "node_lost" if nodes.lost() else "prepare"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)), lost=len(nodes.lost()))
     except (UserError, TransferError) as error:
-        # What the job names on this machine is not there to be sent.
+        # The job's local paths do not exist on another machine.
         cause = "environment" if isinstance(error, EnvironmentSpecError) else "data"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
     except OSError as error:
@@ -63,16 +64,16 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     if done.failure is not None or done.stopped is not None:
         return Outcome(failure=done.failure, stopped=done.stopped, lost=len(nodes.lost()))
     if run.seen.is_shared:
-        unlink_inputs(run.job, run.folder)  # of an attempt on other nodes
+        unlink_inputs(run.job, run.folder)  # left by an attempt on other nodes
         link_inputs(run.job, run.prepared[0], run.folder.work)
     run.start_clock()
     return None
 
 
 def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
-    """Return what the working directory has in place of links to the user's folders, which the nodes do not see."""
+    """Return the files that replace links to the user's folders on remote nodes."""
     if run.folder.carried.exists():
-        # Of runs that were brought to this machine alone: a supervisor is to load fast.
+        # Imported only for runs that came from another machine, so that supervisors start fast.
         from paceline.remote.staging.stage_in import as_here
 
         return as_here(run.folder).linked()
@@ -91,7 +92,7 @@ def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
 
 
 def clean_nodes(run: Supervision) -> None:
-    """Let nodes elsewhere drop what they have of the run in their caches and container engines."""
+    """Let remote nodes remove the run's data from their caches and container engines."""
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None or nodes.lost():
         return
@@ -102,7 +103,7 @@ def clean_nodes(run: Supervision) -> None:
 
 
 def remove_on_nodes(run: Supervision) -> None:
-    """Let nodes elsewhere end containers whose client is gone: those of docker's daemon are nobody's children."""
+    """Let remote nodes end containers without a client: docker's daemon starts them, not the node's process."""
     nodes, seen = run.nodes, run.seen
     if nodes is None or seen is None or nodes.shell(0) is None:
         return
@@ -113,7 +114,7 @@ def remove_on_nodes(run: Supervision) -> None:
 
 
 def give_nodes_back(run: Supervision) -> None:
-    """End what is left on the nodes, and hold none. Harmless the second time."""
+    """End all processes on the nodes, and release them. Harmless the second time."""
     nodes, run.nodes = run.nodes, None
     run.stop_clock()
     if nodes is not None:
@@ -121,22 +122,21 @@ def give_nodes_back(run: Supervision) -> None:
 
 
 def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOutcome, tuple[NodeSetup, ...]]:
-    """Make environment and data ready on each node; nothing is started where the job needs neither.
+    """Prepare environment and data on each node, if the job needs any.
 
-    On nodes elsewhere there is more to do: an Open MPI is found there, and the workers' folder made where it is not shared.
+    Remote nodes also find an Open MPI, and make the workers' folder unless it is shared.
     """
     job, is_here = run.sized, nodes.shell(0) is None
     needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)
     if not (needs_more or job.environment.needs_build or job.environment.docker_image or job.inputs):
         return NodeOutcome(), (NodeSetup(python=job.environment.python or seen.python),) * job.node_count
     try:
-        # Held before the nodes make any: a view without a living holder is removed by whoever uses the cache next.
+        # Lock before the nodes create views: the cache removes views without a living owner.
         run.held.enter_context(_views(job, run.folder.run_id))
     except UserError as error:
         return NodeOutcome(failure=FailureReport(cause="data", message=str(error))), ()
     if not seen.is_shared and any(reference.is_output for reference in job.inputs):
-        # What comes back from nodes elsewhere is stored from this machine, so it is this one that has to be able to, before an
-        # hour of work.
+        # This machine stores what comes back from remote nodes, so check its credentials before an hour of work.
         looked = from_here(run, "check")
         if looked.failure is not None or looked.stopped is not None:
             return looked, ()
@@ -148,7 +148,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
             run.held.enter_context(_hold_environment(run.folder))
             break
         except EnvironmentBuildError as error:
-            # The nodes hold it only while they build. Pruned between their end and this lock, it is gone.
+            # The nodes hold it only while they build; it may be pruned before this lock.
             say(f"{error} It is built again.")
     if done.results and job.inputs:
         told = {
@@ -170,25 +170,25 @@ def _report(record: RunRecord, error: OSError) -> FailureReport:
 
 @contextlib.contextmanager
 def _views(job: Job, run_id: str) -> Iterator[None]:
-    """Keep the folders in which the run finds its data while this lasts, and remove them after it."""
+    """Keep the folders with the run's data, and remove them afterwards."""
     if all(reference.is_output for reference in job.inputs):
         yield
         return
     from paceline.data.transfer.cache import DataCache
 
     cache = DataCache()
-    cache.drop_dead_views()  # of runs that were killed
+    cache.drop_dead_views()  # left by killed runs
     held = cache.hold_view(run_id)
     try:
         yield
     finally:
-        # Removed under the lock: let go first, it might have been taken for a killed run's and be removed by two.
+        # Remove under the lock: otherwise another process may take it for a killed run's.
         cache.drop_views(run_id)
         os.close(held)
 
 
 def _hold_environment(folder: RunFolder) -> contextlib.AbstractContextManager[object]:
-    """Keep `paceline env prune` from the run's environment while this lasts."""
+    """Protect the run's environment from `paceline env prune`."""
     from paceline.environments.built import Built
     from paceline.environments.store import EnvironmentStore
 

@@ -1,4 +1,4 @@
-"""See one run through: attempt after attempt, the outputs, and the end, after which nothing of it is left."""
+"""Supervise one run: its attempts, the outputs, and the end, which leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -38,19 +38,22 @@ from paceline.system import processes
 from paceline.system.files import read_json
 from paceline.targets import target_of_run
 
-#: Causes of an attempt's end that are no restart of an elastic run's.
+#: Causes of an attempt's end that do not count as a restart of an elastic run.
 _OF_NODES = frozenset({*NODES_GONE, "resized"})
-#: After a growth that brought no node, the next one comes no sooner, and each time twice as late.
+#: After a growth without a new node, the pause before the next doubles.
 _IN_VAIN_S = 60.0
-#: So often in a row may the nodes of an elastic run be lost before all of its workers have begun.
+#: How often in a row an elastic run may lose nodes before all its workers have started.
 _FRUITLESS = 10
-#: Exit codes of workers that somebody ended, and how long after them the supervisor's own signal may come.
+#: Exit codes of workers that were ended, and how long after them the supervisor's own signal may come.
 _KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _SIGNAL_S = 2.0
 
 
 def supervise(folder: RunFolder) -> None:
-    """See the run of this folder to its end. The caller holds the run's lock. Never raises once the record can be read."""
+    """Supervise the run of this folder to its end; the caller holds its lock.
+
+    Never raises once the record can be read.
+    """
     run = Supervision(folder)
     try:
         outcome = _outcome(run)
@@ -61,26 +64,26 @@ def supervise(folder: RunFolder) -> None:
 
 
 def _outcome(run: Supervision) -> Outcome:
-    """The outcome of the run's last attempt, or of the failure that left it without one."""
+    """Return the outcome of the last attempt, or of the failure before the first."""
     try:
         run.target = target_of_run(run.folder.path)
         return _attempts(run)
     except (UserError, EngineError) as error:
-        # What only the nodes could show: the job can't have them, or the environment that was made has no mpirun.
+        # Only the nodes could show it: the job cannot have them, or the new environment has no mpirun.
         cause = "engine" if isinstance(error, (TargetError, EngineError)) else "launcher"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
 
 
 def _attempts(run: Supervision) -> Outcome:
-    """Run attempt after attempt; the outcome of the last. Each runs on the nodes of the one before, unless these are gone.
+    """Run attempts until the last, and return its outcome. Nodes are kept between attempts if possible.
 
     Raises:
-        UserError: there never were any nodes, or what only they could show: the environment has no mpirun.
+        UserError: The run never had nodes, or the environment has no mpirun.
     """
     run.note_preemption()
-    number = len(run.record.attempts)  # not 0 where the engine has put the job back into its queue
+    number = len(run.record.attempts)  # not 0 if the engine requeued the job
     tried, fruitless, failure = _tried(run.record), 0, None
-    # The engine starts a job again that it has interrupted; the run may have no attempt left by then.
+    # The engine restarts a job that it interrupted, perhaps without an attempt left.
     if tried > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))
     if number:
@@ -93,7 +96,7 @@ def _attempts(run: Supervision) -> Outcome:
         except (TargetError, EngineError) as error:
             if (told := _told_to_end(run)) is not None:
                 return Outcome(stopped=told)
-            # Without a failure of an attempt this is the first, and its own error says all.
+            # Without an earlier failure, this error explains everything.
             if failure is None:
                 raise
             return Outcome(failure=_extended(failure, f"There were no nodes for another attempt: {error}"))
@@ -107,11 +110,11 @@ def _attempts(run: Supervision) -> Outcome:
             shorten_logs(run.folder, number)
             run.close_attempt(outcome)
         if run.job.node_range:
-            # Nodes that go before their workers have all begun may never do: so often in a row, and the run has failed.
+            # If nodes repeatedly disappear before all workers have started, the run fails.
             fruitless = 0 if run.has_run else fruitless + 1
             if _goes_on(run, outcome) and fruitless < _FRUITLESS:
                 tried -= 1
-                # Without what could not be brought home from the lost node, which the log has told.
+                # Without the lost node's missing files, which are in the log.
                 run.reason = _reason(ended)
                 say(f"{run.reason}. Starting the next attempt.")
                 give_nodes_back(run)
@@ -124,11 +127,11 @@ def _attempts(run: Supervision) -> Outcome:
         if failure.cause in NODES_GONE or (run.nodes is not None and run.nodes.lost()):
             give_nodes_back(run)
         elif failure.cause == "port" and run.nodes is not None:
-            run.nodes.renew_ports()  # on the same nodes: the run keeps its turn
+            run.nodes.renew_ports()  # on the same nodes, so the run keeps its turn
 
 
 def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
-    """Return the outcome, without the failure where that is what an engine's end of the whole job looks like from here."""
+    """Return the outcome without a failure that only shows the engine ending the whole job."""
     failure = outcome.failure
     if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
         return outcome
@@ -137,7 +140,7 @@ def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _told_to_end(run: Supervision) -> str | None:
-    """Return why the run is to end, or None. An engine signals all of a job's processes, and the supervisor may be the last."""
+    """Return why the run must end, or None. Engines signal all processes, perhaps the supervisor last."""
     if not run.folder.engine.exists():
         return None
     deadline = time.monotonic() + _SIGNAL_S
@@ -147,23 +150,23 @@ def _told_to_end(run: Supervision) -> str | None:
 
 
 def _tried(record: RunRecord) -> int:
-    """The attempts so far that count against `max_restarts`: of an elastic run none that ended for its nodes."""
+    """Return the attempts that count against `max_restarts`; an elastic run's changes of nodes do not."""
     elastic = record.job is not None and record.job.node_range is not None
     return sum(not (elastic and attempt.cause in _OF_NODES) for attempt in record.attempts)
 
 
 def _goes_on(run: Supervision, outcome: Outcome) -> bool:
-    """True if an elastic run goes on with other nodes after this, which is no restart; notes with how many at most."""
+    """Return whether an elastic run continues with other nodes, and note their maximum number."""
     lost = outcome.failure is not None and outcome.failure.cause in NODES_GONE
     if outcome.stopped is not None or not (lost or outcome.resized):
         return False
     if outcome.resized and len(run.record.attempts) > 1:
-        # What was to be had was gone, or is none after all: not so soon again.
+        # The nodes were gone: wait longer before the next growth.
         *_, before, last = run.record.attempts
         in_vain = before.cause == "resized" and len(last.nodes) <= len(before.nodes)
         run.elastic_s = max(2 * run.elastic_s, _IN_VAIN_S) if in_vain else run.job.elastic_seconds
     if run.nodes is not None:
-        # This machine's stand-ins are never gone. One that counts as lost is back with the next growth.
+        # This machine's stand-ins always exist; a lost one returns with the next growth.
         is_here = run.nodes.shell(0) is None
         run.most = len(run.nodes.nodes) - max(1, outcome.lost) if lost and is_here else None
     return True
@@ -177,19 +180,19 @@ def _reason(outcome: Outcome) -> str:
 
 def _take_up_event_files(run: Supervision, number: int) -> None:
     if run.job.is_python or not run.folder.work.is_dir() or not run.record.attempts:
-        return  # a worker's Python has told its values itself
+        return  # a worker's Python reported its values itself
     from paceline.trackers import left_files
 
     since = parse_utc(run.record.attempts[-1].started_utc).timestamp()
     try:
         left_files.take_up(run.folder, number, since=since, variables=run.job.environment_variables)
-    # They are the programs' files, and may be anything: the run has ended as it has.
+    # Programs may have written anything here; the run's end does not depend on it.
     except Exception as error:
         run.warn(f"event files of the run could not be read: {type(error).__name__}: {error}")
 
 
 def _interrupted(record: RunRecord) -> FailureReport:
-    """The report of a run that its engine has started again though it has no attempt left."""
+    """Return the report of a run that its engine restarted without an attempt left."""
     last = record.attempts[-1]
     return FailureReport(
         cause="preempted",
@@ -206,24 +209,24 @@ def _extended(report: FailureReport, text: str) -> FailureReport:
 
 
 def _finish(run: Supervision, outcome: Outcome) -> None:
-    """Leave nothing behind, then write the end.
+    """Clean up, then write the end.
 
-    The order matters: whoever reads a final state may start the next run at once, in this run's place in the queue, on its
-    nodes and ports. So all of that is given back before the record says so.
+    The order matters: a reader of the final state may start the next run at once, in this run's place, on its nodes and ports. So
+    release all of them first.
     """
     run.to(states.FINALIZING, waiting_for=None)
     if not run.record.attempts:
-        remove_containers(run.job, run.record.run_id)  # of an image that was being looked at
+        remove_containers(run.job, run.record.run_id)  # left by examining an image
     clean_nodes(run)
-    # Taken before the nodes are given back: a run that gets them next must not seem to have begun before this one ended.
+    # Before releasing the nodes: the next run on them must not seem to start before this one's end.
     ended_utc = utc_now()
     give_nodes_back(run)
-    # After the nodes, whose links to other machines are children of this process.
+    # After the nodes, whose links are children of this process.
     processes.kill_descendants(os.getpid())
     run.held.close()
     unlink_inputs(run.job, run.folder)
     if outcome.stopped != "interrupted":
-        work_dir.clean(run.folder)  # an interrupted run's next attempt goes on in it
+        work_dir.clean(run.folder)  # an interrupted run's next attempt continues in it
     shutil.rmtree(run.folder.scratch, ignore_errors=True)
     if run.target is not None:
         run.target.release(run.folder.path)
@@ -238,7 +241,7 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
         "left_out_count": len(run.left_out),
     }
     if outcome.stopped == "interrupted":
-        # A preemption, or somebody's cancel: the engine knows, and readers ask it. It may start the job again.
+        # A preemption or a cancel: readers ask the engine, which may restart the job.
         say("the engine has asked for the end of its job; the workers were ended")
         run.to(states.QUEUED, waiting_for="interrupted by the engine", scratch_dir=None)
     elif outcome.stopped == "cancel":
@@ -258,14 +261,15 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
 
 
 def _end(run: Supervision, status: str, **changes: Any) -> None:
-    """Tell whoever wants to know, then write the end: a final record is never written again, and what went wrong in the telling
-    has to be in it. All else of the run is gone and given back by now.
+    """Send notifications, then write the end.
+
+    A final record never changes, so it must already contain failed notifications. Everything else is released by now.
     """
     if run.job.notify:
-        # Not above: what sends takes a fifth of the time in which a supervisor starts, and few runs tell of their end.
+        # Imported late: it takes a fifth of a supervisor's start, and few runs notify.
         from paceline.supervisor import notify
 
-        # As `store.change` will have it.
+        # As `store.change` will write it.
         if status == states.CANCELED and (failed := store.failed_by_hand(run.folder)) is not None:
             status, changes = states.FAILED, {**changes, **failed}
         run.waiting("telling of its end")
@@ -276,14 +280,12 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
 
 
 def _fail_internally(run: Supervision, error: BaseException) -> None:
-    """End everything after an error of Paceline's own, or of the disk's; the record tells it, the driver's log has the
-    traceback.
-    """
-    ended_utc = utc_now()  # before anything is given back, as in `_finish`
-    with contextlib.suppress(Exception):  # whatever it is, it must not keep the record from its end
+    """End everything after an internal error or a full disk; the driver's log gets the traceback."""
+    ended_utc = utc_now()  # before anything is released, as in `_finish`
+    with contextlib.suppress(Exception):  # no error may prevent the final record
         give_nodes_back(run)
     processes.kill_descendants(os.getpid())
-    # The interpreter's own: nothing has to be loaded for it, and a full disk is no error of its.
+    # The interpreter's own function: it imports nothing, and ignores a full disk.
     sys.__excepthook__(type(error), error, error.__traceback__)
     remove_containers(run.job, run.record.run_id)
     shutil.rmtree(run.folder.scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One run as its supervisor knows it, and the run's record, which the supervisor alone writes."""
+"""One run as its supervisor knows it, and its record, which only the supervisor writes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from paceline.targets.configured import LOCAL
 class Outcome:
     """The end of an attempt.
 
-    stopped: the reason why it was stopped from outside, "cancel" or "time_limit"; stalled: what its ranks then waited for.
-    lost: how many of its nodes were lost. resized: its workers have ended at a checkpoint, for the run to go on with more nodes.
+    stopped: the outside reason, "cancel" or "time_limit". stalled: what its ranks then waited for. lost: number of lost nodes.
+    resized: the workers ended at a checkpoint to continue with more nodes.
     """
 
     exit_codes: dict[str, int] = field(default_factory=dict)
@@ -45,21 +45,19 @@ class Outcome:
 class Supervision:
     """One run, from its queue to its end.
 
-    most: as many nodes an elastic run may be given for now; None for as many as its job allows.
-    reason: why the next attempt is made, in words.
-    target: None until it has been found. nodes, seen, prepared: what the run holds at the moment.
-    held: what is kept for it until it ends: an environment, the views of its data.
-    left_out: {"name": ..., "why": ...} of what is no file of the run's, once its workers have ended.
+    most: maximum number of nodes of an elastic run for now; None for the job's maximum. reason: why the next attempt starts, in
+    words. target: None until it is found. nodes, seen, prepared: what the run holds now. held: locks until its end: an
+    environment, views of its data. left_out: {"name", "why"} of excluded files, once the workers have ended.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        # First of all: from here on a signal to stop is noted, where it would have killed this process before.
+        # First: from here on a signal is noted instead of killing this process.
         self.wake = Wake()
         self.record: RunRecord = store.stored(folder)
         assert self.record.job is not None, "only submitted runs have a supervisor"
         self.job: Job = self.record.job
-        #: The values of the job's secrets, and the addresses of those who are told of the end.
+        #: Values of the job's secrets, and addresses for notifications.
         self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets or self.job.notify else {}
         self.target: Target | None = None
         self.nodes: Nodes | None = None
@@ -68,21 +66,21 @@ class Supervision:
         self.held = contextlib.ExitStack()
         self.left_out: list[dict[str, str]] = []
         self.most: int | None = None
-        #: From an attempt's start to its growth; longer after one that brought no more nodes than there were.
+        #: Seconds from an attempt's start to its growth; longer after one that brought no more nodes.
         self.elastic_s: float = self.job.elastic_seconds
-        #: Whether all workers of the attempt have begun.
+        #: Whether all workers of the attempt have started.
         self.has_run = False
         self.reason = "start"
         self._deadline: float | None = None
 
     @property
     def wanted(self) -> Job:
-        """The job as its target is asked for nodes."""
+        """Return the job as its target allocates nodes for it."""
         return self.job if self.most is None else self.job.at_most(self.most)
 
     @property
     def sized(self) -> Job:
-        """The job of an attempt on the nodes that are held."""
+        """Return the job on the nodes that are held."""
         return self.job if self.nodes is None or not self.job.node_range else self.job.resized(len(self.nodes.nodes))
 
     # --- the record
@@ -92,57 +90,57 @@ class Supervision:
         self.record = store.change(self.folder, self.record, status, **changes)
 
     def waiting(self, text: str) -> bool:
-        """Note what the run waits for; True where it is to give up waiting."""
+        """Note the reason to wait. Return whether to give up."""
         if text != self.record.waiting_for:
             self.record = dataclasses.replace(self.record, waiting_for=text)
             store.write(self.folder, self.record)
         return self.stop_reason() is not None
 
     def warn(self, text: str) -> None:
-        """Note a warning for whoever looks at the run, each sentence once; the run goes on."""
+        """Record a warning once; the run goes on."""
         if text not in self.record.warnings:
             say(f"warning: {text}")
             self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
             store.write(self.folder, self.record)
 
     def note_hang(self, hang: Mapping[str, Any] | None) -> None:
-        """Note that the run hangs, or that it gets on again."""
+        """Record a hang, or its end."""
         self.record = dataclasses.replace(self.record, hang=hang)
         store.write(self.folder, self.record)
-        # For those who wait for what it holds on hosts that several users share. In a thread: a host may not answer.
+        # For other users of shared hosts who wait for them. In a thread: a host may not answer.
         if (note := getattr(self.nodes, "note_hang", None)) is not None:
             since = f"{str(hang['since_utc'])[:19].replace('T', ' ')} UTC" if hang else None
             threading.Thread(target=note, args=(since,), daemon=True).start()
-        # A run that then fails or restarts tells of its end.
+        # The end of the run will be notified as well.
         if hang is not None and self.job.notify and self.job.on_hang == "report":
             threading.Thread(target=self._tell_of_hang, args=(self.record,), daemon=True).start()
 
     def _tell_of_hang(self, record: RunRecord) -> None:
-        """Tell whoever wants to know of the run's end that the run hangs. In a thread: the workers are watched meanwhile."""
+        """Notify people of the hang. In a thread: the workers are watched meanwhile."""
         from paceline.supervisor import notify
 
         for why in notify.tell(self.folder, record, self.secrets):
             say(f"of the hang: {why}")
 
     def note_growth(self, text: str) -> None:
-        """Note that an elastic run will go on with more nodes."""
+        """Record that an elastic run will continue with more nodes."""
         self.record = dataclasses.replace(self.record, size=f"{self.record.size}, {text}")
         store.write(self.folder, self.record)
 
     def owner(self) -> dict[str, Any]:
-        """The run's owner for its record: this process, and the engine's job that it is in, which readers elsewhere ask for."""
+        """Return the owner: this process and its engine's job, which remote readers ask for."""
         engine = {name: self.record.owner[name] for name in ("engine", "job_id") if name in self.record.owner}
         return store.owner() | engine
 
     def open_attempt(self, launch: Launch) -> None:
-        """Note an attempt's start."""
+        """Record an attempt's start."""
         now = utc_now()
         cores = sum(node.cores for node in launch.nodes)
         attempt = Attempt(
             number=launch.attempt,
             started_utc=now,
             nodes=tuple(node.name for node in launch.nodes),
-            # Here a run may use all cores, and its place in the queue counts one for each worker.
+            # Here a run may use all cores, and counts one core per worker in the queue.
             cores=min(cores, launch.job.world_size) if self.record.target == LOCAL else cores,
             gpus=sum(len(node.gpus) for node in launch.nodes),
             world_size=launch.job.world_size,
@@ -157,7 +155,7 @@ class Supervision:
         )
 
     def close_attempt(self, outcome: Outcome) -> None:
-        """Note the attempt's end, unless that of the last one is noted already."""
+        """Record the attempt's end, unless it is recorded already."""
         if not self.record.attempts or self.record.attempts[-1].ended_utc is not None:
             return
         cause = (
@@ -166,7 +164,7 @@ class Supervision:
         self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
     def note_preemption(self) -> None:
-        """Note that the engine has started the run again: its last attempt was ended or interrupted by a preemption."""
+        """Record that a preemption ended the last attempt, and the engine started the run again."""
         self.close_attempt(Outcome(stopped="preempted"))
         if self.record.attempts and self.record.attempts[-1].cause == "interrupted":
             self._change_last_attempt(cause="preempted")
@@ -179,22 +177,22 @@ class Supervision:
     # --- reasons to stop
 
     def start_clock(self) -> None:
-        """Let the time limit count from here on, less what earlier attempts took: max_run_duration_seconds is of all."""
+        """Start the time limit: max_run_duration_seconds is for all attempts together."""
         limit = self.job.max_run_duration_seconds
         if limit is not None:
             self._deadline = time.monotonic() + limit - sum(map(_duration_s, self.record.attempts))
 
     def stop_clock(self) -> None:
-        """Stop counting: the run waits in the queue again."""
+        """Pause the time limit while the run is queued."""
         self._deadline = None
 
     @property
     def ends_at(self) -> float | None:
-        """When the time limit is reached, in Unix seconds by this machine's clock; None without one."""
+        """Return the Unix time of the time limit, or None."""
         return None if self._deadline is None else time.time() + self._deadline - time.monotonic()
 
     def cancel_reason(self) -> str | None:
-        """The reason from outside to end the run: "cancel", "time_limit" (the engine's), "interrupted" or None."""
+        """Return the outside reason to end: "cancel", "time_limit" (the engine's), "interrupted" or None."""
         if self.folder.cancel_request.exists():
             return "cancel"
         number = self.wake.stopped_by
@@ -202,13 +200,13 @@ class Supervision:
             return None
         if number == signal.SIGUSR2:
             return "time_limit"
-        # SIGTERM alone does not tell a preemption from a cancel. The engine may start the job again, unless it has said that
-        # it never does; the run's record is then left open, and readers ask the engine which it was.
+        # SIGTERM does not distinguish a preemption from a cancel. The engine may start the job again, unless it said that it
+        # never does: then leave the record open, and readers ask the engine.
         may_return = self.folder.engine.exists() and remote_status.engine(self.folder).get("sigterm") != "cancel"
         return "interrupted" if may_return else "cancel"
 
     def stop_reason(self) -> str | None:
-        """The reason why the run is to end: as `cancel_reason`, or its own time limit; None where it is to go on."""
+        """Return the reason to end: as `cancel_reason`, or the run's own time limit; or None."""
         if (reason := self.cancel_reason()) is not None:
             return reason
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -223,45 +221,44 @@ def _duration_s(attempt: Attempt) -> float:
 
 
 class Wake:
-    """Catches SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2 for its process.
+    """A handler of SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2, and a sleep that they interrupt.
 
-    `stopped_by`: the signal that asked for the end; SIGUSR2 is an engine's warning that the job's time is nearly up.
+    `stopped_by`: the signal that requested the end. SIGUSR2 is an engine's warning that the job's time is nearly up.
     """
 
     def __init__(self) -> None:
         self.stopped_by: int | None = None
-        # The "self-pipe trick": a handler may run at any instruction and does next to nothing, so it can't hold a lock that the
-        # interrupted code wants. That it ran is told by a byte in a pipe, for which `sleep` waits: a signal that comes just
-        # before the sleep begins is not missed, as it would be by a flag that is looked at first.
+        # The self-pipe trick: a handler may run at any instruction, and must not take a lock that the interrupted code wants. It
+        # writes a byte to a pipe that `sleep` waits for, so a signal just before the sleep is not lost.
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
-        # The interpreter itself writes the byte, in its C handler. A full pipe is no loss: one byte is enough to wake up.
+        # The interpreter's C handler writes the byte. A full pipe is harmless: one byte wakes up.
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        # Handlers, not masks: a blocked signal would stay blocked in every worker. And not SIG_IGN, which exec keeps as well.
-        # SIGCHLD has a handler that does nothing because without one Python's C handler, which writes the byte, is not set.
+        # Handlers, not masks or SIG_IGN, which the workers would inherit. SIGCHLD needs a handler, or Python's C handler is not
+        # installed.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(number, self._stop)
 
     def heed(self, nodes: object) -> None:
-        """Wake up when these nodes have news, too: no signal tells of what runs elsewhere."""
+        """Wake up for news of these nodes too: remote processes send no signals."""
         if hasattr(nodes, "on_news"):
             nodes.on_news = self.poke
 
     def poke(self) -> None:
-        """Cut a sleep short. May be called from any thread, and needs no lock: a write of one byte to a pipe is atomic."""
+        """Interrupt a sleep. Any thread may call it without a lock: writing one byte to a pipe is atomic."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"\0")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until one of the signals or some news comes."""
+        """Sleep for `seconds`, or until a signal or news arrives."""
         select.select([self._read], [], [], max(0.0, seconds))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass
 
     def _stop(self, number: int, frame: object) -> None:
-        # The first one counts: an engine that warns by SIGUSR2 sends SIGTERM some time after.
+        # The first one counts: an engine that warns by SIGUSR2 later sends SIGTERM.
         if self.stopped_by is None:
             self.stopped_by = number

@@ -1,12 +1,12 @@
 """Start a launcher's commands, watch the workers to their ends, and end those that have to.
 
-What is looked at, ten times a second and whenever a child ends:
+Each tick, ten times per second and after each child's exit, checks:
 
     the commands' ends           a plain worker's end; mpirun's end
-    end_<rank>.json              a worker's end under mpirun, from the process that waited for it
-    error_<rank>.json            an exception that has left the script, though the process may linger for ever
-    rank_<rank>.log              how far it has grown, noted for the merged view
-    the nodes                    one that is lost ends the attempt
+    end_<rank>.json              a worker's end under mpirun, from its parent process
+    error_<rank>.json            an exception that left the script; the process may still linger
+    rank_<rank>.log              its growth, for the merged view
+    the nodes                    a lost one ends the attempt
     stop()                       cancel, time limit
 """
 
@@ -46,32 +46,32 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
-#: After the first failure, how long others get to report theirs, which may have come earlier.
+#: Seconds after the first failure for others to report theirs, which may be earlier.
 _SETTLE_S = 0.25
-#: How long a worker whose exception is known may take to end by itself; some never do (MPI_Finalize waits for peers).
+#: Seconds for a worker with a known exception to exit; some never do (MPI_Finalize waits for peers).
 _LINGER_S = 3.0
-#: How long a launcher may take to end after its last worker, or a worker's report to follow its launcher's end.
+#: Seconds for a launcher to exit after its last worker, and for a worker's report to follow its launcher's exit.
 _LAUNCHER_S = 5.0
-#: How long the nodes may take to report what they have been told to kill.
+#: Seconds for the nodes to report killed processes.
 _KILL_S = 10.0
-#: How much later than the nodes' silence lasts a lost one is still waited for, from the first failure on.
+#: Extra seconds, beyond the nodes' silence, to wait for the loss of a node after the first failure.
 _NOTICE_S = 3.0
-#: An elastic run goes on without a lost node, of which the others have most often been told by no more than silence.
+#: Grace period of an elastic run that lost a node: the others mostly noticed only silence.
 _LOST_GRACE_S = 10.0
-#: How long a look at the workers may take before a run's end by its time limit.
+#: Seconds for a stack dump before the time limit ends a run.
 _LAST_LOOK_S = 5.0
-#: How long, and how often a second, a rank that holds up the others is sampled, once.
+#: Seconds and rate of the single sampling of a straggler.
 _WHERE_S, _WHERE_RATE = 4.0, 10.0
-#: After so long a run has loaded what tells of a failure or a hang; one that ends well before that never does.
+#: After so many seconds a run loads the diagnosis of failures and hangs.
 _LOAD_S = 5.0
 
 
 class WorkerWatch:
-    """Runs the workers of one attempt, in the supervisor's one thread.
+    """The workers of one attempt, watched in the supervisor's only thread.
 
-    shells: the environment of each node under what the commands set. stop: asked at each tick for a reason to end them;
-    on_running: called once all workers are there. keeps_limits: as in `LogWatch`. warn: called with what whoever looks at
-    the run is to know. resize: looks for more nodes, of an elastic run.
+    shells: environment of each node below the commands' own. stop: polled for a reason to end. on_running: called once all
+    workers have started. keeps_limits: as in `LogWatch`. warn: called with warnings for users. resize: watch for more nodes of an
+    elastic run.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class WorkerWatch:
         self._pids: dict[int, int] = {}
         self._exit_codes: dict[int, int] = {}
         self._ended_at: dict[int, float] = {}
-        #: rank -> bytes that its process had in memory at most
+        #: rank -> peak memory of its process in bytes
         self._peaks: dict[int, int] = {}
         self._errors: dict[int, dict[str, Any]] = {}
         self._error_seen: dict[int, float] = {}
@@ -114,16 +114,16 @@ class WorkerWatch:
         self._resize = resize
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._loads = LoadWatch(nodes, folder, launch, lambda: self._pids, self._look_where)
-        # The kernel counts its kills for memory since it was started: what came before is not this attempt's.
+        # The kernel counts memory kills since boot: remember the earlier ones.
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
         self._load_at_s = time.monotonic() + _LOAD_S
-        #: Where the ranks stood at the time limit.
+        #: Stacks at the time limit.
         self._stood: str | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
-        """Start the commands and see them through; when this returns, no process of theirs is left."""
+        """Start the commands and watch them until all have ended."""
         stopped: str | None = None
         failure: FailureReport | None = None
         self._wake.heed(self._nodes)
@@ -133,7 +133,7 @@ class WorkerWatch:
                 if failure is None:
                     stopped = self._watch()
             finally:
-                # Before the report: what a worker wrote last is in its log and its files only once it has ended.
+                # Before the report: the last output of workers is complete only after their exit.
                 self._end_all()
                 self._exec.close()
                 self._looks.close()
@@ -165,7 +165,7 @@ class WorkerWatch:
             try:
                 started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
             except EngineError:
-                raise  # an OSError too; the run's nodes are out of reach, which is no fault of this command
+                raise  # an OSError too; the run's nodes are out of reach, which is not the command's fault
             except OSError as error:
                 return FailureReport(
                     cause="launcher",
@@ -181,7 +181,7 @@ class WorkerWatch:
     # --- watching
 
     def _watch(self) -> str | None:
-        """Until all workers have ended, one has failed, or there is a reason to stop, which is returned."""
+        """Watch until all workers have ended or one has failed, or return a reason to stop."""
         while True:
             self._look()
             if self._is_over():
@@ -210,7 +210,7 @@ class WorkerWatch:
             self._wake.sleep(_TICK_S)
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
-        """Sample the first of the ranks that hold up the others, to tell in which line."""
+        """Sample the first straggler once, to find its line."""
         from paceline.observe.profile import RunProfile
 
         def take(told: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ class WorkerWatch:
         self._looks.begin_profile(take, seconds=_WHERE_S, rate=_WHERE_RATE, ranks=ranks[:1])
 
     def _last_look(self) -> None:
-        """See where each rank stands, before the workers are told to end: then they stand elsewhere."""
+        """Dump the stacks before the workers are told to end."""
         if not self._running:
             return
         from paceline.observe.stacks import RunStacks
@@ -236,7 +236,7 @@ class WorkerWatch:
             self._stood = hang_text(found[0])
 
     def _is_over(self) -> bool:
-        """True if no more can come of the attempt: all workers have ended, or what is left of them has to be ended."""
+        """Return whether the attempt is over: all workers have ended, or the rest must be ended."""
         now = time.time()
         if self._lost or len(self._exit_codes) == len(self._places):
             return True
@@ -247,17 +247,17 @@ class WorkerWatch:
             return True
         workers = [rank for rank, place in self._places.items() if place.role == "worker"]
         if all(self._exit_codes.get(rank) == 0 for rank in workers):
-            return True  # parameter servers serve until somebody ends them
+            return True  # parameter servers run until they are ended
         if self._launcher_code is None:
             return False
-        # A worker's report may follow its mpirun's end by a moment. Behind one that was killed nothing is waited for.
+        # A worker's report may follow its mpirun's exit; after a kill none comes.
         return self._launcher_code > 128 or now - self._launcher_ended > _LAUNCHER_S / 5
 
     def _look(self) -> None:
-        """Take in what has happened since the last look.
+        """Process all events since the last look.
 
-        The commands' ends come first. A node elsewhere tells of an end only after all files of that process are here, so an
-        exit code is never known without the report of the exception that belongs to it.
+        Commands' ends come first. A remote node reports an end after all files of that process have arrived, so an exit code
+        never comes without its exception's report.
         """
         for ended in self._nodes.ended():
             self._ended(ended)
@@ -280,7 +280,7 @@ class WorkerWatch:
         self._logs.look()
 
     def _look_until(self, is_so: Callable[[], bool], limit_s: float, pause_s: float = _TICK_S / 2) -> None:
-        """Take in what happens until something is so, or the limit is over."""
+        """Process events until a condition holds, or the limit is over."""
         deadline = time.monotonic() + limit_s
         while not is_so() and time.monotonic() < deadline:
             self._wake.sleep(pause_s)
@@ -311,16 +311,16 @@ class WorkerWatch:
                     ):
                         code = 128 + signal.SIGTERM
                     self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-                    if self._launch.prepared[0].container is None:  # else it is the engine's client that was waited for
+                    if self._launch.prepared[0].container is None:  # else it was the engine's client
                         self._peaks[rank] = ended.peak_bytes
 
     # --- ending
 
     def _end_gracefully(self) -> None:
-        """Send SIGTERM to each worker that runs, and wait until all have ended or the grace period is over.
+        """Send SIGTERM to all running workers, and wait for them during the grace period.
 
-        Not to their children: a checkpoint may need its data loaders. Under mpirun too the workers get it from here, for
-        mpirun would kill them a second after its own SIGTERM; it is told itself only as long as it has started none.
+        Their children get none: a checkpoint may need data loaders. Under mpirun the workers get it from here too, because mpirun
+        kills them a second after its own SIGTERM; mpirun gets it only before it has started workers.
         """
         self._ending_since = self._ending_since or time.monotonic()
         self._look()
@@ -328,7 +328,7 @@ class WorkerWatch:
         for rank in living:
             self._asked.setdefault(rank, time.time())
             self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
-            # One that is stopped (SIGSTOP, a debugger's break) would hear of it only when it goes on.
+            # A stopped process (SIGSTOP, a debugger) handles SIGTERM only after SIGCONT.
             self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGCONT)
         if not living and self._has_launcher and self._launcher_code is None and not self._pids:
             for started in self._started:
@@ -339,7 +339,7 @@ class WorkerWatch:
         self._look_until(lambda: not self._living(), grace_s)
         if left := self._living():
             say(f"ranks {left} did not end within {grace_s:g} s of SIGTERM: killed")
-        # mpirun ends by itself after its workers, and then removes its own sockets and files; but it is not waited for for ever.
+        # mpirun exits after its workers and removes its files; wait for that, but not forever.
         if self._has_launcher and not left:
             self._look_until(lambda: self._launcher_code is not None, _LAUNCHER_S)
 
@@ -347,19 +347,19 @@ class WorkerWatch:
         return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
 
     def _is_there(self, rank: int) -> bool:
-        """True if a rank's worker has reported its start and not ended."""
+        """Return whether a rank's worker has reported its start and not ended."""
         return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
 
     def _about(self, rank: int) -> dict[str, Any]:
-        """What a look at a rank is to say beside what its node tells."""
+        """Return the supervisor's facts on a rank for a stack dump."""
         return {"exit_code": self._exit_codes[rank]} if rank in self._exit_codes else {}
 
     def _is_alive(self, rank: int, pid: int) -> bool:
         return self._nodes.is_alive(pid, self._places[rank].node_rank)
 
     def _end_all(self) -> None:
-        """Kill whatever is left on the nodes, of whatever group or session, and take in how it ended."""
-        # Noted before the kill: by these times the report tells those that were ended from those that failed by themselves.
+        """Kill all remaining processes on the nodes, in any group or session, and record their ends."""
+        # Before the kill: these times distinguish killed workers from failed ones.
         for rank in self._living():
             self._asked.setdefault(rank, time.time())
         self._nodes.kill_all()
@@ -371,7 +371,7 @@ class WorkerWatch:
             time.sleep(0.005)
 
     def _unreported(self) -> bool:
-        """True if the end of a command that was started here is still to come; from a lost node none will."""
+        """Return whether the end of a command here is still to come; lost nodes report none."""
         return any(
             self._launcher_code is None
             if started.command.is_launcher
@@ -381,9 +381,9 @@ class WorkerWatch:
         )
 
     def _wait_for_losses(self) -> None:
-        """Wait until a lost node is noticed, where all that failed may be for its loss.
+        """Wait for the loss of a node that may explain all failures.
 
-        The workers' peers notice a broken connection in a moment; a silent node counts as lost only after `silence_s`.
+        The workers' peers notice a broken connection at once; a silent node counts as lost only after `silence_s`.
         """
         from paceline.supervisor.diagnosis.findings import may_have_lost_a_node
 
@@ -395,17 +395,17 @@ class WorkerWatch:
     # --- what came of it
 
     def _load_diagnosis(self) -> None:
-        """Load what is needed once something goes wrong: Paceline may have been replaced by the end of a long run."""
+        """Load the diagnosis now: a long run may outlive its version of Paceline."""
         self._load_at_s = math.inf
         import_module("paceline.supervisor.diagnosis.findings")
         import_module("paceline.observe.wait_graph")
         import_module("paceline.observe.stacks")
 
     def _ended_well(self) -> bool:
-        """True if every worker has ended well and by itself: then there is nothing to find out."""
+        """Return whether every worker ended well by itself, so that there is nothing to diagnose."""
         if self._lost or self._errors or self._asked or self._hangs.failure is not None:
             return False
-        # Of nodes elsewhere a launcher may have lost one that nobody has noticed yet.
+        # A remote launcher may have lost a node unnoticed.
         if self._has_launcher and self._nodes.shell(0) is not None:
             return False
         return all(self._exit_codes.get(rank) == 0 for rank in self._places)

@@ -1,1 +1,1 @@
-"""Tells what went wrong in an attempt from what its processes have left."""
+"""Diagnosis of an attempt's failure from the traces of its processes."""

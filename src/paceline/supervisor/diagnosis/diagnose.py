@@ -1,9 +1,8 @@
-"""Finds the worker that failed first, and why: pure functions from what was seen to the failure report.
+"""The worker that failed first, and the reason: pure functions from facts to the failure report.
 
-The first to exit is often not the first to fail. When a worker dies, those that wait for it in a collective get
-"connection closed by peer" and exit at once, while the one to blame may still be printing its traceback. So workers
-are ordered by when their exception left the script, or else when their process ended, and those whose error says that
-they lost a peer come after all others.
+The first to exit is often not the first to fail. When a worker dies, the others' collectives end with "connection closed by
+peer", and they exit at once, while the culprit may still be printing its traceback. So workers are ordered by when their
+exception left the script, else when their process ended. Those whose error says that they lost a peer come last.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from paceline.runs.failure import FailureReport, last_words, logs_command, signal_name, signal_words
 
-#: What frameworks say when another worker is gone, not when something is wrong here.
+#: Messages of frameworks about the loss of another worker.
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|connection refused"
     r"|application timeout caused pair closure|socket closed|read error .*(connection|peer)"
@@ -29,7 +28,7 @@ LOST_PEER = re.compile(
 )
 
 
-#: What the collectives' engine says of a rank whose script has ended, well or badly, while others waited for it.
+#: Message of the collectives' engine about a rank whose script ended while others waited for it.
 _SHUT_DOWN = re.compile(r"\brank (\d+) has shut down")
 
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
@@ -37,11 +36,11 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
-    """One worker's end, as far as it was seen by the time the attempt was over.
+    """One worker's end, as known at the end of the attempt.
 
-    exit_code: as a shell gives it; None while it ran. error: its error file. ended_at, error_at: seconds since 1970.
-    stopped: Paceline ended it. stack: where it was when a signal such as SIGSEGV ended it. printed: the exception's line and
-    the traceback that its log ends with, of a program that is no Python of the worker's own.
+    exit_code: as a shell reports it; None while it ran. error: its error file. ended_at, error_at: Unix times. stopped: Paceline
+    ended it. stack: its position when a signal such as SIGSEGV ended it. printed: exception line and traceback at the end of its
+    log, for programs without the worker's Python.
     """
 
     rank: int
@@ -56,7 +55,7 @@ class WorkerEnd:
 
     @property
     def failed(self) -> bool:
-        """It failed by itself, not because it was stopped."""
+        """Whether it failed by itself, and was not stopped."""
         return self.error is not None or (self.exit_code not in (0, None) and not self.stopped)
 
     @property
@@ -66,22 +65,22 @@ class WorkerEnd:
 
     @property
     def said(self) -> str:
-        """What its exception says; without one, its last lines."""
+        """Its exception's text, else its last lines."""
         if self.error is None:
             return "\n".join(self.last_lines)
         return f"{self.error.get('exception', '')}\n{(self.error.get('message') or {}).get('message', '')}"
 
     @property
     def is_victim(self) -> bool:
-        """It failed because it lost another worker, by its own words."""
+        """Whether its own text says that it lost another worker."""
         if self.error is not None:
             return bool(LOST_PEER.search(self.said))
-        # SIGKILL and SIGSEGV are causes of their own, whatever the log's last lines say.
+        # SIGKILL and SIGSEGV are causes of their own, whatever the log says.
         return bool(LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it, if one did."""
+        """The signal that ended it, or None."""
         # Signals go to 64: an exit code such as 255 is the script's own.
         if self.error is None and self.exit_code is not None and 128 < self.exit_code < 128 + 65:
             return self.exit_code - 128
@@ -89,11 +88,11 @@ class WorkerEnd:
 
 
 def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
-    """The worker to blame; None where none failed by itself."""
+    """Return the worker to blame, or None if no worker failed by itself."""
     left = _left_early(ends)
-    # Such a process waits for the others until it is ended with them: that is no failure of its own.
+    # Such a process waits for the others, and is ended with them: not a failure of its own.
     failed = [end for end in ends if end.failed and not (end.rank in left and end.signal == signal.SIGTERM)]
-    # False sorts before True: a victim is blamed only where there is nobody else.
+    # False sorts before True: victims are blamed last.
     return min(failed, key=lambda end: (end.is_victim, end.failed_at, end.rank), default=None)
 
 
@@ -106,10 +105,10 @@ def worker_report(
     disk_full: bool = False,
     clash: tuple[WorkerEnd, str] | None = None,
 ) -> FailureReport | None:
-    """The report on an attempt in which a worker failed; None where none did.
+    """Return the report on an attempt with a failed worker, or None.
 
-    oom_killed: the kernel has killed a process for memory meanwhile. disk_full: the run folder's disk is.
-    clash: the worker that could not have a port of the run's, and a sentence on it: that is what went wrong first.
+    oom_killed: whether the kernel killed a process for memory. disk_full: whether the run folder's disk is full. clash: the
+    worker that could not get a port, and a sentence; it failed first.
     """
     first = clash[0] if clash else first_failure(ends)
     if first is None:
@@ -141,7 +140,7 @@ def worker_report(
 
 
 def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
-    """A sentence, with a space before it, on the workers whose end `first` suffered from though they did not fail; or ""."""
+    """Return a sentence, after a space, on workers that ended early and caused `first`; or ""."""
     if not first.is_victim:
         return ""
     if gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]:
@@ -152,11 +151,11 @@ def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
 
 
 def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
-    """The key of the cause, and a sentence."""
+    """Return the key of the cause, and a sentence."""
     exception, _ = _exception(end)
     has_own = end.error is not None and end.error.get("type") != "SystemExit"
     if not has_own and exception is not None:
-        # A program that is no Python of the worker's own has printed it.
+        # Printed by a program without the worker's Python.
         is_memory = exception.partition(":")[0].endswith(("MemoryError", "OutOfMemoryError"))
         return ("memory", f"out of memory: {exception}") if is_memory else ("exception", exception)
     if end.error is not None and not has_own:
@@ -177,7 +176,7 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
 
 
 def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
-    """The exception's last line and its whole traceback; of a script that left by sys.exit, those that it printed."""
+    """Return the exception's last line and traceback; after sys.exit, those in the log."""
     if end.error is None or end.error.get("type") == "SystemExit":
         return end.printed if end.printed is not None and end.signal is None else (None, None)
     extra = (end.error.get("message") or {}).get("extraInfo") or {}
@@ -185,7 +184,7 @@ def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
 
 
 def _left_early(ends: Sequence[WorkerEnd]) -> set[int]:
-    """The ranks of which others say that their script was over while they were still needed."""
+    """Return the ranks whose script ended while others still needed them."""
     said = (str((end.error.get("message") or {}).get("message", "")) for end in ends if end.error and end.is_victim)
     return {int(rank) for text in said for rank in _SHUT_DOWN.findall(text)}
 
@@ -199,7 +198,7 @@ def _suffered(end: WorkerEnd) -> bool:
 
 
 def _victim_text(end: WorkerEnd, of_first: str | None) -> str:
-    """The fate of a worker after the first failure, whose exception was `of_first`."""
+    """Return a worker's fate after the first failure, whose exception was `of_first`."""
     exception, _ = _exception(end)
     if end.stopped and not end.failed:
         return "was ended by Paceline because of it."

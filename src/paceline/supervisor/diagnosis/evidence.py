@@ -1,9 +1,16 @@
-"""The traces of an attempt's processes that explain its end: a crash, operations that waited, training alone.
+"""Traces that explain an attempt's end: crashes, stalled operations, lone training, taken ports.
 
-A crash: the form is that of the standard library's faulthandler, https://docs.python.org/3/library/faulthandler.html.
-A stall: lines {time_s, operation, name, process_set, waited_s, missing_ranks, resolved}, one when an operation of the
-collectives is late, and one when it was done after all (`paceline.collectives.liveness`).
-Training alone: `alone_<rank>.json` of a worker that knew of no other (`paceline.worker.alone`).
+Crash: the format of the standard library's faulthandler. Stall: lines {time_s, operation, name, process_set, waited_s,
+missing_ranks, resolved}, one when a collective is late and one when it completes (`paceline.collectives.liveness`). Lone
+training: `alone_<rank>.json` of a worker that knew no other (`paceline.worker.alone`).
+
+Ports: a free port may be taken between its lease and the worker's listen. Messages of torch 2.13 and TensorFlow 2.21 (whose gRPC
+JAX shares):
+
+    torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address.
+        port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
+    Failed to add port to server: No address added out of total 1 resolved for '0.0.0.0:29502'
+    tensorflow...UnknownError: Could not start gRPC server                  (the port is only in the log)
 """
 
 from __future__ import annotations
@@ -23,22 +30,22 @@ from paceline.runs.folder import RunFolder
 from paceline.supervisor.diagnosis.diagnose import LOST_PEER, WorkerEnd
 from paceline.system.files import read_json
 
-#: The innermost calls of a crash that are told; faulthandler writes them first.
+#: Number of innermost calls of a crash to report; faulthandler writes them first.
 _FRAMES = 15
-#: In which file the outermost calls are: those that start the script.
+#: Files of the outermost calls, which start the script.
 _OURS = "/paceline/worker/"
 _TRACEBACK = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
-#: Stand before lines of ranks: Paceline's mark, torch's, torchrun's.
+#: Prefixes of ranks' lines: Paceline's, torch's, torchrun's.
 _MARK = re.compile(r"^(?:\[rank \d+\] |\[rank\d+\]:\s?|\[\w+\d+\]:)+")
 _FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
-#: Exceptions by which those who start ranks say that one has failed.
+#: Exceptions of launchers that report a failed rank.
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
-#: Lines that may stand behind the exception's: of its message, or a farewell.
+#: Lines that may follow the exception's: its message, or a farewell.
 _MOST_BEHIND = 8
-#: Late operations that are named; the others are counted.
+#: Number of late operations to name; the others are counted.
 _SHOWN = 3
-#: What makes one model of all workers, by the library that they trained with.
+#: Each library's call that synchronizes the workers' models.
 _HOW = {
     "torch": "Call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel, or use "
     "paceline.parallel",
@@ -57,9 +64,9 @@ _LISTEN = "0A"
 
 
 def crash_stack(lines: Sequence[str]) -> str | None:
-    """The fatal error and the calls of the thread that had it, the innermost first; None where nothing was written.
+    """Return the fatal error and the crashed thread's calls, the innermost first, or None.
 
-    lines: the end of the worker's log. Other threads, the list of modules and the calls that start the script are left out.
+    lines: the end of the worker's log. Other threads, modules, and calls that start the script are excluded.
     """
     starts = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
     if not starts:
@@ -78,9 +85,9 @@ def crash_stack(lines: Sequence[str]) -> str | None:
 
 
 def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
-    """Return the exception's line and the traceback of Python that a log ends with; None where it does not end with one.
+    """Return the exception's line and traceback at the end of a log, or None.
 
-    A launcher (torchrun, accelerate) fails with an exception of its own behind those of its ranks, which are the cause.
+    A launcher (torchrun, accelerate) fails after its ranks, whose exceptions are the cause.
     """
     plain = [_MARK.sub("", line) for line in lines]
     found: list[tuple[str, int, int]] = []
@@ -96,14 +103,14 @@ def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
     if not is_launcher and sum(bool(line.strip()) for line in plain[found[-1][2] + 1 :]) > _MOST_BEHIND:
         return None  # the program went on
     causes = [one for one in found if one[0].rpartition(".")[2] not in _LAUNCHERS]
-    # Those that say that another rank is gone came later, whatever the order of the lines.
+    # Reports of a lost rank came later, whatever the order of the lines.
     causes = [one for one in causes if not LOST_PEER.search(plain[one[2]])] or causes
     _, start, end = causes[0 if is_launcher else -1] if causes else found[-1]
     return plain[end].strip(), "\n".join(plain[start : end + 1])
 
 
 def stalled_text(path: Path) -> str | None:
-    """A sentence on the operations that are still late; None where none is, or nobody has said so."""
+    """Return a sentence on operations that are still late, or None."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -116,7 +123,7 @@ def stalled_text(path: Path) -> str | None:
             entry = (float(told["time_s"]) - float(told["waited_s"]), sorted(map(int, told["missing_ranks"])))
             is_done = bool(told.get("resolved"))
         except (ValueError, TypeError, KeyError):
-            continue  # half a line: the rank was killed while it wrote
+            continue  # half a line: the rank was killed while writing
         late.pop(key, None)
         if not is_done:
             late[key] = entry
@@ -133,7 +140,7 @@ def stalled_text(path: Path) -> str | None:
 
 
 def alone_text(job: Job, folder: RunFolder, attempt: int) -> str | None:
-    """The warning that no worker of an attempt that ended well knew of another; None where one did, or that can't be told."""
+    """Return the warning that no worker of a completed attempt knew of another, or None."""
     if job.world_size < 2 or job.distributed_backend == "ps":
         return None
     found = [read_json(folder.worker_alone(attempt, rank)) for rank in range(job.world_size)]
@@ -153,12 +160,10 @@ def find_clash(
     log_lines: Callable[[int], Sequence[str]],
     holder: Callable[[int], str | None],
 ) -> tuple[WorkerEnd, str] | None:
-    """The first worker that failed because one of the launch's ports was taken, and a sentence on it; None where none did.
+    """Return the first worker that failed because a port of the launch was taken, with a sentence, or None.
 
-    log_lines: the last lines of a rank's log, some hundred. holder: who listens on a port now that the run's workers
-        have ended, where that can be seen.
-    A script that fails with ports of its own, which a next attempt would ask for again, is not meant; nor one without a
-    launcher, which was told none of these.
+    log_lines: some hundred last lines of a rank's log. holder: the current listener of a port, if visible. Scripts that fail with
+    ports of their own are excluded, as are those without a launcher.
     """
     if not launch.job.has_launcher:
         return None
@@ -169,7 +174,7 @@ def find_clash(
         if port is None:
             port = _named(launch, [line for line in log_lines(end.rank) if _IN_USE.search(line)])
         if port is None:
-            # An OSError of Python's names no port: it was one of ours if somebody else is there.
+            # Python's OSError names no port: it was a leased one if another program listens there.
             port = next((port for port in launch.ports if holder(port)), None)
         if port is not None:
             return end, _text(launch, port, holder(port))
@@ -177,7 +182,7 @@ def find_clash(
 
 
 def holder_here(port: int) -> str | None:
-    """The process that listens on this port here, such as "pid 41 (nginx: master)"; None where none does, or none can be seen."""
+    """Return the process that listens on this port, such as "pid 41 (nginx: master)", or None."""
     inodes = {
         fields[9]
         for name in ("tcp", "tcp6")
@@ -194,7 +199,7 @@ def holder_here(port: int) -> str | None:
 
 
 def _named(launch: Launch, lines: Sequence[str]) -> int | None:
-    """The first port of the launch's that these lines name."""
+    """Return the first port of the launch in these lines."""
     numbers = {int(number) for line in lines for number in re.findall(r"(?<![\d.])\d{1,5}(?![\d.]*\d)", line)}
     return next((port for port in launch.ports if port in numbers), None)
 
@@ -219,7 +224,7 @@ def _connections(name: str) -> list[list[str]]:
 
 def _has_open(pid: str, links: set[str]) -> bool:
     folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):  # of another user's, or gone
+    with contextlib.suppress(OSError):  # of another user, or gone
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
                 if os.readlink(f"{folder}/{name}") in links:

@@ -1,4 +1,4 @@
-"""The findings on an attempt at its end, and the failure report that they come to."""
+"""Findings on an attempt at its end, and the failure report that follows from them."""
 
 from __future__ import annotations
 
@@ -25,29 +25,28 @@ from paceline.system import linked
 from paceline.system.files import read_json
 from paceline.system.run_variables import EXIT_RESIZE
 
-#: Lines at the end of a worker's log in which a port is looked for that its exception does not name.
+#: Lines at the end of a log to search for a port that the exception does not name.
 _PORT_LINES = 200
-#: Lines at that end in which a crash is looked for: Python may have written of dozens of other threads behind it.
+#: Lines to search for a crash: faulthandler may have appended dozens of threads.
 _CRASH_LINES = 400
-#: How mpirun ends its other workers once it has lost one, or a node.
+#: How mpirun ends its other workers after losing one, or a node.
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
-#: The kernel counts for all who use a machine; a worker that never had so many bytes is not what it killed for memory.
+#: The kernel counts kills of all users; a worker that stayed smaller was not the victim.
 _SMALL = 64 << 20
-#: How torch's error begins where it is a GPU that has no memory left.
+#: The beginning of torch's error for a GPU out of memory.
 _OF_GPU = re.compile(r"\b(CUDA|HIP) out of memory")
-#: What mpirun says of that.
+#: mpirun's words for that.
 _LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a remote daemon")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All that was seen of an attempt.
+    """The facts on an attempt.
 
-    is_here: its nodes are this machine. started: the ranks whose processes were there.
-    launcher_code: mpirun's exit code; None without one, or while it runs.
-    exit_codes, ended_at, errors: of each rank that has ended, or raised. asked: when a rank was told to end.
-    lost: node rank -> how that was noticed. driver_from: where the attempt begins in the driver's log.
-    samples: what nodes and workers took, the newest last. peaks: rank -> bytes that its process had in memory at most.
+    is_here: its nodes are this machine. started: ranks whose processes existed. launcher_code: mpirun's exit code; None without
+    it, or while it runs. exit_codes, ended_at, errors: of ranks that ended, or raised. asked: when a rank was told to end. lost:
+    node rank -> how the loss was noticed. driver_from: the attempt's offset in the driver's log. samples: load of nodes and
+    workers, the newest last. peaks: rank -> peak memory in bytes.
     """
 
     launch: Launch
@@ -68,17 +67,17 @@ class Findings:
     peaks: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def ends(self) -> list[WorkerEnd]:
-        """Each worker's end, as far as it is known."""
+        """Return each worker's end, as far as known."""
         return [self._end_of(place) for place in self.launch.places]
 
     def may_be_oom(self, rank: int) -> bool:
-        """The kernel has killed a process for memory meanwhile, and this worker was large enough to be that process."""
-        # The peak of a worker in a container is that of the program which has started the container.
+        """Return whether the kernel may have killed this worker for memory."""
+        # For a worker in a container, the peak belongs to the engine's client.
         is_small = self.launch.prepared[0].container is None and 0 < self.peaks.get(rank, 0) < _SMALL
         return self.is_oom() and not is_small
 
     def driver_lines(self) -> tuple[str, ...]:
-        """The last lines of this attempt in the driver's log."""
+        """Return the attempt's last lines in the driver's log."""
         try:
             with open(self.folder.driver_log, "rb") as file:
                 file.seek(self.driver_from)
@@ -91,13 +90,13 @@ class Findings:
         exit_code = self.exit_codes.get(rank)
         stopped = rank in self.asked
         if stopped and error is not None:
-            # What left its script before it was told to end is its own failure, though it lingered and was told.
+            # A script that ended before it was told to end failed by itself.
             own = error.get("time", 0.0) < self.asked[rank]
             stopped, error = (False, error) if own else (True, None)
             exit_code = error.get("exit_code", 1) if error else exit_code
         elif error is not None and (exit_code is None or exit_code > 128):
-            # The exception came first; that native code then aborted the dying interpreter changes nothing. Of one whose node is
-            # lost, the process's own code is never heard of.
+            # The exception came first, even if native code then aborted the interpreter. On a lost node, the process's own exit
+            # code never arrives.
             exit_code = error.get("exit_code", 1)
         lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES)
         return WorkerEnd(
@@ -108,13 +107,13 @@ class Findings:
             ended_at=self.ended_at.get(rank),
             stopped=stopped,
             stack=crash_stack(lines),
-            # A worker's own Python has told its exception itself.
+            # A worker's own Python reported its exception itself.
             printed=printed_traceback(self._with_below(rank, lines)) if exit_code and not stopped else None,
             last_lines=tuple(lines[-20:]),
         )
 
     def _with_below(self, rank: int, lines: list[str]) -> list[str]:
-        """The end of a worker's log, and of those of the ranks that it has started, in the order in which they were written."""
+        """Return the end of a worker's log merged with those of ranks that it started."""
         attempt, count = self.launch.attempt, len(self.launch.places)
         ranks = [one for one in self.folder.ranks_with_log(attempt) if one % count == rank]
         if len(ranks) == 1:
@@ -124,7 +123,7 @@ class Findings:
 
 
 def report(found: Findings) -> FailureReport | None:
-    """The report on why the attempt failed; None where every worker has ended well."""
+    """Return the report on the attempt's failure; None if every worker ended well."""
     launch, ends = found.launch, found.ends()
     stalled = stalled_text(found.folder.stalled(launch.attempt))
     if (lost := _lost_report(found, ends)) is not None:
@@ -156,9 +155,9 @@ def report(found: Findings) -> FailureReport | None:
 
 
 def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) -> FailureReport:
-    """Show the user's own path of a file in place of that of its copy, which goes with the run."""
+    """Replace paths of the copy, which goes with the run, by the user's own paths."""
     work = f"{found.launch.run_dir}/work"
-    # Where the copy stands among links, what is behind `work` is the user's path.
+    # If links surround the copy, the path behind `work` is the user's.
     own = "" if at.copy else at.source
 
     def shown(text: str) -> str:
@@ -170,7 +169,7 @@ def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) 
 
 
 def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
-    """The report of a worker that had no memory left, with what held it."""
+    """Return the report of an out-of-memory worker with the sizes of the memory's holders."""
     if failed.cause != "memory" or failed.rank is None:
         return failed
     plan = read_json(found.folder.memory_plan(found.launch.attempt, failed.rank))
@@ -178,35 +177,36 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
     peak, by_kernel = found.peaks.get(failed.rank, 0), failed.signal is not None
     on_gpu = _OF_GPU.search(failed.exception or "") is not None
     text = memory_text(failed.rank, found.samples, nodes, plan, peak_bytes=peak, by_kernel=by_kernel, on_gpu=on_gpu)
-    # An exception's line need not end a sentence.
+    # An exception's line may lack a full stop.
     message = failed.message if failed.message.endswith((".", "!", "?")) else f"{failed.message}."
     return dataclasses.replace(failed, message=f"{message} {text}") if text else failed
 
 
 def may_have_lost_a_node(found: Findings) -> bool:
-    """True if all that failed may be for a node whose loss nobody has noticed yet: of some of its workers nothing was
-    heard, and no other has failed by itself.
+    """Return whether an unnoticed loss of a node may explain all failures.
+
+    That is so if nothing is known of some of its workers, and no other has failed by itself.
     """
     if found.is_here or found.lost or len(found.launch.nodes) == 1:
         return False
     ends = found.ends()
     if _LOST_DAEMON.search("\n".join(found.driver_lines())):
-        # Where nodes share a folder over another network, even a lost node's workers are heard of.
+        # With a shared folder on another network, even a lost node's workers write their ends.
         return all(end.is_victim or end.signal in _BY_LAUNCHER for end in ends if end.failed)
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False
     failed = [end for end in ends if end.failed]
-    # Open MPI 5 ends with 0 when it has lost a host.
+    # Open MPI 5 exits with 0 when it has lost a host.
     if not failed and found.launcher_code is None:
         return False
     return all(end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed)
 
 
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
-    """The report of a node that went, unless a worker had failed by itself before: not for a peer that was gone."""
+    """Return the report of a lost node, unless a worker had failed by itself before."""
     lost = lost_nodes(found)
     own = [end for end in ends if end.error is not None and not end.stopped and not end.is_victim]
-    # Those of an elastic run that had left for more nodes, as they were asked to, have not failed.
+    # Workers of an elastic run that left for more nodes, as asked, have not failed.
     if found.launch.job.node_range is not None:
         own = [end for end in own if end.exit_code != EXIT_RESIZE]
     if not lost or own:
@@ -226,8 +226,10 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 
 def lost_nodes(found: Findings) -> Mapping[int, str]:
-    """Nodes that were lost, and how that was noticed. A stand-in on this machine can't be lost; for an elastic run, which can
-    be tried here so, one counts as lost whose workers were all killed by SIGKILL, and not for memory.
+    """Return the lost nodes, and how the losses were noticed.
+
+    A stand-in on this machine cannot be lost; in an elastic run, which can be tried here, one counts as lost if SIGKILL ended all
+    its workers, and not for memory.
     """
     launch = found.launch
     if found.lost or not found.is_here or launch.job.node_range is None or len(launch.nodes) == 1:
@@ -242,13 +244,13 @@ def lost_nodes(found: Findings) -> Mapping[int, str]:
     if not gone or any(found.may_be_oom(rank) for node in gone for rank in ranks[node]):
         return found.lost
     if len(gone) == len(ranks):
-        # A launcher that has lost one may kill all others.
+        # A launcher that lost one may kill all others.
         gone = [min(gone, key=lambda node: min(killed[rank] for rank in ranks[node]))]
     return dict.fromkeys(gone, "all its workers were killed by SIGKILL")
 
 
 def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
-    """The report of a container that never came to its script."""
+    """Return the report of a container that never reached its script, or None."""
     launch = found.launch
     seen: list[tuple[int | None, int | None, tuple[str, ...]]] = [
         (end.rank, end.exit_code, end.last_lines) for end in ends
@@ -271,7 +273,7 @@ def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 
 def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
-    """The report on workers that are gone but neither failed nor reported their end: mpirun is gone, or never started them."""
+    """Return the report on workers that vanished without a failure: mpirun is gone, or never started them."""
     launch, driver, code = found.launch, found.driver_lines(), found.launcher_code
     starter = launch.starter.name if launch.starter else "mpirun"
     noticed = _noticed(driver)
@@ -302,7 +304,7 @@ def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
     )
 
 
-#: Slurm's words where its plugin is there and the library is not.
+#: Slurm's words if its plugin is there and the library is not.
 _NO_PMIX = re.compile(
     r"load PMIx library|Couldn't find the specified plugin name for mpi/pmix|cannot (?:find|create) .*mpi/pmix"
 )
@@ -313,11 +315,11 @@ _INSTALL_PMIX = (
 
 
 def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
-    """The rank that mpirun says was ended by a signal, and the signal."""
+    """Return the rank and signal that mpirun reports."""
     found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
     return (int(found[1]), int(found[2])) if found else None
 
 
 def how_lost(how: str, name: str) -> str:
-    """The target's words on the loss of a node, for a sentence that has named it already."""
+    """Return the target's words on a lost node, for a sentence that names it."""
     return how.removeprefix(f"{name}: ").rstrip(".")

@@ -1,4 +1,4 @@
-"""Hints that a failure report adds where the framework's own words don't say what to do: pure functions."""
+"""Hints in failure reports: what to do about a framework's error, and where missing files are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GPU = (
     "Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its LOCAL_RANK, "
     "say gpu_visibility='node' (--gpu-visibility node)."
 )
-#: What CUDA says when a kernel was given a wrong value. What the script did then shows in no traceback.
+#: CUDA's words for a kernel with a wrong value. No traceback shows the script's line.
 _IN_A_KERNEL = re.compile(r"CUDA error: (device-side assert triggered|an illegal memory access was encountered)")
 _ASSERTION = re.compile(r"Assertion `(.+)` failed")
 _KERAS = (
@@ -26,7 +26,7 @@ _KERAS = (
     "tf_keras (pip_packages=['tf_keras'], environment_variables={'TF_USE_LEGACY_KERAS': '1'}); a training loop of the "
     "script's own with strategy.run; or horovod.keras with distributed_backend='mpi'. See docs/estimators.md."
 )
-#: What Keras 3 says to a script that was written for Keras 2, with words of Keras's own in it.
+#: Keras 3's words to a script for Keras 2, with names of Keras in them.
 _OF_KERAS_2 = re.compile(
     r"Trainer\.compile\(\) got an unexpected keyword argument|Argument\(s\) not recognized: \{'(lr|decay)'"
     r"|`keras\.optimizers\.legacy` is not supported|module 'keras[\w.]*' has no attribute"
@@ -34,7 +34,7 @@ _OF_KERAS_2 = re.compile(
     r"|object has no attribute '(fit|predict|evaluate)_generator'|passed to BatchNormalization: \{'fused'"
     r"|Could not interpret optimizer identifier: <tensorflow\.python\.training"
 )
-#: The same without such words; they count where the traceback speaks of Keras.
+#: The same without such names; they count if the traceback mentions Keras.
 _PERHAPS_OF_KERAS_2 = re.compile(
     r"'list' object is not callable|object has no attribute '(lr|get_weights|set_weights|ref|get_session)'"
 )
@@ -43,14 +43,14 @@ _LEGACY_KERAS = (
     "environment_variables={'TF_USE_LEGACY_KERAS': '1'}."
 )
 
-#: The innermost calls of a process that died while it loaded Triton's library; faulthandler writes the innermost first.
+#: Innermost calls of a process that died while loading Triton's library.
 _LOADING_TRITON = re.compile(r'in create_module\n(  File "<frozen [^\n]*\n)*  File "[^"\n]*/triton/')
 _TRITON = (
     "It died while it loaded Triton's library, as a process does that has loaded TensorFlow before it. torch.compile and "
     "paceline.parallel load Triton; torch.utils.tensorboard loads TensorFlow. Write `import triton` above `import tensorflow`: "
     "in this order both work."
 )
-#: What Open MPI says of two processes that no transport connects; its own words are in the log.
+#: Open MPI's words for two processes without a common transport.
 _UNREACHABLE = re.compile(r"MPI_ERR_INTERN|MPI_ERR_UNREACH|MPI_ERR_SPAWN|unable to reach each other|unreachable proc")
 _SPAWN = (
     "On one machine the ranks have Open MPI's shared memory alone, and listen on no port. A script that starts processes by MPI "
@@ -58,7 +58,7 @@ _SPAWN = (
     "(--env OMPI_MCA_btl=self,vader,tcp)."
 )
 
-#: What the exception says -> the edit. The first that fits counts.
+#: Exception pattern -> edit. The first match counts.
 _EDITS = (
     (
         r"module 'numpy' has no attribute '(float|int|bool|object|str|complex|long|unicode)'",
@@ -121,7 +121,7 @@ _EDITS = (
     ),
 )
 _COMPILED = tuple((re.compile(pattern), edit) for pattern, edit in _EDITS)
-#: Python's own types, which NumPy's old names stood for.
+#: Python types behind NumPy's old names.
 _PLAIN = {"long": "int", "unicode": "str"}
 
 _FILE = re.compile(r"FileNotFoundError: .*'([^']+)'")
@@ -141,9 +141,9 @@ _MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 def with_hints(
     report: FailureReport, job: Job, stalled: str | None = None, missing: str | None = None
 ) -> FailureReport:
-    """The report, its message with what helps against this failure.
+    """Return the report with a hint in its message.
 
-    stalled: what ranks were waiting for at the end. missing: where the file is that the script did not find.
+    stalled: what ranks waited for at the end. missing: where a missing file is.
     """
     hints = (
         missing,
@@ -160,21 +160,21 @@ def with_hints(
     found = [text for text in hints if text]
     if not found:
         return report
-    # What a library has said often ends without one.
+    # Messages of libraries often lack a full stop.
     message = report.message.rstrip()
     message += "" if message.endswith((".", "!", "?", ":")) else "."
     return dataclasses.replace(report, message=" ".join([message, *found]))
 
 
 def _of_gpus(report: FailureReport, job: Job) -> str | None:
-    """CUDA only says "invalid device ordinal" to a script that takes the device of its local rank, as under torchrun."""
+    """Explain "invalid device ordinal" to a script that uses its local rank as the device."""
     if job.use_gpu and job.gpu_visibility == "worker" and "invalid device ordinal" in (report.exception or ""):
         return _GPU
     return None
 
 
 def _of_kernels(report: FailureReport, job: Job) -> str | None:
-    """Kernels run behind the script, which hears of their failure at a later line, and not of which value it was."""
+    """Explain errors of kernels, which surface at a later line and name no value."""
     if not _IN_A_KERNEL.search(report.exception or ""):
         return None
     failed = _ASSERTION.search("\n".join(report.last_lines))
@@ -191,21 +191,21 @@ def _of_kernels(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_triton(report: FailureReport) -> str | None:
-    """Return which import order works where TensorFlow's library was loaded ahead of Triton's."""
-    # Triton 3.7 is ended by SIGSEGV, 3.9 by abort().
+    """Return the import order that works if TensorFlow's library was loaded before Triton's."""
+    # SIGSEGV ends Triton 3.7, abort() ends 3.9.
     is_loading = report.signal in ("SIGSEGV", "SIGABRT") and _LOADING_TRITON.search(report.traceback or "")
     return _TRITON if is_loading else None
 
 
 def _of_keras(report: FailureReport) -> str | None:
-    """Keras 3 hands TensorFlow a batch that is spread over the replicas as if it were one tensor."""
+    """Explain that Keras 3 passes TensorFlow a distributed batch as one tensor."""
     if "Attempt to convert a value (PerReplica:" in (report.exception or ""):
         return _KERAS
     return None
 
 
 def _of_spawning(report: FailureReport, job: Job) -> str | None:
-    """Processes that MPI starts share no memory with those that it has started before."""
+    """Explain that processes spawned by MPI share no memory with the earlier ones."""
     if job.distributed_backend != "mpi" or job.compute_target != "local":
         return None
     if "OMPI_MCA_btl" in job.environment_variables:
@@ -214,7 +214,7 @@ def _of_spawning(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_keras_2(report: FailureReport, job: Job) -> str | None:
-    """Keras 3 took away what most older examples call: `opt.variables()`, `opt.lr`, `experimental_run_tf_function`."""
+    """Explain what Keras 3 removed: `opt.variables()`, `opt.lr`, `experimental_run_tf_function`."""
     said = report.exception or ""
     if job.environment_variables.get("TF_USE_LEGACY_KERAS") == "1":
         return None
@@ -226,14 +226,14 @@ def _of_keras_2(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_source(report: FailureReport, job: Job) -> str | None:
-    """Tells why a script that can't be loaded is not started again, though restarts on exceptions were asked for."""
+    """Explain why a script that cannot be loaded is not restarted."""
     if job.restart_on_exception and (report.attempt or 1) <= job.max_restarts and comes_again(report):
         return "It would come again with each attempt, so none follows. Mend the source and submit it again."
     return None
 
 
 def edit_for(report: FailureReport) -> str | None:
-    """The edit that helps, in a sentence; None where the exception is none of these."""
+    """Return the edit that fixes an old script, as a sentence, or None."""
     said = report.exception or ""
     for pattern, edit in _COMPILED:
         if (match := pattern.search(said)) is not None:
@@ -251,21 +251,21 @@ def missing_text(
     is_shared: bool,
     exists: Callable[[str], bool] = os.path.lexists,
 ) -> str | None:
-    """Return where what the script did not find is, and the option that brings it; None for a file that is nowhere.
+    """Return where a missing file is, and the option that brings it; None for a file that is nowhere.
 
     Args:
         exception: The exception's last line.
-        job: What was run.
-        at: Where its copy lies, and of which folder of the user's.
-        not_copied: The names of that folder that are not in the copy.
+        job: The job of the run.
+        at: The place of the copy, and its original folder.
+        not_copied: Names of that folder that were not copied.
         is_shared: Whether the nodes have the user's own folders, to which the copy links.
-        exists: Whether a path of this machine is there.
+        exists: Whether a path of this machine exists.
     """
     file, module = _FILE.search(exception), _MODULE.search(exception)
     if file is not None:
         names = [file[1]]
     elif module is not None:
-        # A package's folder, or its file, from the working directory and from the script's own folder.
+        # A package's folder or file, from the working directory and from the script's folder.
         name = module[1].partition(".")[0]
         names = [
             name,
@@ -274,7 +274,7 @@ def missing_text(
         ]
     else:
         return None
-    # A supervisor on a cluster may be where the user's folders are not.
+    # A supervisor on a cluster may not see the user's folders.
     sees_source = exists(at.source)
     for name in names:
         path = os.path.normpath(os.path.join(at.source, job.working_directory or "", _users_own(name)))
@@ -288,7 +288,7 @@ def missing_text(
         if job.working_directory is None and inside.split(os.sep)[0] == ".." and exists(path):
             above = os.path.commonpath((path, at.source))
             return f"It is there as {path!r}, above the source folder, which alone is copied. Give source_directory={above!r}."
-    # Of a package that is there, a part may be missing in this version.
+    # The installed version of a package may lack a part.
     if module is None or "." in module[1] or module[1] in sys.stdlib_module_names:
         return None
     name = _DISTRIBUTIONS.get(module[1], module[1])
@@ -296,33 +296,33 @@ def missing_text(
 
 
 def _users_own(name: str) -> str:
-    """Return the user's own path of one in the working folder of a run (`paceline.runs.work_dir`)."""
+    """Return the user's own path for one in a run's working directory (`paceline.runs.work_dir`)."""
     return re.sub(r"^.*/runs/[^/]+/work(?=/)", "", name)
 
 
 def _of_not_copied(
     path: str, one: NotCopied, inside: str, typed: str, *, is_shared: bool, is_there: bool
 ) -> str | None:
-    """Return what to say of a file that lies in what was not copied.
+    """Return a sentence on a file in a part of the source that was not copied.
 
     Args:
         path: The file, on the submitting machine.
-        one: What was not copied.
+        one: The part that was not copied.
         inside: The file, relative to the source folder.
-        typed: The file, as the user would name it where they stand.
+        typed: The file, as the user would type it.
         is_shared: Whether the nodes have the user's own folders.
-        is_there: Whether the file is seen from here.
+        is_there: Whether this machine sees the file.
     """
     whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:
         if one.is_linked:
-            return None  # it is linked to: what is missing is something else
+            return None  # a link leads to it: the missing file is another one
         return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {whole}."
     there = f"It is there as {path!r} on the submitting machine"
     if not is_there:
         there = f"{one.path!r} lies on the submitting machine"
         if one.is_sent:
-            return None  # whether it has this file is not known here
+            return None  # its content is not known here
     if not one.is_sent:
         return f"{there}, and was not sent: {one.kept_back or one.why}. Send it: --send {whole} (send=[{one.path!r}])."
     parts = os.path.relpath(inside, one.path).split(os.sep)

@@ -1,7 +1,7 @@
-"""What held the memory of a worker that had none left, from the samples before: pure functions.
+"""Holders of the memory when a worker ran out of it, from earlier samples: pure functions.
 
-The kernel ends a process in a moment, and samples are seconds apart: what is told is what was seen last, and when, and what the
-kernel says of the process once it has ended.
+The kernel kills at once, but samples are seconds apart. So the text has the last sample with its age, and the kernel's facts on
+the ended process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from paceline.observe.load_watch import Sample
 
 _GIB = 1 << 30
-#: So much more than at first, in so many seconds, is growth; of less the start may be the reason.
+#: Factor and seconds that make growth; smaller changes may come from the start.
 _GROWN, _GROWN_S = 1.3, 20.0
-#: A process that had so many times more at its most has taken it since it was seen.
+#: A peak this many times the last sample was reached after it.
 _BEYOND = 1.05
-#: So many times another rank's memory is a rank of its own kind.
+#: A rank with this many times the memory is a different kind of rank.
 _LARGER = 1.5
-#: This part of a node's memory, held by others than the run, is worth a word.
+#: Share of a node's memory in other hands that is worth a sentence.
 _OTHERS = 0.3
-#: A node of whose memory less than this was in use had room.
+#: A node below this share of used memory had room.
 _ROOM = 0.6
 
 
@@ -37,11 +37,11 @@ def memory_text(
     by_kernel: bool = True,
     on_gpu: bool = False,
 ) -> str:
-    """Sentences on what the rank held, which held most, what it was for, and what to do; "" where nothing was seen.
+    """Return sentences on a rank's memory, the largest holder, its plan, and a remedy; or "".
 
-    node_ranks: rank -> its node's. plan: what `paceline.parallel` had planned with, in bytes. now_s: seconds since 1970.
-    peak_bytes: what its process had at most; 0 where that is not known. by_kernel: the kernel has ended it; else a request of
-    its own was refused. on_gpu: it was a GPU's memory, of which torch itself has said who held it.
+    node_ranks: rank -> its node. plan: the plan of `paceline.parallel` in bytes. now_s: Unix time. peak_bytes: the process's
+    peak, or 0. by_kernel: the kernel killed it; else its own request was refused. on_gpu: a GPU's memory, whose holders torch has
+    named.
     """
     if on_gpu:
         return _planned(plan)
@@ -55,7 +55,7 @@ def memory_text(
         )
         if text
     ]
-    # Of one that has made no step yet, it is the model that is being made.
+    # Before the first step, the model is still being built.
     if _growth(series) and series[len(series) // 3][1].get("steps", 0.0) > 0:
         said.append(
             "What grows from step to step is kept somewhere: losses with their graph (log loss.item()), a list, a cache."
@@ -82,7 +82,7 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 
 
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
-    """(seconds, GiB at first) where memory has grown all the time; the first samples are of the start."""
+    """Return (seconds, first GiB) of steady growth without the start, or None."""
     later = series[len(series) // 3 :]
     if len(later) < 4 or later[-1][0] - later[0][0] < _GROWN_S:
         return None
@@ -94,8 +94,8 @@ def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float,
 
 
 def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int], by_kernel: bool) -> list[str]:
-    """The workers of its node together, one that is larger than it, and what is not the run's."""
-    # One that has ended since is in the last sample no more.
+    """Return sentences on the node's workers, a larger one, and other programs' memory."""
+    # Ended ranks are missing in the last sample.
     seen = [sample for sample in samples if "memory_gib" in sample.ranks.get(rank, {})] or samples[-1:]
     if not seen:
         return []
