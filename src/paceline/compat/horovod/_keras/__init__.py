@@ -1,13 +1,10 @@
 """The common part of `horovod.keras` and `horovod.tensorflow.keras`.
 
-    libraries        which Keras a script uses: Keras 3, or the older one, tf_keras
-    settings         how a DistributedOptimizer reduces gradients
-    reducing         gradients over the ranks, on TensorFlow or on torch
-    optimizer        DistributedOptimizer: finds what fits the optimizer that it is given
-    keras3, keras2   what it adds to an optimizer of Keras 3, and of tf_keras
-    hooks            the places where Keras 3 itself has to know that an optimizer is distributed
-    callbacks, learning_rate, elastic, loading, values   the rest of the interface
-    arrays           variables and metrics between ranks; knows NumPy alone
+    settings         settings of a DistributedOptimizer, and the Keras of a script: Keras 3 or tf_keras
+    reducing         gradients over the ranks, on TensorFlow or on torch, and hooks into Keras 3
+    optimizer        DistributedOptimizer, and its class for Keras 3
+    keras2           its classes for tf_keras
+    callbacks, elastic, module, state   the rest of the interface
 
-Nothing here loads TensorFlow, torch or Keras before the script has asked for it.
+Nothing here loads TensorFlow, torch or Keras before the script does.
 """

@@ -1,4 +1,8 @@
-"""The callbacks that give every rank the same start, and the same metrics. `callbacks_for` makes them of a Keras."""
+"""Callbacks that give all ranks the same start, the same metrics, and a learning rate schedule.
+
+Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (2017): section 2.2 describes the gradual warmup, and
+remark 2 of section 3 the momentum correction.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from paceline.compat.horovod.common import basics, objects
 
 @functools.cache
 def callbacks_for(keras: Any) -> dict[str, type]:
-    """The classes of `horovod.keras.callbacks`, as subclasses of that Keras's own, by name. The same ones each time."""
+    """Return the classes of `horovod.keras.callbacks` by name, as subclasses of this Keras's own. They are cached."""
     base = keras.callbacks.Callback
     return {
         "BestModelCheckpoint": _made(_BestModel, keras.callbacks.ModelCheckpoint, "BestModelCheckpoint"),
@@ -34,7 +38,7 @@ def callbacks_for(keras: Any) -> dict[str, type]:
 
 @functools.cache
 def elastic_callbacks_for(keras: Any) -> dict[str, type]:
-    """The callbacks that `horovod.keras.elastic` has, likewise."""
+    """Return the classes of `horovod.keras.elastic` likewise."""
     base = keras.callbacks.Callback
     return {
         "CommitStateCallback": _made(elastic.CommitState, base, "CommitStateCallback"),
@@ -44,12 +48,10 @@ def elastic_callbacks_for(keras: Any) -> dict[str, type]:
 
 
 class _Broadcast:
-    """Gives every rank the weights and the optimizer's variables of `root_rank`, once for each callback.
+    """A callback that gives every rank the weights and the optimizer's variables of `root_rank`, once.
 
-    They are sent before the first batch, where every rank has them by then. What a rank makes only in the first batch
-    (a model without an input shape) is sent at its end. Either way the ranks are equal from then on.
-
-    device: means nothing here. local_variables: variables that stay as they are on each rank.
+    Variables are sent before the first batch if every rank has them, else after it (a model without an input shape). Either way
+    the ranks are equal from then on. `device` has no effect. `local_variables` keep each rank's values.
     """
 
     model: Any
@@ -60,7 +62,7 @@ class _Broadcast:
         self._local = {key_of(variable) for variable in local_variables or ()}
 
     def register_local_var(self, variable: Any) -> None:
-        """Leave this variable as it is on each rank."""
+        """Keep each rank's value of this variable."""
         self._local.add(key_of(variable))
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -82,7 +84,7 @@ class _Broadcast:
             )
 
     def _send(self, when: str) -> bool:
-        """Send the variables if all ranks have the same ones; True if they were sent."""
+        """Send the variables if all ranks have the same ones. Return whether they were sent."""
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built
@@ -106,9 +108,9 @@ class _Broadcast:
 
 
 class _MetricAverage:
-    """Replaces each metric of an epoch by its average over the ranks, for the callbacks after it in the list.
+    """A callback that averages each metric of an epoch over the ranks, for the callbacks after it in the list.
 
-    device: means nothing here.
+    `device` has no effect.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -123,7 +125,7 @@ class _MetricAverage:
         # By name, for the order of a dict may be another one on another rank, and each value is known by its place alone.
         values = {name: array for name in sorted(logs) if (array := _numbers(logs[name])) is not None}
         own = {name: array.shape for name, array in values.items()}
-        # Told first: a metric that one rank lacks would keep the others waiting for ever.
+        # Exchange the names first: a metric missing on one rank would block the others.
         everywhere = objects.allgather_object(own, "metric_average.names")
         for rank, others in enumerate(everywhere):
             if others != everywhere[0]:
@@ -140,9 +142,9 @@ class _MetricAverage:
 
 
 class _BestModel:
-    """Saves the model whenever `monitor` has come to a new best value; on the first rank alone.
+    """A callback that saves the model on the first rank whenever `monitor` improves.
 
-    filepath: where to; it may be set as an attribute before the training begins.
+    `filepath` may be set as an attribute before the training begins.
     """
 
     filepath: Any
@@ -155,7 +157,7 @@ class _BestModel:
         save_freq: Any = "epoch",
         filepath: Any = None,
     ) -> None:
-        # Keras wants a path now; what counts is the one that is there when the training begins.
+        # Keras requires a path now, but uses the one set when the training begins.
         super().__init__(  # type: ignore[call-arg]
             filepath=filepath or "unset.keras",
             monitor=monitor,
@@ -194,7 +196,7 @@ def _made(implementation: type, base: type, name: str) -> type:
 
 
 def _numbers(value: Any) -> Any:
-    """The value as an array of float64; None for what isn't made of numbers."""
+    """Return the value as a float64 array, or None if it is not numeric."""
     import numpy as np
 
     try:
@@ -218,12 +220,11 @@ def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:
 
 
 class LearningRateSchedule:
-    """Sets the learning rate to `initial_lr` times `multiplier`, from `start_epoch` until before `end_epoch`.
+    """A callback that sets the learning rate to `initial_lr * multiplier` from `start_epoch` until before `end_epoch`.
 
-    multiplier: a number, or a function of the epoch. staircase: it is asked at each epoch's first batch; otherwise at
-        every batch, with fractions of epochs.
-    momentum_correction: where the optimizer's last step is in its momentum, it is scaled as the learning rate is.
-    steps_per_epoch: batches in an epoch; needed without `staircase` where Keras doesn't know them.
+    `multiplier` is a number, or a function of the epoch. With `staircase` it is evaluated at each epoch's first batch, else at
+    every batch with fractions of epochs. `momentum_correction` scales the optimizer's momentum like the learning rate.
+    `steps_per_epoch` is needed without `staircase` if Keras does not know the number of batches.
     """
 
     model: Any
@@ -282,7 +283,7 @@ class LearningRateSchedule:
         optimizer = self.model.optimizer
         before, after = learning_rate_of(optimizer), self.initial_lr * self.multiplier(epoch)
         set_learning_rate(optimizer, after)
-        # A rate that was read back from a float32 may differ in its last digits from what was set.
+        # A rate read back from float32 may differ in its last digits.
         if self.momentum_correction and before > 0 and not math.isclose(before, after, rel_tol=1e-7):
             # Once m * v with m scaled is m times the scaled v; and m itself is a constant of the compiled graph.
             for velocity in velocities(optimizer):
@@ -290,10 +291,10 @@ class LearningRateSchedule:
 
 
 class Warmup(LearningRateSchedule):
-    """Raises the learning rate in equal steps from `initial_lr`/size to `initial_lr`, batch by batch.
+    """A callback that raises the learning rate linearly from `initial_lr`/size to `initial_lr`, batch by batch.
 
-    initial_lr: the learning rate after the warmup, scaled by the number of ranks already. warmup_epochs: how long it takes.
-    verbose: 1 says when it is done.
+    `initial_lr` is the rate after the warmup of `warmup_epochs`, already scaled by the number of ranks. `verbose=1` prints its
+    end.
     """
 
     def __init__(

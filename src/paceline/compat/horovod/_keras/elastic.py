@@ -1,4 +1,4 @@
-"""A model and its optimizer as elastic state, and the callbacks that keep it up to date within `fit`."""
+"""A model and its optimizer as elastic state, and callbacks that update it within `fit`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ T = TypeVar("T")
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
-    collective has failed, within a graph of TensorFlow too. The engine is started anew each time.
+    """Make `func(state, ...)` restart from the last commit when a collective fails, in a TensorFlow graph too.
+
+    It starts from the first rank's state, and the engine restarts each time.
     """
 
     @functools.wraps(func)
@@ -34,11 +35,11 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 class KerasState(VariablesState):
     """A model, its optimizer, and plain values, each an attribute.
 
-    optimizer: the model's own, unless it is given. backend: for scripts that say it; it means nothing here.
-    kwargs: plain values, such as `epoch=0, batch=0`; they are kept as they are.
+    `optimizer` defaults to the model's own. `backend` has no effect. `kwargs` are plain values, such as `epoch=0, batch=0`, which
+    are not copied.
 
     Raises:
-        ValueError: the model isn't built, so that nobody knows its weights.
+        ValueError: The model is not built, so its weights are unknown.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -71,9 +72,9 @@ class KerasState(VariablesState):
 
 
 class CommitState:
-    """Commits the state every `batches_per_commit` batches, once all callbacks have seen the batch's end.
+    """A callback that commits the state every `batches_per_commit` batches, after all other callbacks.
 
-    So its place in the list of callbacks does not matter: what is committed is what the others have written down.
+    So its position in the list does not matter: the commit includes the other callbacks' updates.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -107,10 +108,10 @@ class CommitState:
 
 
 class UpdateBatchState:
-    """Keeps `state.batch`, the number of batches of this epoch that are done; 0 between two epochs.
+    """A callback that sets `state.batch` to the number of finished batches of this epoch, and to 0 between epochs.
 
-    A `fit` that goes on in the middle of an epoch is to be given what is left of it
-    (`dataset.skip(state.batch)`, `steps_per_epoch=steps - state.batch`); its batches are counted from there.
+    To resume in the middle of an epoch, give `fit` the rest of it (`dataset.skip(state.batch)`,
+    `steps_per_epoch=steps - state.batch`); it counts from there.
     """
 
     def __init__(self, state: Any) -> None:
@@ -129,7 +130,7 @@ class UpdateBatchState:
 
 
 class UpdateEpochState:
-    """Keeps `state.epoch`, the number of epochs that are done, whether `fit` counts them from 0 or from `initial_epoch`."""
+    """A callback that sets `state.epoch` to the number of finished epochs, with any `initial_epoch` of `fit`."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -149,5 +150,5 @@ class UpdateEpochState:
 
 
 def _is_from_a_graph(error: Exception) -> bool:
-    """TensorFlow hands on what Python has raised within a graph as a text in an error of its own."""
+    """Return whether TensorFlow's error has the text of a Python error raised within a graph."""
     return type(error).__module__.startswith("tensorflow.") and HorovodInternalError.__name__ in str(error)

@@ -1,10 +1,10 @@
-"""The classes by which DistributedOptimizer extends an optimizer of tf_keras, of the present kind or of `optimizers.legacy`.
+"""The classes that DistributedOptimizer puts before an optimizer of tf_keras or `optimizers.legacy`.
 
     minimize          computes gradients, and applies them
-    computing         gives them reduced, as in Horovod, so that a script can clip them
-    apply_gradients   reduces those that come from elsewhere (tape.gradient), before Keras clips them
+    computing         returns them reduced, as in Horovod, so that a script can clip them
+    apply_gradients   reduces other gradients (tape.gradient), before Keras clips them
 
-What was computed is not reduced again by the next `apply_gradients` of the same graph, or of eager execution. A
+The next `apply_gradients` of the same graph, or of eager execution, does not reduce computed gradients again. A
 LossScaleOptimizer around the optimizer calls the same methods.
 """
 
@@ -21,29 +21,29 @@ class _DistributedKeras2:
     distribution: ClassVar[Distribution]
 
     def register_local_var(self, variable: Any) -> None:
-        """Let the gradient of this variable stay on its rank."""
+        """Keep the gradient of this variable on its rank."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
     @property
     def _agg_helper(self) -> Any:
-        """The adder of several backward passes' gradients; None with one pass a step. Scripts ask whether there is one."""
+        """The accumulator of several backward passes' gradients, or None for one pass. Scripts check for it."""
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
-        # Before the first step there is none. Scripts only read the settings of the one that they are given.
+        # There is no accumulator before the first step. Scripts only read the settings of this one.
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
     def _allreduce(self, grads: Any, vars: Any) -> list[Any]:
-        """The gradients reduced; what comes next is applied as it is."""
+        """Return the reduced gradients, which the next `apply_gradients` leaves as they come."""
         reduced = self.distribution.reduce(list(grads), list(vars))
         self._mark("_reduced_in")
         return reduced
 
     def _computed(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
-        """The gradients for a script that has them computed: reduced, unless several passes are added up first."""
+        """Return computed gradients for a script: reduced, unless several passes are accumulated first."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
-            # They are added up and reduced when they are applied, whatever that call says of reducing.
+            # They are accumulated and reduced when applied, even if that call declares them reduced.
             self._mark("_to_reduce_in")
             return pairs
         if not pairs:
@@ -68,24 +68,24 @@ class _DistributedKeras2:
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
-        """Return whether gradients of this graph were given out under this mark, and take the mark away."""
+        """Return whether gradients of this graph have this mark, and remove it."""
         place = vars(self).pop(name, None)
         return place is not None and place() is _graph()
 
     def _were_reduced(self) -> bool:
-        """Return whether gradients of this graph were reduced when they were computed. Asked once for each time."""
+        """Return whether this graph's gradients were reduced when computed. Call it once for each time."""
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
-        """Return whether the gradients are applied as they are: the script has reduced them, or there is one pass a step.
+        """Return whether gradients need no accumulation: the script has reduced them, or a step has one pass.
 
-        skip: The call says that they are reduced. Those that this optimizer has computed for one of several passes are not.
+        `skip` is the call's claim that they are reduced. It does not hold for gradients of one of several passes.
         """
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 
     def _after_passes(self: Any, update: Any, grads_and_vars: Any) -> Any:
-        """Add the gradients up, and `update(pairs)` in the last of the passes; the iterations so far."""
+        """Accumulate the gradients, call `update(pairs)` in the last pass, and return the iterations so far."""
         import tensorflow as tf
 
         pairs = list(grads_and_vars)
@@ -103,10 +103,10 @@ class _DistributedKeras2:
 
 
 class DistributedKeras2(_DistributedKeras2):
-    """Put before an optimizer of tf_keras."""
+    """The part before an optimizer of tf_keras."""
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
-        """(gradient, variable) pairs, reduced over the ranks."""
+        """Return (gradient, variable) pairs, reduced over the ranks."""
         return self._computed(super().compute_gradients(loss, var_list, tape))  # type: ignore[misc]
 
     def _compute_gradients(
@@ -123,7 +123,7 @@ class DistributedKeras2(_DistributedKeras2):
     def apply_gradients(
         self: Any, grads_and_vars: Any, name: str | None = None, skip_gradients_aggregation: bool = False, **kwargs: Any
     ) -> Any:
-        """Update the variables by the ranks' reduced gradients. skip_gradients_aggregation: they are reduced already."""
+        """Update the variables by the ranks' gradients, which `skip_gradients_aggregation` declares reduced."""
         # `experimental_aggregate_gradients` is the older name of the argument, with the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
@@ -141,10 +141,10 @@ class DistributedKeras2(_DistributedKeras2):
 
 
 class DistributedLegacy(_DistributedKeras2):
-    """Put before an optimizer of `tf_keras.optimizers.legacy`."""
+    """The part before an optimizer of `tf_keras.optimizers.legacy`."""
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
-        """(gradient, variable) pairs, reduced over the ranks."""
+        """Return (gradient, variable) pairs, reduced over the ranks."""
         return self._compute_gradients(loss, var_list, None, tape)
 
     def _compute_gradients(
@@ -153,7 +153,7 @@ class DistributedLegacy(_DistributedKeras2):
         return self._computed(super()._compute_gradients(loss, var_list, grad_loss, tape))  # type: ignore[misc]
 
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
-        """The gradients of the variables in a graph of TensorFlow 1, reduced over the ranks."""
+        """Return the gradients of the variables in a TensorFlow 1 graph, reduced over the ranks."""
         grads = list(super().get_gradients(loss, params))  # type: ignore[misc]
         return grads if self.distribution.settings.passes > 1 else self._allreduce(grads, params)
 
@@ -163,7 +163,7 @@ class DistributedLegacy(_DistributedKeras2):
     def apply_gradients(
         self: Any, grads_and_vars: Any, name: str | None = None, experimental_aggregate_gradients: bool = True
     ) -> Any:
-        """Update the variables by the ranks' reduced gradients, unless they are reduced already."""
+        """Update the variables by the ranks' reduced gradients, reducing them unless they are."""
         update = super().apply_gradients  # type: ignore[misc]
         if not experimental_aggregate_gradients:
             self._were_reduced()
@@ -178,7 +178,7 @@ class DistributedLegacy(_DistributedKeras2):
 
 
 def _graph() -> Any:
-    """The graph that is being made, or what stands for eager execution."""
+    """Return the graph under construction, or a stand-in for eager execution."""
     import tensorflow as tf
     from tensorflow.python.framework import ops
 

@@ -1,4 +1,4 @@
-"""The names that `horovod.keras` and `horovod.tensorflow.keras` share, each made for its own Keras."""
+"""The public names of `horovod.keras` and `horovod.tensorflow.keras`, made for each Keras."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.compat.horovod.common.reduction import NoneCompressor
 
 
 def names_for(library: Any) -> dict[str, Any]:
-    """Name -> value of all that is public in the module for this Keras, beside its own submodules."""
+    """Return the module's public names for this Keras with their values, without submodules."""
     values = Values(library)
     own = {
         "Compression": side_of(settings.backend_of(library.__name__)).Compression,
@@ -35,12 +35,12 @@ def names_for(library: Any) -> dict[str, Any]:
 
 
 def elastic_names_for(library: Any) -> dict[str, Any]:
-    """Name -> value of all that is public in its submodule `elastic`."""
+    """Return the public names of the submodule `elastic` with their values."""
     return {"KerasState": KerasState, "run": run} | elastic_callbacks_for(library)
 
 
 def loader_for(library: Any) -> Callable[..., Any]:
-    """`load_model` for a Keras. library: the module that reads the file."""
+    """Return `load_model` for this Keras."""
 
     def load_model(
         filepath: Any,
@@ -49,15 +49,19 @@ def loader_for(library: Any) -> Callable[..., Any]:
         compression: Any = side_of(backend_of(library.__name__)).Compression.none,  # noqa: B008 - one for each Keras
         legacy_opts: bool = False,
     ) -> Any:
-        """The model in the file, with its optimizer's state, as a DistributedOptimizer.
+        """Load a model with its optimizer's state as a DistributedOptimizer.
 
-        The file may come from a model with or without one. A model that was saved without an optimizer stays without.
+        The saved optimizer may be distributed or not. A model saved without an optimizer stays without.
 
-        custom_optimizers: classes of the script's own. custom_objects: its other classes and functions, by name.
-        legacy_opts: the file's optimizer is one of `tf.keras.optimizers.legacy`; such a file says so itself.
+        Args:
+            filepath: The model's file.
+            custom_optimizers: The script's own optimizer classes.
+            custom_objects: The script's other classes and functions, by name.
+            compression: A choice of hvd.Compression.
+            legacy_opts: The optimizer is from `tf.keras.optimizers.legacy`; such a file says so itself.
 
         Raises:
-            ValueError: `legacy_opts` with Keras 3, which has no such optimizers; or the file can't be read.
+            ValueError: `legacy_opts` with Keras 3, which has no such optimizers; or the file cannot be read.
         """
         if legacy_opts and library.__name__ == KERAS_3:
             raise ValueError(
@@ -78,7 +82,7 @@ def loader_for(library: Any) -> Callable[..., Any]:
 
 
 class Values:
-    """The operations for one Keras. Each takes a number, an array, a tensor or a variable, and gives a tensor."""
+    """Operations for one Keras on a number, an array, a tensor or a variable, which return a tensor."""
 
     def __init__(self, library: Any) -> None:
         self._library = library.__name__ if library is not None else KERAS_3
@@ -94,11 +98,11 @@ class Values:
         compression: Any = None,
         process_set: ProcessSet = global_process_set,
     ) -> Any:
-        """The ranks' values, reduced by `op`; Average where nothing is said. average: its old name.
+        """Reduce the ranks' values by `op`, by default Average. `average` is an old name.
 
         Raises:
-            ValueError: both `average` and `op` are given.
-            HorovodInternalError: shapes, types or operations differ between ranks; on every rank.
+            ValueError: Both `average` and `op` are given.
+            HorovodInternalError: Shapes, types or operations differ between ranks; on every rank.
         """
         side = self._side()
         return side.allreduce(
@@ -113,29 +117,29 @@ class Values:
         )
 
     def allgather(self, value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-        """The ranks' values, one below the other; the first dimension may differ between ranks."""
+        """Concatenate the ranks' values; the first dimension may differ between ranks."""
         side = self._side()
         return side.allgather(side.tensor(value), name=name, process_set=process_set)
 
     def broadcast(
         self, value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Any:
-        """The value of `root_rank`."""
+        """Return the value of `root_rank`."""
         side = self._side()
         return side.broadcast(side.tensor(value), root_rank, name=name, process_set=process_set)
 
     def reducescatter(
         self, value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
     ) -> Any:
-        """This rank's rows of the ranks' reduced values."""
+        """Return this rank's rows of the ranks' reduced values."""
         side = self._side()
         return side.reducescatter(side.tensor(value), name=name, op=op, process_set=process_set)
 
     def broadcast_global_variables(self, root_rank: int) -> NoReturn:
-        """Raise: there are no global variables where TensorFlow runs eagerly.
+        """Raise an error: eager TensorFlow has no global variables.
 
         Raises:
-            RuntimeError: always; it says what to use.
+            RuntimeError: Always, with the alternative.
         """
         raise RuntimeError(
             f"broadcast_global_variables({root_rank}) is for graphs of TensorFlow 1. Give model.fit the callback "

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an optimizer whose gradients are averaged over the ranks before it uses them."""
+"""DistributedOptimizer: an optimizer that averages gradients over the ranks before it uses them."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """The optimizer again, of a subclass of its own class that reduces gradients over the ranks.
+    """Return the optimizer as an instance of a subclass that reduces gradients over the ranks.
 
-    It shares its variables and settings with the one that was given, and is written to a file as that would be. An
-    optimizer that is distributed already is given new settings; one in a LossScaleOptimizer is replaced within it.
+    It shares its variables and settings with the given one, and is saved to a file in the same way. A distributed optimizer takes
+    the new settings; one in a LossScaleOptimizer is replaced within it.
 
-    name: what the ranks call its gradients among themselves.
-    device_dense, device_sparse: for scripts that say them; they mean nothing here.
-    backward_passes_per_step: gradients of so many passes are added up (with `average_aggregated_gradients` averaged)
-        before they are reduced; the optimizer's iterations count steps.
+    `name` is a prefix of the gradients' names between ranks. The gradients of `backward_passes_per_step` passes are summed, or
+    averaged with `average_aggregated_gradients`, before the reduction; the optimizer's iterations count steps. device_dense and
+    device_sparse have no effect.
 
     Raises:
-        ValueError: the arguments contradict each other, or it is not an optimizer of Keras.
+        ValueError: The arguments contradict each other, or it is not an optimizer of Keras.
     """
     settings = KerasSettings(
         op=op,
@@ -74,12 +73,12 @@ def PartialDistributedOptimizer(  # noqa: N802
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedOptimizer, but the gradients of `local_layers` stay on their rank.
+    """Return a DistributedOptimizer that keeps the gradients of `local_layers` on their rank.
 
-    scale_local_gradients: they are divided by the number of ranks, as their loss is one rank's share.
+    `scale_local_gradients` divides them by the number of ranks, as their loss is one rank's share.
 
     Raises:
-        ValueError: as DistributedOptimizer; or something among `local_layers` has no weights.
+        ValueError: As for DistributedOptimizer; or an item of `local_layers` has no weights.
     """
     settings = KerasSettings(
         op=op,
@@ -98,10 +97,10 @@ def PartialDistributedOptimizer(  # noqa: N802
 
 
 def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = False) -> Any:
-    """The optimizer with these settings. in_place: the very object, for which its owner has no further use as it was.
+    """Return the optimizer with these settings, as the same object with `in_place`.
 
     Raises:
-        ValueError: it is no optimizer of Keras; or its own accumulation of gradients comes in the way.
+        ValueError: It is not an optimizer of Keras, or accumulates gradients itself as well.
     """
     library = name_of(optimizer)
     base = _bare_class(optimizer)
@@ -120,7 +119,7 @@ def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = Fals
     distribution = Distribution(dataclasses.replace(settings, local_variables=set()), library)
     if library == KERAS_3:
         reducing.install()
-    # `__class__` is what Keras writes into files, and what it asks for a copy: those are of the optimizer's own class.
+    # Keras saves and copies by `__class__`: files and copies then have the optimizer's own class.
     names = {
         "__module__": base.__module__,
         "__doc__": base.__doc__,
@@ -138,9 +137,9 @@ def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = Fals
 
 
 def _bare_class(optimizer: Any) -> type:
-    """The optimizer's class without what an earlier DistributedOptimizer has put before it."""
+    """Return the optimizer's class without an earlier DistributedOptimizer's part."""
     cls = type(optimizer)
-    # The bases are those that `distribute` gives such a class: what it adds, and the optimizer's own class.
+    # `distribute` gives such a class two bases: the mixin and the optimizer's own class.
     return cls.__bases__[1] if "distribution" in vars(cls) else cls
 
 
@@ -160,23 +159,23 @@ def _mixin_for(optimizer: Any, library: str | None) -> type:
 
 
 class DistributedKeras3:
-    """Put before an optimizer's own class; `distribution` is a class attribute of what comes of it.
+    """The part before an optimizer's own class, with `distribution` as class attribute.
 
-    Clipping, weight decay, moving averages and the update itself are the optimizer's own, after the reduction.
+    Clipping, weight decay, moving averages and the update are the optimizer's own, after the reduction.
     """
 
     distribution: ClassVar[Distribution]
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         """Update the variables by the ranks' reduced gradients; with several passes a step, in the last of them."""
-        # A list, for `zip` gives what can be read only once.
+        # A list, because a `zip` can be read only once.
         update, grads = super().apply, list(grads)  # type: ignore[misc]
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and len(variables) != len(grads):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
         known = self._trainable_variables if variables is None and self.built else variables
         if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
-            # With Keras's own accumulation, `_clip_gradients` reduces; what is wrong here, Keras says itself.
+            # With Keras's own accumulation, `_clip_gradients` reduces, and Keras reports errors itself.
             update(grads, variables)
         elif self.distribution.settings.passes > 1:
             self._apply_after_passes(update, grads, known)
@@ -184,7 +183,7 @@ class DistributedKeras3:
             update(self.distribution.reduce(grads, known), variables)
 
     def register_local_var(self, variable: Any) -> None:
-        """Let the gradient of this variable stay on its rank."""
+        """Keep the gradient of this variable on its rank."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:

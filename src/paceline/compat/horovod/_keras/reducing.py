@@ -1,4 +1,11 @@
-"""Gradients over the ranks: what is to be sent, and by which framework's collectives."""
+"""Reduction of gradients by the framework's collectives, and hooks into Keras 3.
+
+    Trainer._resolve_auto_jit_compile   XLA cannot call Python, so "auto" means: without XLA
+    model_supports_jit                  refuses a script's jit_compile=True, with the reason
+    LossScaleOptimizer.check_finite     skips a step on all ranks or on none, or the next collective would not end
+
+For optimizers that are not distributed all three keep their behavior.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +19,21 @@ from paceline.compat.horovod.common.process_sets import registered_ranks
 
 
 class Distribution:
-    """The reduction of one optimizer's gradients. library: the Keras that the optimizer is of."""
+    """The reduction of one optimizer's gradients, of the Keras `library`."""
 
     def __init__(self, settings: KerasSettings, library: str) -> None:
         self.settings, self.library = settings, library
         self._side = side_of(backend_of(library))
 
     def reduce(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        """The gradients after their reduction, in the same order; None where there was none.
+        """Return the reduced gradients in the same order; None where a gradient is missing.
 
-        Those of local variables stay on their rank, divided by the number of ranks unless that is switched off. A rank
-        outside the process set keeps all of its own.
+        Local variables' gradients stay on their rank, divided by the number of ranks unless that is off. A rank outside the
+        process set keeps all of its own.
         """
         size = len(registered_ranks(self.settings.process_set))
         if size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
-            # A world of one changes nothing; one that may grow is asked each time.
+            # A world of one rank changes nothing. Check each time, because an elastic world may grow.
             return list(grads)
         local = self.settings.local_keys()
         shared = [index for index, variable in enumerate(variables) if key_of(variable) not in local]
@@ -43,17 +50,17 @@ class Distribution:
         return result
 
     def on_all_ranks(self, condition: Any) -> Any:
-        """A tensor that is true if the given one is on every rank of the process set."""
+        """Return a tensor that says whether the condition holds on every rank of the process set."""
         is_alone = len(registered_ranks(self.settings.process_set)) == 1 or not self.settings.process_set.included()
         return condition if is_alone else self._side.on_all_ranks(condition, self.settings)
 
     def accumulator(self) -> Any:
-        """A new one for the gradients of several passes; its `step(grads, variables, act)` calls `act` with the sums."""
+        """Return a new accumulator for several passes; its `step(grads, variables, act)` calls `act` with the sums."""
         return self._side.Accumulator(self.settings.passes, self.settings.average_passes)
 
 
 def accumulator_of(optimizer: Any, variables: list[Any]) -> Any:
-    """The optimizer's accumulator for these variables: the same one each time."""
+    """Return the optimizer's accumulator for these variables, created once."""
     # Past __setattr__, which would have Keras track it.
     kept = vars(optimizer).setdefault("_accumulators", {})
     key = tuple(key_of(variable) for variable in variables)
@@ -63,7 +70,7 @@ def accumulator_of(optimizer: Any, variables: list[Any]) -> Any:
 
 
 def side_of(backend: str) -> ModuleType:
-    """The module that works with this backend's tensors."""
+    """Return the module for this backend's tensors."""
     if backend == "torch":
         from paceline.compat.horovod._keras import torch_side
 
@@ -74,27 +81,27 @@ def side_of(backend: str) -> ModuleType:
 
 
 def distribution_of(optimizer: Any) -> Distribution | None:
-    """The distribution of the optimizer, or of the one within it; None if it isn't."""
+    """Return the distribution of the optimizer, or of the one within it, or None."""
     inner = inner_of(optimizer)
     distribution = getattr(type(optimizer if inner is None else inner), "distribution", None)
     return distribution if isinstance(distribution, Distribution) else None
 
 
 def inner_of(optimizer: Any) -> Any:
-    """The optimizer in a LossScaleOptimizer; None for any other."""
+    """Return the optimizer in a LossScaleOptimizer, or None for any other."""
     names = {cls.__name__ for cls in type(optimizer).__mro__}
     return optimizer.inner_optimizer if names & {"LossScaleOptimizer", "LossScaleOptimizerV3"} else None
 
 
 def set_inner(optimizer: Any, inner: Any) -> None:
-    """Put another optimizer into a LossScaleOptimizer: the same variables under another class."""
+    """Replace the optimizer in a LossScaleOptimizer: the same variables under another class."""
     # tf_keras gives the attribute without a setter.
     name = "inner_optimizer" if "inner_optimizer" in vars(optimizer) else "_optimizer"
     vars(optimizer)[name] = inner
 
 
 def install() -> None:
-    """Put the hooks into Keras 3, once."""
+    """Install the hooks into Keras 3, once."""
     from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
     from keras.src.trainers import trainer
 
@@ -135,7 +142,7 @@ def _refusing_xla(supports: Any, *, raises: bool) -> Any:
 def _together(check_finite: Any) -> Any:
     @functools.wraps(check_finite)
     def checked(self: Any, grads: Any) -> Any:
-        # Every rank asks each time, whatever its own gradients are like: it is a collective.
+        # Every rank calls it each time, for any gradients: it is a collective.
         finite, distribution = check_finite(self, grads), distribution_of(self)
         return finite if distribution is None else distribution.on_all_ranks(finite)
 

@@ -1,4 +1,4 @@
-"""The settings of a DistributedOptimizer, as the script has given them, checked."""
+"""The checked settings of a DistributedOptimizer, and the Keras of a script."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _USABLE = ("tensorflow", "torch")
 
 @dataclass(frozen=True, kw_only=True)
 class KerasSettings(Reduction):
-    """The treatment of gradients between the backward pass and the update.
+    """Settings of gradients between the backward pass and the update.
 
-    passes: gradients of so many backward passes are added up, and averaged too with `average_passes`.
-    local_layers: layers whose gradients stay on their rank; local_variables: keys (`key_of`) of single variables.
+    The gradients of `passes` backward passes are summed, and averaged with `average_passes`. The gradients of `local_layers`, and
+    of variables with keys in `local_variables` (`key_of`), stay on their rank.
     """
 
     passes: int = 1
@@ -37,53 +37,52 @@ class KerasSettings(Reduction):
             raise ValueError(f"backward_passes_per_step={self.passes}: it must be at least 1.")
 
     def local_keys(self) -> set[int]:
-        """The keys of all variables that stay local, those of layers that were built meanwhile among them."""
+        """Return the keys of all local variables, including those of layers built since."""
         weights = (weight for layer in self.local_layers for weight in layer.trainable_weights)
         return self.local_variables | {key_of(weight) for weight in weights}
 
 
 def key_of(variable: Any) -> int:
-    """A key that tells a variable from others. Keras's own object and the backend's variable in it count as one."""
+    """Return a key that identifies a variable, the same for Keras's object and the backend's variable inside."""
     return id(getattr(variable, "_value", variable))
 
 
 def shared_name(place: int, variable: Any) -> str:
-    """A name for the variable's gradient that is the same on every rank: its place among the optimizer's variables, and
-    the last part of its path.
+    """Return a name for the variable's gradient that is the same on every rank.
 
-    The rest of the path may differ. Keras numbers layers by how many were there before them in the process, and those of
-    a model that was read from a file lack the names of what is around them.
+    It is the position among the optimizer's variables, and the last part of the path. The rest of the path may differ: Keras
+    numbers layers by those before them in the process, and a model from a file lacks outer names.
     """
     name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0").rsplit("/", 1)[-1]
     return f"{place}.{re.sub(r'_[0-9]+$', '', name)}"
 
 
 def standalone() -> Any:
-    """The module that a script's `import keras` stands for: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1.
+    """Return the module behind a script's `import keras`: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1.
 
-    With that, TensorFlow doesn't load `keras`; where it is loaded all the same, the script has asked for it.
+    With that variable TensorFlow does not load `keras`; a loaded `keras` was then imported by the script.
     """
     return _load(KERAS_2 if wants_keras_2() and KERAS_3 not in sys.modules else KERAS_3)
 
 
 def of_tensorflow() -> Any:
-    """The module that `tf.keras` stands for: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1."""
+    """Return the module behind `tf.keras`: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1."""
     return _load(KERAS_2 if wants_keras_2() else KERAS_3)
 
 
 def wants_keras_2() -> bool:
-    """True if TensorFlow would take tf_keras; it knows the same three words."""
+    """Return whether TensorFlow would use tf_keras; it accepts the same three words."""
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 
 def name_of(thing: Any) -> str | None:
-    """Which Keras an object's class comes from, by its line of ancestors; None for neither."""
+    """Return the Keras of an object by its class's ancestors, or None."""
     packages = {cls.__module__.partition(".")[0] for cls in type(thing).__mro__}
     return KERAS_2 if KERAS_2 in packages else KERAS_3 if KERAS_3 in packages else None
 
 
 def backend_of(library: str) -> str:
-    """ "tensorflow" or "torch": what this Keras computes with.
+    """Return this Keras's backend, "tensorflow" or "torch".
 
     Raises:
         ValueError: Keras 3 runs on another backend.

@@ -1,4 +1,4 @@
-"""The variables of a model and its optimizer, whichever Keras they are of."""
+"""The variables of a model and its optimizer, of any Keras, and their exchange between ranks as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """All variables of the optimizer, its learning rate and loss scale among them; none where there is no optimizer."""
+    """Return the optimizer's variables, with its learning rate and loss scale; none without an optimizer."""
     if optimizer is None:
         return []
     variables = optimizer.variables
@@ -29,7 +29,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 
 
 def build_optimizer(optimizer: Any, trainable_variables: list[Any]) -> None:
-    """Make the optimizer's variables for these of a model, unless they are there."""
+    """Create the optimizer's variables for these of a model, unless they exist."""
     if optimizer is None:
         return
     inner = reducing.inner_of(optimizer)
@@ -42,15 +42,15 @@ def build_optimizer(optimizer: Any, trainable_variables: list[Any]) -> None:
 
 
 def learning_rate_of(optimizer: Any) -> float:
-    """The learning rate in use.
+    """Return the learning rate in use.
 
     Raises:
-        ValueError: it is a schedule, which can't be set.
+        ValueError: It is a schedule, which cannot be set.
     """
     import numpy as np
 
     optimizer = reducing.inner_of(optimizer) or optimizer
-    # The attribute first: where it is a schedule, Keras 3's property gives the rate of this moment, and hides the schedule.
+    # The attribute first: for a schedule, Keras 3's property returns its present rate, and hides the schedule.
     rate = getattr(optimizer, "_learning_rate", None)
     if rate is None:
         rate = optimizer.learning_rate
@@ -67,7 +67,7 @@ def set_learning_rate(optimizer: Any, rate: float) -> None:
 
 
 def velocities(optimizer: Any) -> list[Any]:
-    """The variables in which SGD and RMSprop with momentum keep their last step, learning rate included."""
+    """Return the variables in which SGD and RMSprop keep their momentum, which includes the learning rate."""
     optimizer = reducing.inner_of(optimizer) or optimizer
     if not getattr(optimizer, "momentum", None):
         return []
@@ -78,13 +78,13 @@ def velocities(optimizer: Any) -> list[Any]:
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str) -> None:
-    """Give the variables the values of `root_rank`. Every rank has equally many, of the same shapes and types.
+    """Give the variables the values of `root_rank`. All ranks pass equal numbers, shapes and types.
 
-    variables: of Keras 3 on any backend, or of TensorFlow; they have `numpy()` and `assign()`.
+    They may be of Keras 3 on any backend, or of TensorFlow; they have `numpy()` and `assign()`.
     """
     import numpy as np
 
-    # Copies: the engine writes to what it is given.
+    # Copies: the engine writes into its arrays.
     sent = [plain(np.array(variable.numpy())) for variable in variables]
     under_way = [broadcast_async_(array, root_rank, f"{name}.{index}") for index, array in enumerate(sent)]
     for variable, array, handle in zip(variables, sent, under_way, strict=True):
@@ -95,5 +95,5 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str) -> 
 
 
 def average(array: Any, name: str) -> Any:
-    """The ranks' average of a NumPy array of floats, as a new array."""
+    """Return the ranks' average of a float array as a new array."""
     return handles.synchronize(allreduce_async(array, ENGINE_NAMES[Average], name))

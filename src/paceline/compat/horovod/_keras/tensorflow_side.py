@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: the collectives are those of `horovod.tensorflow`, which work within a graph, too."""
+"""Keras on TensorFlow, with the collectives of `horovod.tensorflow`, which work within a graph too."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def on_all_ranks(condition: Any, settings: KerasSettings) -> Any:
 
 
 def tensor(value: Any) -> Any:
-    """The tensor of a number, an array, a tensor or a variable, as a collective takes it."""
+    """Return a tensor of a number, an array, a tensor or a variable, for a collective."""
     return tf.convert_to_tensor(value)

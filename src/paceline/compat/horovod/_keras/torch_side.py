@@ -1,4 +1,4 @@
-"""Keras 3 on torch: the collectives are those of `horovod.torch`."""
+"""Keras 3 on torch, with the collectives of `horovod.torch`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, h
 
 
 def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> list[Any]:
-    """A gradient that some ranks have and others lack counts as zeros there; one that nobody has stays None."""
-    # All ranks have to send the same gradients, so it is asked first which ones there are anywhere.
+    """Reduce the gradients, with zeros for those that only some ranks lack. A gradient missing on all ranks stays None."""
+    # All ranks have to send the same gradients, so find out first which exist on any rank.
     present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
     anywhere = hvd.allreduce(
         present, op=Max, name=f"{settings.prefix}.present", process_set=settings.process_set
@@ -55,7 +55,7 @@ def divided(grad: Any, number: int) -> Any:
 
 
 class Accumulator:
-    """Sums of gradients over so many passes, as `horovod.tensorflow`'s. average: they are divided by that number."""
+    """Sums of gradients over several passes, as in `horovod.tensorflow`, divided by their number with `average`."""
 
     def __init__(self, passes: int, average: bool = False) -> None:
         self.passes, self.average = passes, average
@@ -63,7 +63,7 @@ class Accumulator:
         self._sums: dict[int, Any] = {}
 
     def step(self, grads: list[Any], variables: list[Any], act: Callable[[list[Any]], object]) -> bool:
-        """Add these gradients; with those of the last pass, call `act` with the sums. Whether it was called."""
+        """Add these gradients, and in the last pass call `act` with the sums. Return whether it did."""
         for grad, variable in zip(grads, variables, strict=True):
             if grad is not None:
                 before = self._sums.get(key_of(variable))
@@ -80,7 +80,7 @@ class Accumulator:
 
 
 def tensor(value: Any) -> Any:
-    """The tensor of a number, an array, a tensor or a variable, as a collective takes it."""
+    """Return a tensor of a number, an array, a tensor or a variable, for a collective."""
     import keras
 
     return keras.ops.convert_to_tensor(value).detach()
@@ -91,7 +91,7 @@ def _value(variable: Any) -> Any:
 
 
 def _groups(indices: list[int], variables: list[Any], groups: Any) -> Sequence[Sequence[int]]:
-    """The indices, in lists that are reduced as one each."""
+    """Return the indices in lists, each reduced as one operation."""
     if not groups:
         return [[index] for index in indices]
     if isinstance(groups, int):

@@ -1,4 +1,4 @@
-"""`horovod.keras.callbacks`: what goes into `model.fit(callbacks=[...])`."""
+"""`horovod.keras.callbacks`: callbacks for `model.fit(callbacks=[...])`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""allreduce: alone and in groups, of dense and sparse tensors."""
+"""All-reduce of dense and sparse tensors, single and grouped."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """A new tensor: this one, reduced over the ranks. Gradients flow through it, reduced the same way.
+    """Reduce the tensor over the ranks into a new one. Gradients flow through, reduced the same way.
 
-    tensor: a tf.IndexedSlices becomes one that has the rows of all ranks, its values divided for Average.
-    op: hvd.Average unless told. Integers are scaled in float64 and cut toward 0, before the sum and after it.
-    prescale_factor, postscale_factor: every rank's is multiplied before, the sum after.
-    device_dense, device_sparse: without effect; the ranks meet in the host's memory.
+    A tf.IndexedSlices becomes one with the rows of all ranks, its values divided for Average. `op` is hvd.Average by default.
+    Integers are scaled in float64 and truncated towards 0, before and after the sum. `prescale_factor` multiplies every rank's
+    tensor before the sum, `postscale_factor` the sum. device_dense and device_sparse have no effect; the reduction runs in host
+    memory.
 
     Raises:
-        ValueError: the arguments contradict each other; not initialised; not a member of the process set.
-        NotImplementedError: a tf.IndexedSlices with another operation than Average and Sum, or with factors.
-        HorovodInternalError: ranks disagree on shape, type or operation (also a tf.errors.FailedPreconditionError), or one
-            of them is gone (also a tf.errors.UnknownError); on every rank.
+        ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
+        NotImplementedError: A tf.IndexedSlices with factors, or an operation other than Average and Sum.
+        HorovodInternalError: The ranks disagree on shape, type or operation (also a tf.errors.FailedPreconditionError), or one
+            has died (also a tf.errors.UnknownError); on every rank.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     [given] = _converted([tensor])
@@ -64,12 +64,14 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """New tensors, reduced together: none begins before all of them are there on every rank.
+    """Reduce tensors together, once all of them are ready on every rank.
 
-    tensors: of any types; those that are sparse are reduced as `allreduce` does. An empty list is returned as it is.
+    Their types may differ; sparse ones are reduced as in `allreduce`. An empty list returns an empty list.
 
     Raises:
-        ValueError, NotImplementedError, HorovodInternalError: as `allreduce`.
+        ValueError: As for `allreduce`.
+        NotImplementedError: As for `allreduce`.
+        HorovodInternalError: As for `allreduce`.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     given = _converted(tensors)
@@ -89,15 +91,15 @@ def reduce_all(
     groups: Sequence[tuple[str | None, Sequence[int]]] = (),
     sparse: How | None = None,
 ) -> list[Any]:
-    """Reduce each tensor, dense or sparse; all are under way before any is waited for.
+    """Reduce each tensor, dense or sparse. All are submitted before the first wait.
 
-    sparse: how sparse ones are reduced, where that is another way.
-    groups: (name, places in `tensors`) of those that begin together; dense ones.
+    `sparse` replaces `how` for sparse tensors. `groups` holds (name, positions in `tensors`) of dense tensors that begin
+    together.
     """
     if how.op == Adasum:
         check_adasum(how.process_set)
     pieces: list[Piece] = []
-    # What makes each tensor's result of those of all pieces, and what its compression has to know.
+    # For each tensor, the function that makes its result of all pieces' results, and its compression's context.
     finishes: dict[int, Callable[[list[list[Any]]], Any]] = {}
     contexts: dict[int, Any] = {}
     dense: dict[int, Any] = {}

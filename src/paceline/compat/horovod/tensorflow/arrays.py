@@ -1,4 +1,4 @@
-"""TensorFlow's tensors as the arrays that the engine reads and writes, and back, without a copy where that is possible."""
+"""Conversions between TensorFlow's tensors and the engine's arrays, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SHARED_BYTES = 1 << 15
 
 
 def host(tensor: Any) -> Array:
-    """The values of an eager tensor, in this machine's memory; its own memory if it lies there.
+    """Return an eager tensor's values in host memory, its own memory if possible.
 
     Raises:
-        ValueError: it is of a type that no collective takes.
+        ValueError: No collective takes its type.
     """
     # What `numpy()` copies; TensorFlow's tensors never change, and nothing here writes to it.
     view = getattr(tensor, "_numpy_internal", tensor.numpy)
@@ -31,10 +31,10 @@ def host(tensor: Any) -> Array:
 
 
 def checked(array: Array) -> Array:
-    """The array, if it can be sent.
+    """Return the array if it can be sent.
 
     Raises:
-        ValueError: it holds strings or objects.
+        ValueError: It holds strings or objects.
     """
     if array.dtype.kind in "OSU":
         raise ValueError("tensors of strings can't be sent; use hvd.broadcast_object or hvd.allgather_object.")
@@ -42,10 +42,10 @@ def checked(array: Array) -> Array:
 
 
 def told_dtype(array: Array) -> str | None:
-    """The type that the engine has to be told beside that of `plain(array)`, to reduce it.
+    """Return the dtype that the engine needs to reduce the array, beside that of `plain(array)`.
 
     Raises:
-        ValueError: nothing can be added up in this type.
+        ValueError: The type has no addition.
     """
     if array.dtype.isbuiltin == 1:
         return None
@@ -57,7 +57,7 @@ def told_dtype(array: Array) -> str | None:
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Array:
-    """New memory that TensorFlow can take over as a tensor's."""
+    """Allocate memory that TensorFlow can take over as a tensor's."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     # So many more bytes than needed, as NumPy promises no such alignment.
@@ -69,7 +69,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Array:
 
 
 def tensor_of(array: Array) -> Any:
-    """An eager tensor of the array's values, in its memory where that fits. The array must not be written to any more."""
+    """Return an eager tensor of the array's values, in its memory if aligned. Do not write to the array afterwards."""
     bits = plain(array)
     if bits.nbytes < _SHARED_BYTES or bits.__array_interface__["data"][0] % _ALIGNMENT_BYTES or bits.dtype.kind == "b":
         return tf.convert_to_tensor(array)

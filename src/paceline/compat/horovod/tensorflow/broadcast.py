@@ -1,4 +1,4 @@
-"""broadcast, into new tensors and into variables, and its gradient."""
+"""Broadcast into new tensors and into variables, with its gradient."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A new tensor with the values of `root_rank`, which is a rank of the world even within a process set.
+    """Return a new tensor with the values of `root_rank`, a world rank even within a process set.
 
-    The gradient on the root is the average of the ranks' gradients (as Horovod has it), and 0 elsewhere.
+    The gradient on the root is the average of the ranks' gradients, as in Horovod, and 0 elsewhere.
 
     Raises:
         ValueError: `root_rank` is not in the process set.
-        HorovodInternalError: shapes, types or roots differ between ranks; on every rank.
+        HorovodInternalError: Shapes, types or roots differ between ranks; on every rank.
     """
     given = tf.convert_to_tensor(tensor)
     label = operation_name("Broadcast", name, given, ignore_name_scope)
@@ -46,9 +46,9 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Give the variables the values of `root_rank`; what they hold then.
+    """Give the variables the values of `root_rank`, and return their values.
 
-    variables: of TensorFlow or Keras. With other ones on the ranks, or in another order, HorovodInternalError.
+    They may be TensorFlow's or Keras's. If the ranks' variables or their order differ, it raises HorovodInternalError.
     """
     given = list(variables)
     if not given:
@@ -69,7 +69,7 @@ def broadcast_(
 
 
 def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: ProcessSet) -> Piece:
-    """The broadcast of one tensor.
+    """Return the broadcast of one tensor.
 
     Raises:
         ValueError: `root` is not in the process set.
@@ -94,7 +94,7 @@ def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: Proce
 
 
 def _assigned(variable: Any, value: Any) -> Any:
-    """The variable's value, after it was given this one."""
+    """Assign the value, and return the variable's value afterwards."""
     if tf.executing_eagerly() or hasattr(variable, "handle"):
         done = variable.assign(value)
         with tf.control_dependencies([] if tf.executing_eagerly() else [done]):

@@ -1,4 +1,4 @@
-"""`hvd.elastic`: training that goes on after a failed collective."""
+"""`hvd.elastic`: training that continues after a failed collective."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 - mad
 class TensorFlowState(VariablesState):
     """Variables of TensorFlow, and plain values, each an attribute.
 
-    variables: all global ones of a graph of TensorFlow 1, unless they are given. session: the one that they live in, for
-    such a graph. kwargs: plain values, such as `batch=0`; they are kept as they are.
+    `variables` defaults to all global variables of a TensorFlow 1 graph, and `session` is that graph's session. `kwargs` are
+    plain values, such as `batch=0`, which are not copied.
     """
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class TensorFlowState(VariablesState):
                 raw(variable).assign(value)
             return
         if self._assigns is None:
-            # Once: what is added to a graph stays there.
+            # Once: operations added to a graph stay in it.
             with self.session.graph.as_default():
                 self._assigns = [
                     (place, tf.compat.v1.assign(variable, place))

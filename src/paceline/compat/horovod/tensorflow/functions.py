@@ -1,4 +1,4 @@
-"""Making every rank start from the same: variables, any object."""
+"""Broadcasts of variables and objects, so that all ranks start equal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Give the variables (of TensorFlow or Keras) the values of `root_rank`. In a graph, the operation that does.
+    """Give TensorFlow's or Keras's variables the values of `root_rank`. In a graph, return the operation.
 
-    inplace: without effect; all variables are sent at once in either case.
+    `inplace` has no effect: all variables are sent together in either case.
 
     Raises:
-        HorovodInternalError: the ranks' variables differ in number, name, shape or type.
+        HorovodInternalError: The ranks' variables differ in number, name, shape or type.
     """
     done = broadcast_(list(variables), root_rank, process_set=process_set)
     return None if tf.executing_eagerly() else tf.group(*done)
@@ -33,10 +33,10 @@ def broadcast_variables(
 
 @as_written
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that gives all global variables of a graph of TensorFlow 1 the values of `root_rank`.
+    """Return the operation that gives all global variables of a TensorFlow 1 graph the values of `root_rank`.
 
     Raises:
-        RuntimeError: in eager execution, which has no global variables.
+        RuntimeError: Eager execution has no global variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -53,10 +53,9 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object that `root_rank` gives, on every rank; the root's own is returned as it is.
+    """Return the object of `root_rank` on every rank; the root gets its own object back.
 
-    The ranks may give objects of any type, such as None elsewhere than on the root. session: not needed here; it is
-    for a signature that scripts know.
+    The ranks may pass objects of any type, such as None on ranks other than the root. `session` has no effect.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -67,21 +66,21 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """`broadcast_object` as a function of the object alone."""
+    """Return `broadcast_object` as a function of the object only."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks, in their order, on every rank."""
+    """Return the objects of all ranks in rank order."""
     return objects.allgather_object(obj, name, process_set)
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Gives all global variables of a graph of TensorFlow 1 the values of `root_rank`, when its session begins.
+    """A session hook that gives all global variables of a TensorFlow 1 graph the values of `root_rank`.
 
-    It goes into tf.compat.v1.train.MonitoredTrainingSession(hooks=[...]). device: means nothing here.
+    Pass it to tf.compat.v1.train.MonitoredTrainingSession(hooks=[...]). `device` has no effect.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:

@@ -1,4 +1,4 @@
-"""allgather and alltoall, and their gradients."""
+"""All-gather and all-to-all, with their gradients."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The ranks' tensors one after the other along their first dimension, in the order of the ranks.
+    """Concatenate the ranks' tensors along the first dimension, in rank order.
 
-    tensor: its first dimension may differ between ranks, and may be 0; the others must be the same everywhere.
-    The gradient is the average of the ranks' gradients of this rank's part (as Horovod has it), not their sum.
+    The first dimension may differ between ranks and may be 0; the others must be equal. The gradient is the average, not the sum,
+    of the ranks' gradients of this rank's part, as in Horovod.
 
     Raises:
-        ValueError: the tensor has no dimension.
+        ValueError: The tensor has no dimension.
     """
     given = tf.convert_to_tensor(tensor)
     return run([gather_piece([given], operation_name("Allgather", name, given, ignore_name_scope), process_set)])[0][0]
@@ -44,7 +44,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """`allgather` of each, begun when all of them are there on every rank. An empty list is returned as it is."""
+    """Gather each tensor like `allgather`, once all of them are ready on every rank. An empty list returns an empty list."""
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not given:
         return []
@@ -60,14 +60,13 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The rows that every rank has sent to this one, in the order of the ranks; with `splits` also how many came from each.
+    """Return the rows that every rank has sent to this one, in rank order.
 
-    splits: rows to send to each rank, from the first row on; a list, or a tensor of int32. What is left over is not
-        sent. None: equal parts.
-    The result is one tensor if `splits` is None, else (tensor, received_splits).
+    `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
+    means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
 
     Raises:
-        ValueError: splits that don't fit, of another type; or without splits, rows that can't be divided equally.
+        ValueError: The splits do not fit or have another type; or without splits, the rows do not divide equally.
     """
     given = tf.convert_to_tensor(tensor)
     counts = None if splits is None else _splits_tensor(splits)

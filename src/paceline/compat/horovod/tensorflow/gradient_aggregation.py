@@ -1,4 +1,4 @@
-"""Gradients of several backward passes, added up before they are reduced."""
+"""Accumulation of several backward passes' gradients before the reduction."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paceline.compat.horovod.tensorflow.names import key, raw
 
 
 class Accumulator:
-    """Sums of gradients, on this rank, over so many backward passes.
+    """Sums of this rank's gradients over `passes` backward passes, averaged with `average`.
 
-    passes: `backward_passes_per_step`. average: `average_aggregated_gradients`: sums are divided by `passes`.
+    The arguments are Horovod's `backward_passes_per_step` and `average_aggregated_gradients`.
     """
 
     def __init__(self, passes: int, average: bool = False) -> None:
@@ -21,29 +21,29 @@ class Accumulator:
             raise ValueError("backward_passes_per_step must be > 0")
         self.passes, self.average = passes, average
         self._count: Any = None
-        # Of each variable: what has been added up. Variables that no model and no checkpoint knows of.
+        # The sum for each variable, in variables outside of any model or checkpoint.
         self._sums: dict[int, Any] = {}
 
     @property
     def backward_passes_per_step(self) -> int:
-        """`passes`, by the name that scripts know."""
+        """The number of passes, under Horovod's name."""
         return self.passes
 
     @property
     def average_aggregated_gradients(self) -> bool:
-        """`average`, by the name that scripts know."""
+        """Whether sums are averaged, under Horovod's name."""
         return self.average
 
     @property
     def counter(self) -> Any:
-        """The number of passes of this step so far: a variable; 0 before the first."""
+        """The variable that counts the passes of this step, 0 before the first."""
         return 0 if self._count is None else self._count
 
     def step(self, grads: Sequence[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> Any:
-        """Add these gradients; with those of the last pass, call `act` with the sums. Whether it was called, as a tensor.
+        """Add these gradients, and in the last pass call `act` with the sums. Return whether it did, as a tensor.
 
-        grads: tensors, tf.IndexedSlices, or None where there is none. The sums are tensors, None where there never was
-        a gradient. In a graph `act` is traced once, and what it returns is lost: it has to act on variables.
+        Gradients are tensors, tf.IndexedSlices or None. The sums are tensors, or None where a variable never had a gradient. In a
+        graph `act` is traced once and its result is lost: it has to act on variables.
         """
         given = list(grads)
         if self.passes == 1:
@@ -53,7 +53,7 @@ class Accumulator:
         sums = [self._sums.get(key(variable)) for variable in variables]
         added = [_add(total, grad) for total, grad in zip(sums, given, strict=True) if grad is not None]
         count = self._count.assign_add(1, read_value=not tf.executing_eagerly())
-        # A graph of TensorFlow 1 keeps no order of writes by itself, so each step names what it comes after.
+        # A TensorFlow 1 graph does not order writes, so each step names its dependencies.
         with tf.control_dependencies([] if tf.executing_eagerly() else [*added, count]):
             is_due = tf.convert_to_tensor(self._count) >= self.passes
 
@@ -79,7 +79,7 @@ class Accumulator:
         return value / self.passes if self.average else value
 
     def _prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        # Outside of whatever graph is being traced: they outlive it.
+        # Outside any graph being traced: the variables outlive it.
         with tf.init_scope():
             if self._count is None:
                 self._count = tf.Variable(0, dtype=tf.int32, trainable=False, name="backward_passes")

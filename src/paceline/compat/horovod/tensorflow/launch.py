@@ -1,19 +1,27 @@
-"""Runs collectives: at once on eager tensors, or as operations of a graph.
+"""Execution of collectives, eagerly or as operations of a graph, with their order and errors.
 
 In a graph each collective is two operations: one that submits, and one that waits.
 
-    backward pass  ->  gradient 9  ->  submit 9  --\
+    backward pass  ->  gradient 9  ->  submit 9  --.
                        gradient 8  ->  submit 8  ---+->  wait  ->  all results  ->  the optimizer's step
-                       gradient 7  ->  submit 7  --/
+                       gradient 7  ->  submit 7  --'
 
-A submission runs as soon as its tensor is there, in whatever order: the engine does not mind, and communication goes on
-behind the rest of the backward pass. It returns at once, so it never blocks one of TensorFlow's few threads. The waiting
-operation starts when everything that it waits for has been submitted on this rank, and waiting operations run one after
-the other, in the order of the program. So no rank can hold up another by waiting for the wrong thing first. Graphs of
-TensorFlow 1 have no such order; there each waits in a thread of its own.
+A submission runs as soon as its tensor is ready, in any order, and communication overlaps the rest of the backward pass. It
+returns at once, so it never blocks one of TensorFlow's few threads. A waiting operation starts when this rank has submitted all
+of its collectives, and waiting operations run one after the other, in program order. So no rank blocks another by waiting in a
+different order. TensorFlow 1 graphs have no such order; there each waits in a thread of its own.
 
-Both are stateful, so that TensorFlow neither drops nor merges nor precomputes them: every rank has to do the same ones.
-What order there is among several of them, `order` says.
+Both operations are stateful, so that TensorFlow neither drops, merges nor precomputes them: every rank has to run the same ones.
+
+The ranks' errors are TensorFlow's as well:
+
+    the ranks disagree, or one has joined      tf.errors.FailedPreconditionError, HorovodInternalError
+    a rank is gone                             tf.errors.UnknownError, HorovodInternalError
+    an error on this rank only                 tf.errors.InvalidArgumentError, ValueError
+
+A graph calls Python through an operation that knows few error classes: ValueError becomes InvalidArgumentError, most others
+UnknownError, whose message begins with the class's name. `install` makes the two places where TensorFlow runs graphs raise these
+classes instead.
 """
 
 from __future__ import annotations
@@ -38,8 +46,8 @@ from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.tensorflow.arrays import Array, checked, host, tensor_of
 
-#: A tensor of this size is submitted alone, as soon as it is there; smaller ones share a call from TensorFlow to Python,
-#: which costs about 40 microseconds.
+#: A tensor of this size is submitted on its own when it is ready. Smaller ones share a call from TensorFlow to
+#: Python, which costs about 40 microseconds.
 ALONE_BYTES = 1 << 18
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,11 +59,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One collective. What it takes and gives is a list, also where there is one tensor.
+    """One collective. Inputs and outputs are lists, also for one tensor.
 
-    submit: its handle; whose result is the list of the resulting arrays.
-    results: type and static shape of each result.
-    backward: the gradients of the tensors, of those of the results, and the results.
+    Attributes:
+        tensors: The inputs.
+        submit: Submits arrays and returns a handle, whose result is the list of resulting arrays.
+        results: Type and static shape of each result.
+        backward: Returns the inputs' gradients from the results' gradients and the results.
     """
 
     tensors: Sequence[Any]
@@ -65,12 +75,12 @@ class Piece:
 
 
 def run(pieces: Sequence[Piece]) -> list[list[Any]]:
-    """The results of each piece. All of them are submitted before any is waited for. Gradients flow through.
+    """Return the results of each piece, submitting all before the first wait. Gradients flow through.
 
     Raises:
-        HorovodInternalError: ranks disagree (also a tf.errors.FailedPreconditionError), or one of them is gone (also a
-            tf.errors.UnknownError); see `errors`.
-        ValueError: what can't be right on this rank; also a tf.errors.InvalidArgumentError. Out of a graph only that.
+        HorovodInternalError: The ranks disagree (also a tf.errors.FailedPreconditionError), or one has died (also a
+            tf.errors.UnknownError).
+        ValueError: The operation is invalid on this rank; also a tf.errors.InvalidArgumentError. A graph raises only that.
     """
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
@@ -84,10 +94,10 @@ def run(pieces: Sequence[Piece]) -> list[list[Any]]:
 
 
 def refuse_xla() -> None:
-    """Raise where the graph that is being made is to be compiled by XLA.
+    """Raise if XLA compiles the graph under construction.
 
     Raises:
-        NotImplementedError: it is.
+        NotImplementedError: It does.
     """
     if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
         raise NotImplementedError(
@@ -97,7 +107,7 @@ def refuse_xla() -> None:
 
 
 def bytes_of(shape: Any, dtype: tf.DType) -> float:
-    """The number of bytes of a tensor; infinity where its shape isn't known."""
+    """Return a tensor's number of bytes, or infinity if its shape is unknown."""
     count = tf.TensorShape(shape).num_elements()
     return float("inf") if count is None else count * dtype.size
 
@@ -162,17 +172,17 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[Any]]) -> list[Any
         else:
             results = _wait_beside(_waiter(order), tokens, dtypes)
     closed(results[0].op)
-    # What comes back from Python has no shape; layers that follow may want one while the graph is made.
+    # Python's results have no static shape, which later layers may need while the graph is built.
     for result, (_, shape) in zip(results, kinds, strict=True):
         result.set_shape(shape)
     return list(results)
 
 
 def _wait_beside(wait: Callable[..., list[Array]], tokens: Sequence[Any], dtypes: Sequence[tf.DType]) -> Sequence[Any]:
-    """The results of `wait`, which is called in a thread of its own.
+    """Return the results of `wait`, called in a separate thread.
 
-    Nothing orders the waiting operations of a TensorFlow 1 graph. Two of them would take both of a session's threads on
-    a machine with two cores, and other two those of another rank, for ever. The operations of tf.data return at once.
+    A TensorFlow 1 graph does not order its waiting operations. Two of them would block both threads of a session on a machine
+    with two cores, and two others those of another rank: a deadlock. The operations of tf.data return at once.
     """
     asked = tf.data.Dataset.from_tensors(tuple(tokens)).map(
         lambda *given: tuple(tf.numpy_function(wait, given, dtypes))
@@ -209,10 +219,10 @@ def _waiter(order: Sequence[int]) -> Callable[..., list[Array]]:
 
 
 def _wait(submitted: Sequence[int]) -> list[Array]:
-    """The results of all of them, one after the other. An error is raised when none is in flight any more."""
+    """Return all results in order. An error is raised once no operation is in flight."""
     arrays: list[Array] = []
     failure: BaseException | None = None
-    # All are waited for, also after an error: the engine writes into the arrays of those that go on.
+    # Wait for all, also after an error: the engine still writes into the arrays of the others.
     for handle in submitted:
         try:
             arrays += handles.synchronize(handle)
@@ -229,12 +239,12 @@ def _parts(counts: Sequence[int]) -> list[slice]:
 
 
 def as_written(function: F) -> F:
-    """The function, which AutoGraph is to leave as it is; what it calls, too."""
+    """Exclude the function, and its callees, from AutoGraph."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
 def opened() -> list[Any]:
-    """The operations that have to run before a submission in the graph that is being made."""
+    """Return the operations that must run before a submission in the graph under construction."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
     if line is None:
@@ -246,7 +256,7 @@ def opened() -> list[Any]:
 
 
 def closed(waiting: Any) -> None:
-    """Tell that a waiting operation was put into the graph; `opened` was called before."""
+    """Note that a waiting operation was added to the graph, after a call of `opened`."""
     graph = ops.get_default_graph()
     stretch = getattr(graph, "_paceline_stretch", None)
     if stretch is not None:
@@ -254,14 +264,14 @@ def closed(waiting: Any) -> None:
 
 
 def run_beside(operation: Any) -> None:
-    """Let a stateful operation run beside the others, not after those that come before it in the program."""
+    """Let a stateful operation run in parallel with others, not after those before it in the program."""
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(operation)
 
 
 class _Stretch:
-    """Collectives of a graph between which it calls no function that has some, too."""
+    """Consecutive collectives of a graph, without a call of a function that has collectives too."""
 
     def __init__(self, graph: Any, line: Any) -> None:
         self._graph, self._line = graph, line
@@ -270,7 +280,7 @@ class _Stretch:
         self._seen = len(graph.get_operations())
 
     def is_over(self) -> bool:
-        # A call of a function that writes to the variable has it among its inputs: that is how it is noticed.
+        # A call of a function that writes to the variable has the variable among its inputs.
         new = self._graph.get_operations()[self._seen :]
         self._seen += len(new)
         line = self._graph.capture(self._line.handle)
@@ -282,7 +292,7 @@ class _Stretch:
 
 
 def _is_ordered(graph: Any) -> bool:
-    """True if TensorFlow keeps the order of writes in this graph: it does in those of tf.function."""
+    """Return whether TensorFlow orders this graph's writes, as in tf.function."""
     return getattr(graph, "experimental_acd_manager", None) is not None
 
 
@@ -297,9 +307,9 @@ def _variable() -> Any:
 
 
 class _Error:
-    """The common part of the errors: they are made as TensorFlow's own are, which Keras makes anew with more in the message.
+    """Base class of the errors, with TensorFlow's constructor, which Keras calls to extend a message.
 
-    node_def, op: the operation of the graph that failed; None in eager execution.
+    `node_def` and `op` are the failed operation of a graph, None in eager execution.
     """
 
     _of: ClassVar[type[Any]]
@@ -312,19 +322,19 @@ class _Error:
 
 
 class HorovodPreconditionError(_Error, HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """The ranks disagree on an operation, or it can't be done while one of them has joined; raised on all that asked for it."""
+    """The ranks disagree, or one of them has joined. Every requesting rank raises it."""
 
     _of = tf.errors.FailedPreconditionError
 
 
 class HorovodUnknownError(_Error, HorovodInternalError, tf.errors.UnknownError):  # type: ignore[misc]
-    """A rank is gone, or communication has failed."""
+    """A rank has died, or communication has failed."""
 
     _of = tf.errors.UnknownError
 
 
 class HorovodInvalidArgumentError(_Error, ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
-    """An operation can't be right on this rank."""
+    """The operation is invalid on this rank."""
 
     _of = tf.errors.InvalidArgumentError
 
@@ -336,7 +346,7 @@ _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in (HorovodPrecondit
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the errors of collectives in the block under TensorFlow's classes too."""
+    """Raise the engine's errors under TensorFlow's classes too."""
     try:
         yield
     # Another block within this one has given it its class already.
@@ -351,7 +361,7 @@ def translated() -> Iterator[None]:
 
 
 def aware(call: Callable[..., T]) -> Callable[..., T]:
-    """A method of TensorFlow's that runs a graph, which raises these classes where they were raised within it."""
+    """Wrap a TensorFlow method that runs a graph, to restore the classes of errors raised within it."""
 
     @functools.wraps(call)
     def called(*args: Any, **kwargs: Any) -> T:
@@ -367,7 +377,7 @@ def aware(call: Callable[..., T]) -> Callable[..., T]:
 
 
 def install() -> None:
-    """Let TensorFlow's functions and sessions raise these classes; again: nothing happens."""
+    """Make TensorFlow's functions and sessions raise these classes, once."""
     for owner, name in ((context.Context, "call_function"), (session.BaseSession, "_do_call")):
         # A later TensorFlow may lack one of the two; then errors out of graphs stay UnknownErrors.
         call = getattr(owner, name, None)

@@ -1,4 +1,4 @@
-"""The collectives of `horovod.tensorflow`, under the module name by which scripts import them."""
+"""The collectives of `horovod.tensorflow`, under the module name that scripts import, and operations on ranks."""
 
 from __future__ import annotations
 
@@ -58,47 +58,46 @@ _basics = HorovodBasics()
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks, of the world or of a process set; int32.
+    """Return the number of ranks of the world or a process set, int32, evaluated when the graph runs.
 
     Raises:
-        ValueError: there is no such process set.
+        ValueError: There is no such process set.
     """
     return _asked(lambda: len(_members(process_set_id)), name or "HorovodSize")
 
 
 @as_written
 def local_size_op(name: str | None = None) -> Any:
-    """The number of ranks on this rank's machine; int32."""
+    """Return the number of ranks on this rank's machine, int32."""
     return _asked(basics.local_size, name or "HorovodLocalSize")
 
 
 @as_written
 def rank_op(name: str | None = None) -> Any:
-    """This process's rank; int32."""
+    """Return this process's rank, int32."""
     return _asked(basics.rank, name or "HorovodRank")
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's rank on its machine; int32."""
+    """Return this process's rank on its machine, int32."""
     return _asked(basics.local_rank, name or "HorovodLocalRank")
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 if this rank belongs to the process set, else 0; int32."""
+    """Return 1 if this rank belongs to the process set, else 0, int32."""
     return _asked(lambda: basics.rank() in _members(process_set_id), name or "HorovodProcessSetIncluded")
 
 
 @as_written
 def join() -> Any:
-    """The global rank that joined last, the same on every rank, once all have joined; int32.
+    """Wait until all ranks have joined, and return the global rank that joined last, int32.
 
-    Until then this rank takes part in the others' allreduces with zeros; averages are still divided by the number of
-    all ranks.
+    Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
 
     Raises:
-        HorovodInternalError: the others ask for something that can't go on without this rank (an allgather, ...).
+        HorovodInternalError: The others request an operation that needs this rank (an allgather, ...).
     """
     return _asked(_joined, "HorovodJoin")
 
@@ -120,7 +119,7 @@ def _asked(question: Callable[[], int], name: str) -> Any:
     if tf.executing_eagerly():
         return tf.constant(int(question()), tf.int32)
     refuse_xla()
-    # Stateful, so that it is asked again in each run.
+    # Stateful, so that each run evaluates it again.
     answer = tf.numpy_function(lambda: np.int32(question()), [], tf.int32, name=name)
     answer.set_shape([])
     return answer

@@ -1,4 +1,4 @@
-"""The names under which tensors and variables meet those of other ranks."""
+"""Names that match tensors and variables across ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from tensorflow.python.framework import ops
 
 
 def operation_name(kind: str, name: str | None, tensor: Any, ignore_name_scope: bool = False) -> str | None:
-    """The name of an operation on this tensor; None: it has none, and meets the one that is as manieth on other ranks.
+    """Return the name of an operation on this tensor, or None to match operations by their count.
 
-    In a graph it is made of the tensor's own where none is given, comes with the name scope unless that is to be
-    ignored, and is unique in its graph.
+    In a graph a missing name is made from the tensor's. It includes the name scope unless that is to be ignored, and is unique.
     """
     if tf.executing_eagerly():
         return name
@@ -25,7 +24,7 @@ def operation_name(kind: str, name: str | None, tensor: Any, ignore_name_scope: 
 
 
 def unique_in_graph(name: str) -> str:
-    """The name with the current name scope, and with a number if it was given out before in this graph."""
+    """Add the current name scope, and a number if the graph has used the name before."""
     if tf.executing_eagerly():
         return name
     graph = ops.get_default_graph()
@@ -37,36 +36,36 @@ def unique_in_graph(name: str) -> str:
 
 
 def normalised(name: str) -> str:
-    """The name, with a line for everything that can't stand in the name of a graph's operation."""
+    """Replace characters that graph operations' names must not have by underscores."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name) or "_"
 
 
 def raw(variable: Any) -> Any:
-    """TensorFlow's own variable, of one of Keras 3 or of itself."""
+    """Return TensorFlow's variable, also of a Keras 3 variable."""
     # A variable of Keras 3 holds TensorFlow's in `value`. TensorFlow's own has a method of that name.
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) or isinstance(variable, tf.Variable) else value
 
 
 def key(variable: Any) -> int:
-    """A key that tells variables apart; the same for one of Keras 3 and the one within it."""
+    """Return a key that identifies a variable, the same for a Keras 3 variable and the one inside."""
     return id(raw(variable))
 
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Stands for a variable where only its name counts."""
+    """Stand-in for a variable of which only the name counts."""
 
     path: str
 
 
 def by_place(count: int) -> list[Named]:
-    """What stands for so many variables that the ranks know by their places."""
+    """Return stand-ins that match variables by position."""
     return [Named(f"gradient.{place}") for place in range(count)]
 
 
 def variable_names(variables: Sequence[Any]) -> list[str]:
-    """A name for each: its path or name, with a number where several have the same."""
+    """Return the variables' paths or names, with a number for duplicates."""
     seen: Counter[str] = Counter()
     found = []
     for variable in variables:

@@ -32,18 +32,16 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """The optimizer again, as an instance of a subclass of its own class that reduces gradients over the ranks.
+    """Return the optimizer as an instance of a subclass that reduces gradients over the ranks.
 
-    It shares its variables and settings with the one that was given.
+    It shares its variables and settings with the given one: an optimizer of Keras 3, of tf_keras, or of tf.compat.v1.train.
 
-    optimizer: of Keras 3, of tf_keras, or of tf.compat.v1.train.
-    backward_passes_per_step: gradients of so many passes are added up before they are reduced, and divided by that
-        number with `average_aggregated_gradients`. The passes between leave the variables alone.
-    op: hvd.Average or hvd.Sum; hvd.Adasum too for an optimizer of tf.compat.v1.train.
-    use_locking, device_dense, device_sparse: for scripts that say them; they mean nothing here.
+    The gradients of `backward_passes_per_step` passes are summed before the reduction, and divided by that number with
+    `average_aggregated_gradients`. The passes between leave the variables alone. `op` is hvd.Average or hvd.Sum, and hvd.Adasum
+    too for tf.compat.v1.train. use_locking, device_dense and device_sparse have no effect.
 
     Raises:
-        ValueError: the arguments contradict each other, or it is no such optimizer.
+        ValueError: The arguments contradict each other, or it is not such an optimizer.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         how = Reduction(
@@ -83,10 +81,10 @@ def _of_tensorflow_1(optimizer: Any, how: Reduction, accumulator: Accumulator) -
 
 
 class _Distributed1:
-    """The part that comes before the class of an optimizer of tf.compat.v1.train.
+    """The part before the class of an optimizer of tf.compat.v1.train.
 
-    Gradients are reduced where they are computed, so that a script can clip the reduced ones. Those of several passes
-    are reduced where they are applied, in the last pass.
+    Gradients are reduced when computed, so that a script can clip the reduced ones. Those of several passes are reduced when
+    applied, in the last pass.
     """
 
     _how: Reduction
@@ -94,18 +92,18 @@ class _Distributed1:
     _local_variables: dict[int, Any]
 
     def register_local_var(self, variable: Any) -> None:
-        """Let the gradient of this variable stay on its rank."""
+        """Keep the gradient of this variable on its rank."""
         self._local_variables[key(variable)] = variable
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """(gradient, variable) pairs, reduced over the ranks."""
+        """Return (gradient, variable) pairs, reduced over the ranks."""
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         if self._accumulator.passes > 1:
             return list(pairs)
         return self._reduced([grad for grad, _ in pairs], [variable for _, variable in pairs])
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """The operation that updates the variables; with several passes, in the last of them."""
+        """Return the operation that updates the variables; with several passes, in the last of them."""
         update = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)
         if self._accumulator.passes == 1:

@@ -1,4 +1,4 @@
-"""The collectives that the others are made of, one engine operation each: allreduce and allgather, with their gradients."""
+"""The basic collectives, one engine operation each: all-reduce and all-gather, with their gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 
 def reduce_piece(tensors: Sequence[Any], name: str | None, how: How, *, grouped: bool) -> Piece:
-    """The allreduce of one tensor, or of several as a group: none begins before all of them are there everywhere."""
+    """Return the all-reduce of one tensor, or of several as a group that begins when all are ready everywhere."""
 
     def submit(arrays: list[Array]) -> int:
         # New memory for each run: the results of the last run of this graph may still be in use.
@@ -36,7 +36,7 @@ def reduce_piece(tensors: Sequence[Any], name: str | None, how: How, *, grouped:
 
 
 def gather_piece(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, *, grouped: bool = False) -> Piece:
-    """The allgather of one tensor, or of several as a group."""
+    """Return the all-gather of one tensor, or of several as a group."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."
@@ -67,12 +67,12 @@ def gather_piece(tensors: Sequence[Any], name: str | None, process_set: ProcessS
 def sparse_pieces(
     slices: tf.IndexedSlices, name: str | None, how: How, decompress: Callable[[Any], Any]
 ) -> tuple[list[Piece], Callable[[list[list[Any]]], Any]]:
-    """The two allgathers of a sparse tensor, and what makes the reduced one of their results.
+    """Return the two all-gathers of a sparse tensor, and a function that makes the reduced tensor of their results.
 
-    decompress: undoes what was done to the values; before they are divided.
+    `decompress` restores the values before they are divided.
 
     Raises:
-        NotImplementedError: it is to be reduced otherwise than by Average or Sum, or with factors.
+        NotImplementedError: The operation is neither Average nor Sum, or has factors.
     """
     if how.op not in (Average, Sum):
         raise NotImplementedError(
@@ -101,27 +101,27 @@ def sparse_pieces(
 
 
 def rows_shape(tensor: Any) -> tf.TensorShape:
-    """The static shape of rows like this tensor's, however many there will be."""
+    """Return the static shape of any number of rows like this tensor's."""
     return tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
 
 
 def in_types_of(arrays: Sequence[Array]) -> Callable[[Sequence[Array]], list[Array]]:
-    """What gives the engine's results, one for each of these arrays, their types: the engine was given bits."""
+    """Return a function that casts the engine's outputs back to the dtypes of `arrays`. The engine moves them as raw bits."""
     return lambda results: [as_type(result, array) for result, array in zip(results, arrays, strict=True)]
 
 
 def gradient_name(name: str | None) -> str | None:
-    """The name of what runs in the backward pass of an operation."""
+    """Return the name of the operations in an operation's backward pass."""
     return None if name is None else unique_in_graph(f"{name}_grad")
 
 
 def dense(grad: Any) -> Any:
-    """The gradient as one tensor."""
+    """Return the gradient as one dense tensor."""
     return tf.convert_to_tensor(grad)
 
 
 def _own_part(averaged: Any, rows: Any, tensor: Any, process_set: ProcessSet) -> Any:
-    """This rank's rows of a gradient of everyone's. rows: how many each rank has."""
+    """Return this rank's rows of all ranks' gradient, where `rows` holds the number of each rank."""
     place = process_set.rank()
     start = tf.reduce_sum(rows[:place])
     part = averaged[start : start + rows[place]]

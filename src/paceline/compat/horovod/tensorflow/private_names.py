@@ -1,4 +1,4 @@
-"""Names that Horovod has for itself, and that libraries built on it import all the same."""
+"""Horovod's private names that libraries built on it import."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """`allreduce`, by default the sum, of a dense tensor."""
+    """Call `allreduce` of a dense tensor, by default as a sum."""
     return allreduce(
         tensor,
         op=op,
@@ -46,7 +46,7 @@ def _grouped_allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """`grouped_allreduce`, by default the sum, of dense tensors."""
+    """Call `grouped_allreduce` of dense tensors, by default as a sum."""
     return list(
         grouped_allreduce(
             tensors,
@@ -71,13 +71,12 @@ def _make_allreduce_grads_fn(
     groups: Any,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., list[Any]]:
-    """A function `(grads, vars=None, use_generic_names=False)` that gives the gradients reduced.
+    """Return a function `(grads, vars=None, use_generic_names=False)` that returns the reduced gradients.
 
-    Without variables, or with `use_generic_names`, gradients are known by their places. device_dense, device_sparse: without
-    effect.
+    Without variables, or with `use_generic_names`, gradients match by position. device_dense and device_sparse have no effect.
 
     Raises:
-        ValueError: the arguments contradict each other.
+        ValueError: The arguments contradict each other.
     """
     how = Reduction(
         op=op,

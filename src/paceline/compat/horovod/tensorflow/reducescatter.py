@@ -1,4 +1,4 @@
-"""reducescatter, alone and in groups, and its gradient."""
+"""Reduce-scatter, single and grouped, with its gradient."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduced tensor. What can't be shared equally goes to the first ranks, one row each.
+    """Return this rank's rows of the reduced tensor. The first ranks get the remainder, one row each.
 
-    The gradient is the ranks' gradients one after the other, times the number of ranks for Sum (as Horovod has it).
+    The gradient is the concatenation of the ranks' gradients, for Sum times the number of ranks, as in Horovod.
 
     Raises:
-        HorovodInternalError: `op` is neither Average nor Sum; the tensor has no dimension; or the ranks disagree.
+        HorovodInternalError: `op` is neither Average nor Sum, the tensor has no dimension, or the ranks disagree.
     """
     given = tf.convert_to_tensor(tensor)
     label = operation_name("Reducescatter", name, given, ignore_name_scope)
@@ -56,7 +56,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of each, begun when all of them are there on every rank. An empty list is returned as it is."""
+    """Scatter each tensor like `reducescatter`, once all are ready on every rank. An empty list returns an empty list."""
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not given:
         return []

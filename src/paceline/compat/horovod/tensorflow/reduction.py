@@ -1,4 +1,4 @@
-"""Gradients over the ranks, as optimizers and tapes reduce them: eagerly and within a graph."""
+"""Reduction of gradients for optimizers and tapes, eagerly and within a graph."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["Accumulator", "Reduction", "distributed", "divided", "reduce_gradien
 def reduce_gradients(
     grads: Sequence[Any], variables: Sequence[Any], how: Reduction, local: Collection[Any] = ()
 ) -> list[Any]:
-    """The gradients of the variables, reduced over the ranks: tensors, tf.IndexedSlices or None, as they were given.
+    """Reduce the variables' gradients over the ranks: tensors, tf.IndexedSlices or None, as given.
 
-    local: variables whose gradients stay on this rank; divided by the number of ranks, unless that is switched off.
-    All are submitted before any is waited for. Names are made of the variables' paths or names, so the order may differ
-    between ranks. A rank outside the process set keeps its own.
+    The gradients of `local` variables stay on this rank, divided by the number of ranks unless that is off. All are submitted
+    before the first wait. Names come from the variables' paths or names, so the order may differ between ranks. A rank outside
+    the process set keeps its gradients.
 
     Raises:
-        ValueError: `groups` names a variable that is not among these, or one twice.
-        HorovodInternalError: ranks disagree, or one of them is gone.
+        ValueError: `groups` has an unknown variable, or one twice.
+        HorovodInternalError: The ranks disagree, or one has died.
     """
     given, size = list(grads), len(registered_ranks(how.process_set))
     if len(given) != len(variables):
@@ -46,7 +46,7 @@ def reduce_gradients(
     if how.sparse_as_dense:
         for i in shared:
             result[i] = tf.convert_to_tensor(given[i])
-    # A world of one changes nothing; one that may grow is asked each time.
+    # A world of one rank changes nothing. Check each time, because an elastic world may grow.
     is_alone = size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
     if not shared or is_alone or not how.process_set.included():
         return result
@@ -72,10 +72,10 @@ def reduce_gradients(
 
 
 def distributed(given: Any, mixin: type, what: str) -> Any:
-    """The tape or optimizer again, as an instance of a subclass of its own class, before which `mixin` comes.
+    """Return the tape or optimizer as an instance of a subclass with `mixin` before its own class.
 
     Raises:
-        ValueError: it is one already.
+        ValueError: It is distributed already.
     """
     base: type[Any] = type(given)
     if issubclass(base, mixin):
@@ -88,7 +88,7 @@ def distributed(given: Any, mixin: type, what: str) -> Any:
 
 
 def _groups(shared: list[int], grads: list[Any], variables: Sequence[Any], how: Reduction) -> list[Sequence[int]]:
-    """The places of the gradients of each group; what is sparse is in none."""
+    """Return the positions of each group's dense gradients."""
     dense = [i for i in shared if not isinstance(grads[i], tf.IndexedSlices)]
     groups = how.groups or 0
     if isinstance(groups, int):
@@ -113,8 +113,9 @@ def _groups(shared: list[int], grads: list[Any], variables: Sequence[Any], how: 
 def _small(
     places: Sequence[int], grads: list[Any], variables: Sequence[Any], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
-    """(name, places) of the gradients that are so small that they are submitted together anyway: by type, one request
-    for all of them. The ranks have to have the same ones, so the name tells those of different sets apart.
+    """Return (name, positions) of gradients small enough to submit together, by type.
+
+    They become one request for each type. The ranks need the same ones, so the name distinguishes different sets.
     """
     by_type: dict[Any, list[int]] = {}
     for i in places:
@@ -133,7 +134,7 @@ def _small(
 
 
 def divided(grad: Any, number: int) -> Any:
-    """The gradient, dense or sparse, divided by a number."""
+    """Return the gradient, dense or sparse, divided by a number."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(grad.values / number, grad.indices, grad.dense_shape)
     return grad / number

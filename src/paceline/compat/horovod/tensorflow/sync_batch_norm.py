@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, of Keras 3, or of tf_keras with TF_USE_LEGACY_KERAS=1."""
+"""Batch normalization over the batches of all ranks, for Keras 3, or tf_keras with TF_USE_LEGACY_KERAS=1."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ _IS_LEGACY = _Base.__module__.startswith("tf_keras")
 
 
 class SyncBatchNormalization(_Base):  # type: ignore[misc]
-    """Normalises with mean and variance of all ranks' batches while training.
+    """Batch normalization with the mean and variance of all ranks' batches while training.
 
-    A rank's batch may be of another size than the others', but every rank has to take part in every step. In
-    inference, and with one rank, it is Keras's own BatchNormalization.
-
-    fused: only False.
+    A rank's batch may have another size than the others', but every rank has to take part in every step. In inference, and with
+    one rank, it is Keras's BatchNormalization. `fused` must be False.
 
     Raises:
         ValueError: `fused` is True.
@@ -47,9 +45,9 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
         return self._moments_of_all(inputs, reduction_axes, mask, keepdims=keep_dims)
 
     def _moments_of_all(self, inputs: Any, axes: Any, mask: Any = None, *, keepdims: bool) -> Any:
-        """Mean and variance over all ranks, shape [C] (or with the reduced axes as 1); gradients flow through.
+        """Return the mean and variance over all ranks, shape [C] (or with the reduced axes as 1), with gradients.
 
-        The mean first, then squared distances from it: sums of squares lose what the mean is large beside.
+        It computes the mean first, then the squared distances: sums of squares lose precision for a large mean.
         """
         kind = inputs.dtype
         wide = tf.cast(inputs, tf.float64 if kind == tf.float64 else tf.float32)
@@ -67,7 +65,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
 
 
 def _both(one: Any, other: Any) -> tuple[Any, Any]:
-    """The sums over the ranks of two tensors of one shape, in one message."""
+    """Sum two tensors of one shape over the ranks, in one message."""
     # Counts have no gradient. Without this the backward pass would send one for them.
     summed = allreduce(tf.stack([one, tf.stop_gradient(other)]), op=Sum)
     return summed[0], tf.stop_gradient(summed[1])

@@ -30,12 +30,12 @@ def DistributedGradientTape(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> T:
-    """The tape again, as an instance of a subclass of its own class, whose `gradient` reduces over the ranks.
+    """Return the tape as an instance of a subclass whose `gradient` reduces over the ranks.
 
-    It shares what was recorded with the one that was given, and may be made before or after recording.
+    It shares the given tape's recording, and may be created before or after recording.
 
     Raises:
-        ValueError: the arguments contradict each other, or it isn't a tape.
+        ValueError: The arguments contradict each other, or it is not a tape.
     """
     return PartialDistributedGradientTape(
         gradtape,
@@ -67,12 +67,12 @@ def PartialDistributedGradientTape(  # noqa: N802
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> T:
-    """A DistributedGradientTape that leaves the gradients of some layers on their rank.
+    """Return a DistributedGradientTape that keeps the gradients of some layers on their rank.
 
-    local_layers: Keras layers, one or several, which have their variables already.
+    `local_layers` are one or several Keras layers that have their variables already.
 
     Raises:
-        ValueError: the arguments contradict each other, or something among `local_layers` has no variables.
+        ValueError: The arguments contradict each other, or an item of `local_layers` has no variables.
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise ValueError(f"{gradtape!r} is not a tf.GradientTape.")
@@ -93,7 +93,7 @@ def PartialDistributedGradientTape(  # noqa: N802
 
 
 class _Distributed:
-    """The part that comes before the tape's own class."""
+    """The part before the tape's own class."""
 
     _how: Reduction
     _local: dict[int, Any]
@@ -107,9 +107,9 @@ class _Distributed:
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradients of `target`, reduced over the ranks; None where there are none. Nested as `sources` are.
+        """Return the gradients of `target`, reduced over the ranks, nested like `sources`; None for a missing gradient.
 
-        use_generic_names: the ranks know them by their places, not by the names of the variables, which may differ.
+        With `use_generic_names` they match by position, not by the variables' names, which may differ.
         """
         grads = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
@@ -119,15 +119,15 @@ class _Distributed:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
-        """Let the gradient of this variable stay on its rank."""
+        """Keep the gradient of this variable on its rank."""
         self._local[key(source)] = source
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """(source, gradient) of the sources that stay on their rank, and of the others, whose gradients are reduced.
+        """Return (source, gradient) pairs of local sources, and of the others, whose gradients are reduced.
 
-        The arguments are those of `gradient`, which is called: a tape that is not persistent gives no more after it.
+        It calls `gradient` with these arguments, so a tape that is not persistent is used up.
         """
         grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()

@@ -1,4 +1,4 @@
-"""Small things that scripts import from `horovod.tensorflow.util`, and from `horovod.tensorflow` itself."""
+"""Helpers that scripts import from `horovod.tensorflow.util` and `horovod.tensorflow`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.compat.horovod.common.util import _cache  # noqa: F401 - a name th
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """True if Adasum works with so many ranks.
+    """Return whether Adasum works with this number of ranks.
 
     Raises:
-        ValueError: there are less than one.
+        ValueError: The number is less than 1.
     """
     if num_rank < 1:
         raise ValueError(f"num_rank={num_rank}: it must be at least 1.")
@@ -23,17 +23,17 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 
 def gpu_available(verbose: bool = False) -> bool:
-    """True if TensorFlow sees a GPU."""
+    """Return whether TensorFlow sees a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def refs_to_vars(refs: Iterable[Any]) -> list[Any]:
-    """The variables of these references (`variable.ref()`)."""
+    """Return the variables of these references (`variable.ref()`)."""
     return [ref.deref() if hasattr(ref, "deref") else ref for ref in refs]
 
 
 def vars_to_refs(variables: Any) -> Any:
-    """References to the variables, which can be keys; nested as they are."""
+    """Return hashable references to the variables, nested in the same way."""
     if isinstance(variables, (list, tuple)):
         return tuple(vars_to_refs(variable) for variable in variables)
     return variables.ref() if hasattr(variables, "ref") else variables.value.ref()

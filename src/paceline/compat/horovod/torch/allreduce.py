@@ -1,4 +1,4 @@
-"""allreduce: alone, in groups, in place, asynchronous, and its gradient."""
+"""All-reduce of tensors: single, grouped, in place, asynchronous, with its gradient."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A new tensor: this one, reduced over the ranks. Gradients flow through it, reduced the same way.
+    """Reduce the tensor over the ranks into a new one. Gradients flow through, reduced the same way.
 
-    op: hvd.Average unless told. Integers are scaled in float64 and cut toward 0, before the sum and after it.
-    prescale_factor, postscale_factor: every rank's is multiplied before, the sum after.
+    `op` is hvd.Average by default. Integers are scaled in float64 and truncated towards 0, before and after the sum.
+    `prescale_factor` multiplies every rank's tensor before the sum, `postscale_factor` the sum.
 
     Raises:
-        ValueError: the arguments contradict each other; not initialised; not a member of the process set.
-        HorovodInternalError: ranks disagree on shape, type or operation, or one of them is gone; on every rank.
+        ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
+        HorovodInternalError: The ranks disagree on shape, type or operation, or one has died; on every rank.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return compressed(_Allreduce, [tensor], compression, name, how, grouped=False)[0]
@@ -60,7 +60,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """The handle of an `allreduce` into a new tensor. The given one must not change until it is synchronized."""
+    """Start an `allreduce` into a new tensor and return its handle. Do not change the input before `synchronize`."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return submit_allreduce([tensor], name, how)
 
@@ -74,7 +74,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The tensor itself, reduced over the ranks in place."""
+    """Reduce the tensor over the ranks in place, and return it."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     # The engine's thread is not woken: `synchronize`, which has to follow, does the work in this thread, and only then do
     # the other ranks hear of it.
@@ -92,7 +92,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """The handle of an `allreduce_`."""
+    """Start an `allreduce_` and return its handle."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return submit_allreduce([tensor], name, how, in_place=True)
 
@@ -107,10 +107,10 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """New tensors, reduced together: none begins before all of them are there on every rank. Types may differ.
+    """Reduce tensors together, once all of them are ready on every rank. Their types may differ.
 
     Raises:
-        ValueError: as `allreduce`; or the list is empty.
+        ValueError: As for `allreduce`; or the list is empty.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return compressed(_Allreduce, checked_group(tensors), compression, name, how, grouped=True)
@@ -125,7 +125,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """The handle of a `grouped_allreduce`."""
+    """Start a `grouped_allreduce` and return its handle."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return submit_allreduce(checked_group(tensors), name, how, grouped=True)
 
@@ -139,7 +139,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """The tensors themselves, reduced together in place."""
+    """Reduce the tensors together in place, and return them."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     done = submit_allreduce(checked_group(tensors), name, how, grouped=True, in_place=True)
     return handles.synchronize(done)  # type: ignore[no-any-return]
@@ -154,13 +154,13 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """The handle of a `grouped_allreduce_`."""
+    """Start a `grouped_allreduce_` and return its handle."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return submit_allreduce(checked_group(tensors), name, how, grouped=True, in_place=True)
 
 
 class _Allreduce(torch.autograd.Function):
-    """Of one tensor, or of a group."""
+    """The differentiable all-reduce of one tensor, or of a group."""
 
     @staticmethod
     def forward(
@@ -183,10 +183,8 @@ class _Allreduce(torch.autograd.Function):
 def submit_allreduce(
     tensors: Sequence[torch.Tensor], name: str | None, how: How, *, grouped: bool = False, in_place: bool = False
 ) -> int:
-    """The handle of the reduction of the tensors, of which there is one unless they are `grouped`; into new ones if not
-    `in_place`.
-    """
-    # Adasum is computed in the host's memory, wherever the tensors lie.
+    """Submit the all-reduce of one tensor, or several if `grouped`, and return its handle."""
+    # Adasum runs in host memory, even for tensors on a GPU.
     if how.op == Adasum:
         check_adasum(how.process_set)
     elif stays_on_device(tensors) and len(checked_members(how.process_set)) > 1:

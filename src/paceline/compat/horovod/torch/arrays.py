@@ -1,4 +1,4 @@
-"""Torch tensors as the arrays that the engine reads and writes, and back."""
+"""Conversions between torch's tensors and the engine's arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class HostTensor(NamedTuple):
-    """Contiguous memory of this machine that holds a tensor's values.
+    """Contiguous host memory with a tensor's values.
 
-    tensor: shares its memory with `array`; the tensor itself where that is possible, else a copy.
-    array: for bfloat16, which NumPy lacks, its bits as uint16.
+    `tensor` shares its memory with `array`, and is the original tensor if possible, else a copy. For bfloat16, which NumPy lacks,
+    `array` holds the bits as uint16.
     """
 
     tensor: torch.Tensor
@@ -27,26 +27,26 @@ class HostTensor(NamedTuple):
 
     @property
     def dtype(self) -> str | None:
-        """The type that the engine has to be told beside the array's own."""
+        """The dtype that the engine needs beside the array's own."""
         return "bfloat16" if self.tensor.dtype == torch.bfloat16 else None
 
 
 def differentiable(function: Any, *given: Any) -> Any:
-    """`function.apply(*given)`, of an autograd function; torch doesn't say what types that has."""
+    """Return `function.apply(*given)` of an autograd function, which torch leaves untyped."""
     return function.apply(*given)
 
 
 def compressed(
     function: Any, tensors: Sequence[torch.Tensor], compression: Any, name: str | None, how: How, *, grouped: bool
 ) -> list[torch.Tensor]:
-    """The results of an autograd function (name, how, grouped, tensors) for these tensors, which travel compressed."""
+    """Apply an autograd function (name, how, grouped, tensors) to tensors that travel compressed."""
     sent = [compression.compress(tensor) for tensor in tensors]
     results = differentiable(function, name, how, grouped, *[tensor for tensor, _ in sent])
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)]
 
 
 def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if NCCL reduces them where they lie: HOROVOD_GPU_OPERATIONS=NCCL, and all are on one GPU."""
+    """Return whether NCCL reduces the tensors: HOROVOD_GPU_OPERATIONS=NCCL, and all are on one GPU."""
     for tensor in tensors:
         if not (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
             return False
@@ -56,10 +56,10 @@ def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def host(tensor: torch.Tensor) -> HostTensor:
-    """The tensor's values in this machine's memory: its own memory if it lies there without gaps, else a copy.
+    """Return the tensor's values in host memory: its own memory if contiguous, else a copy.
 
     Raises:
-        ValueError: it isn't a tensor, or it is of a kind that no collective takes.
+        ValueError: It is not a tensor, or of a kind that no collective takes.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"a collective takes a torch.Tensor, not {type(tensor).__name__}.")
@@ -80,22 +80,24 @@ def host(tensor: torch.Tensor) -> HostTensor:
 
 
 def room(source: HostTensor) -> HostTensor:
-    """New contiguous memory of this machine for a result of the same shape and type."""
+    """Return new contiguous host memory for a result of the same shape and type."""
     return host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype, device="cpu"))
 
 
 def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
-    """The tensor itself, or a new one on its device, with what the engine has put into `out`.
+    """Return the result in `out` as the tensor itself (in place) or as a new tensor on its device.
 
-    In place, that is what the engine has read too; where `host` had to make a copy, the values are brought back.
+    If `host` had to copy an in-place tensor, the values are copied back.
     """
     return write_back(tensor, out.tensor) if in_place else out.tensor.to(tensor.device)
 
 
 @dataclass(slots=True)
 class Filled:
-    """Makes a result by `filled`. An object, not a function with what it refers to, which is many: hundreds are in flight in a
-    step, and Python's garbage collector is called by their number.
+    """A callable form of `filled`.
+
+    It is an object, not a closure with its cells: hundreds are in flight in a step, and the number of objects triggers Python's
+    garbage collector.
     """
 
     tensor: torch.Tensor
@@ -107,7 +109,7 @@ class Filled:
 
 
 def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
-    """A tensor of the array's shape, of the type and on the device of `like`."""
+    """Return a tensor of the array's shape, with the type and device of `like`."""
     # torch warns of an array that can't be written to.
     made = torch.from_numpy(array if array.flags.writeable else array.copy())
     if like.dtype == torch.bfloat16:
@@ -116,7 +118,7 @@ def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
 
 
 def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[list[Any]], Any]:
-    """What makes tensors of an operation's resulting arrays, each like what was given for it; one alone unless `grouped`."""
+    """Return a function that turns an operation's arrays into tensors like its inputs, a single one unless `grouped`."""
 
     def finish(arrays: list[Any]) -> Any:
         made = [from_array(array, tensor) for array, tensor in zip(arrays, tensors, strict=True)]
@@ -126,7 +128,7 @@ def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[li
 
 
 def write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """`target`, with the values of `result`; nothing is copied where they share their memory."""
+    """Copy `result` into `target` unless they share their memory, and return `target`."""
     if result is target:
         return target
     if result.device != target.device or result.data_ptr() != target.data_ptr() or result.stride() != target.stride():

@@ -1,4 +1,4 @@
-"""broadcast, and its gradient."""
+"""Broadcast of tensors, with its gradient."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paceline.compat.horovod.torch.arrays import Filled, differentiable, host, r
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """A new tensor with the values of `root_rank`, which is a rank of the world even within a process set.
+    """Return a new tensor with the values of `root_rank`, a world rank even within a process set.
 
-    The gradient on the root is the average of the ranks' gradients (as Horovod has it), and 0 elsewhere.
+    The gradient on the root is the average of the ranks' gradients, as in Horovod, and 0 elsewhere.
 
     Raises:
         ValueError: `root_rank` is not in the process set.
-        HorovodInternalError: shapes, types or roots differ between ranks; on every rank.
+        HorovodInternalError: Shapes, types or roots differ between ranks; on every rank.
     """
     return differentiable(_Broadcast, tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
 
@@ -30,21 +30,21 @@ def broadcast(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """The handle of a `broadcast`."""
+    """Start a `broadcast` and return its handle."""
     return _submit(tensor, root_rank, name, process_set)
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensor itself, with the values of `root_rank`."""
+    """Replace the tensor's values by those of `root_rank`, and return it."""
     return handles.synchronize(_submit(tensor, root_rank, name, process_set, in_place=True))  # type: ignore[no-any-return]
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """The handle of a `broadcast_`."""
+    """Start a `broadcast_` and return its handle."""
     return _submit(tensor, root_rank, name, process_set, in_place=True)
 
 
@@ -56,7 +56,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        # A collective, so every rank takes part, though the root alone keeps what comes of it.
+        # A collective: every rank takes part, though only the root keeps the result.
         averaged = allreduce(grads[0], op=Average, process_set=ctx.process_set)
         return (averaged if basics.rank() == ctx.root else torch.zeros_like(averaged)), None, None, None
 

@@ -1,4 +1,4 @@
-"""Compression of torch's tensors before they are sent, undone after."""
+"""Compression of torch's tensors on the way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):
-    """Sends floating-point tensors as float16; others as they are."""
+    """Compression of floating-point tensors to float16; others stay as they are."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

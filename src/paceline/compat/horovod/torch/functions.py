@@ -1,4 +1,4 @@
-"""Making every rank start from the same: parameters, an optimizer's state, any object."""
+"""Broadcasts of parameters, optimizer state and objects, so that all ranks start equal."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give every rank the values of `root_rank`, in place.
 
-    params: `model.state_dict()`, `model.named_parameters()`, or a list of (name, tensor) in any order;
-        `model.parameters()`, or a list of tensors, in the same order on every rank. None among the values is left out.
+    `params` is `model.state_dict()`, `model.named_parameters()` or a list of (name, tensor) in any order; or `model.parameters()`
+    or a list of tensors in the same order on every rank. None values are skipped.
 
     Raises:
-        ValueError: something else; a value that is not a tensor.
+        ValueError: `params` is anything else, or has a value that is not a tensor.
     """
     under_way = []
     for name, tensor in _named(params):
@@ -34,7 +34,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
                 f"broadcast_parameters: {name!r} is of type {type(tensor).__name__}, not a tensor. "
                 "Send it with hvd.broadcast_object, and leave it out here."
             )
-        # All are under way before the first is waited for, so small ones share a message.
+        # Start all before waiting for the first, so that small ones share a message.
         under_way.append(broadcast_async_(tensor, root_rank, name, process_set))
     for handle in under_way:
         handles.synchronize(handle)
@@ -43,15 +43,13 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Give every rank's optimizer the state and the options (learning rate, ...) of `root_rank`'s.
+    """Give every rank's optimizer the state and options (learning rate, ...) of `root_rank`'s.
 
-    Nothing is stepped: a rank whose optimizer has no state yet is given the root's, one that has more loses it. Where an
-    optimizer had none, parameters without a gradient get one of zeros, as in Horovod; sparse ones are told by `model`, whose
-    embeddings say so, and by SparseAdam.
+    No step is taken: missing state is created from the root's, extra state is removed. Where an optimizer had none, parameters
+    without a gradient get a zero gradient, as in Horovod. It is sparse for SparseAdam, and for sparse embeddings of `model`.
 
     Raises:
-        ValueError: an LBFGS optimizer, whose state is not one of tensors by parameter; or the ranks' optimizers have
-            other groups of parameters.
+        ValueError: The optimizer is LBFGS, whose state is not stored by parameter; or the ranks' parameter groups differ.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it isn't kept by parameter.")
@@ -89,7 +87,7 @@ def broadcast_optimizer_state(
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], model: torch.nn.Module | None) -> None:
-    """Zeros, for parameters that are trained and have no gradient: scripts read `p.grad` before the first step."""
+    """Add zero gradients to trainable parameters without one: scripts read `p.grad` before the first step."""
     embeddings = [] if model is None else [m for m in model.modules() if isinstance(m, torch.nn.Embedding) and m.sparse]
     sparse = {id(p) for embedding in embeddings for p in embedding.parameters()}
     for p in params:
@@ -104,7 +102,7 @@ def _add_gradients(optimizer: torch.optim.Optimizer, params: list[torch.Tensor],
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for a tensor that is sent on its own."""
+    """Placeholder of a tensor that is sent separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -124,7 +122,7 @@ def _named(params: Any) -> list[tuple[str | None, Any]]:
 
 
 def _without_tensors(value: Any, found: list[torch.Tensor]) -> Any:
-    """`value` with a place for each tensor in it; the tensors are appended to `found` in that order."""
+    """Replace each tensor in `value` by a placeholder, and append the tensors to `found` in order."""
     if isinstance(value, torch.Tensor):
         found.append(value)
         return _Place(tuple(value.shape), value.dtype)
@@ -132,7 +130,7 @@ def _without_tensors(value: Any, found: list[torch.Tensor]) -> Any:
 
 
 def _receive(sent: Any, root_rank: int, own: list[torch.Tensor]) -> Any:
-    """`sent` with the root's tensors in its places."""
+    """Replace the placeholders in `sent` by the root's tensors."""
     under_way: list[int] = []
     is_root, left = basics.rank() == root_rank, iter(own)
 
@@ -160,7 +158,7 @@ def _rebuilt(value: Any, change: Any) -> Any:
 
 
 def _beside(value: Any, parameter: torch.Tensor) -> Any:
-    """The state of a parameter, on its device; what has no dimension (a step count) stays with the host, as torch has it."""
+    """Move a parameter's state to its device. Scalars (a step count) stay on the host, as in torch."""
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device) if value.dim() else value
     return _rebuilt(value, lambda item: _beside(item, parameter))

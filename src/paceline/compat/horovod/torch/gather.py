@@ -1,4 +1,4 @@
-"""allgather and alltoall, and their gradients."""
+"""All-gather, all-to-all and sparse all-reduce of tensors, with their gradients."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from paceline.compat.horovod.torch.arrays import HostTensor, differentiable, fro
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The ranks' tensors one after the other along their first dimension, in the order of the ranks.
+    """Concatenate the ranks' tensors along the first dimension, in rank order.
 
-    tensor: its first dimension may differ between ranks, and may be 0; the others must be the same everywhere.
-    The gradient is the average of the ranks' gradients of this rank's part (as Horovod has it), not their sum.
+    The first dimension may differ between ranks and may be 0; the others must be equal. The gradient is the average, not the sum,
+    of the ranks' gradients of this rank's part, as in Horovod.
 
     Raises:
-        IndexError: the tensor has no dimension.
+        IndexError: The tensor has no dimension.
     """
     return differentiable(_Allgather, name, process_set, False, tensor)[0]  # type: ignore[no-any-return]
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """The handle of an `allgather`."""
+    """Start an `allgather` and return its handle."""
     return _submit([tensor], name, process_set, grouped=False)
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """`allgather` of each, begun when all of them are there on every rank.
+    """Gather each tensor like `allgather`, once all of them are ready on every rank.
 
     Raises:
-        ValueError: the list is empty.
+        ValueError: The list is empty.
     """
     return list(differentiable(_Allgather, name, process_set, True, *checked_group(tensors)))
 
@@ -48,7 +48,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """The handle of a `grouped_allgather`."""
+    """Start a `grouped_allgather` and return its handle."""
     return _submit(checked_group(tensors), name, process_set, grouped=True)
 
 
@@ -58,14 +58,13 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The rows that every rank has sent to this one, in the order of the ranks; with `splits` also how many came from each.
+    """Return the rows that every rank has sent to this one, in rank order.
 
-    splits: rows to send to each rank, from the first row on; a list, or an int32 tensor. What is left over is not
-        sent. None: equal parts.
-    The result is one tensor if `splits` is None, else (tensor, received_splits).
+    `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
+    means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
 
     Raises:
-        ValueError: splits that don't fit, of another type; or without splits, rows that can't be divided equally.
+        ValueError: The splits do not fit or have another type; or without splits, the rows do not divide equally.
     """
     received, received_splits = differentiable(_Alltoall, tensor, splits, name, process_set)
     return received if splits is None else (received, received_splits)
@@ -77,12 +76,12 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """The handle of an `alltoall`."""
+    """Start an `alltoall` and return its handle."""
     return _submit_alltoall(tensor, splits, name, process_set, pair=splits is not None)
 
 
 class _Allgather(torch.autograd.Function):
-    """Of one tensor, or of a group."""
+    """The differentiable all-gather of one tensor, or of a group."""
 
     @staticmethod
     def forward(
@@ -109,7 +108,7 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        # Each rank gives back as many rows as it was given by each: what came is what is returned.
+        # Each rank returns the rows it received: the received counts are now the sent ones.
         returned = alltoall(grads[0], splits=ctx.counts, process_set=ctx.process_set)[0]
         if returned.shape[0] < ctx.rows:
             # Rows that were not sent have had no influence.
@@ -174,13 +173,13 @@ def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.T
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """A function that waits for the sum (or average) of the ranks' sparse tensors and returns it, sparse.
+    """Start a sum or average of sparse tensors. Return a function that waits and returns it, sparse.
 
-    Indices and values are gathered from all ranks; what stands at the same place is added up where the tensor is
-    coalesced.
+    Indices and values are gathered from all ranks; coalescing the tensor adds duplicates up.
 
     Raises:
-        NotImplementedError: `op` is neither Average nor Sum. ValueError: the tensor isn't sparse.
+        NotImplementedError: `op` is neither Average nor Sum.
+        ValueError: The tensor is not sparse.
     """
     if op not in (Average, Sum):
         raise NotImplementedError(

@@ -1,4 +1,8 @@
-"""The class by which DistributedOptimizer extends an optimizer: hooks that the backward pass calls reduce gradients."""
+"""The classes that DistributedOptimizer puts before an optimizer's class: backward hooks reduce gradients.
+
+With op=Adasum each rank takes its own step, and the steps are combined, not the gradients (Maleki et al., "Scaling Distributed
+Training with Adaptive Summation", 2020).
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,10 @@ _HOOKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class GradientReduction(Reduction):
-    """Reduces the gradients of parameters, alone or in groups."""
+    """The reduction of parameters' gradients, single or in groups."""
 
     def begin(self, p: torch.Tensor, name: str) -> Finish:
-        """Submit the parameter's gradient; the function waits, and leaves the result in it."""
+        """Submit the parameter's gradient. Return a function that waits and stores the result in it."""
         grad = p.grad
         assert grad is not None
         if grad.is_sparse and not self.sparse_as_dense:
@@ -39,7 +43,7 @@ class GradientReduction(Reduction):
         return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
     def begin_group(self, members: list[torch.Tensor], name: str) -> Finish:
-        """Submit the parameters' gradients as one; those that are sent sparse each alone."""
+        """Submit the parameters' gradients as one operation, except sparse ones."""
         finishes, dense = [], []
         for index, p in enumerate(members):
             assert p.grad is not None
@@ -77,9 +81,9 @@ class GradientReduction(Reduction):
         return finish
 
     def _put(self, p: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
-        """Leave the result in `grad`, which was sent; and in the parameter, as sparse as its gradient was."""
+        """Store the result in the sent `grad`, and in the parameter with its gradient's sparsity."""
         back = self.compression.decompress(reduced, ctx)
-        # Where nothing was compressed, the result lies in the gradient already.
+        # Without compression the gradient holds the result already.
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
                 grad.copy_(back)
@@ -95,7 +99,7 @@ class GradientReduction(Reduction):
 
 
 class GradientOptimizer:
-    """The part of a DistributedOptimizer that comes before the wrapped optimizer's class."""
+    """The part of a DistributedOptimizer before the wrapped optimizer's class."""
 
     # Set by the optimizer's class, which comes after this one.
     param_groups: list[dict[str, Any]]
@@ -125,18 +129,18 @@ class GradientOptimizer:
         self._forget()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Add up the gradients of so many backward passes from now on."""
+        """Accumulate the gradients of this many backward passes from now on."""
         check_passes(passes)
         self.backward_passes_per_step = passes
         self._left = dict.fromkeys(self._trained, passes)
 
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced; those that were not submitted yet are now, 0 where there is none.
+        """Wait until every gradient is reduced, submitting the missing ones, as 0 where a parameter has none.
 
         Raises:
-            HorovodInternalError: ranks disagree, or one of them is gone.
+            HorovodInternalError: The ranks disagree, or one has died.
         """
-        # Alone, or outside the process set, a rank's gradients are right as they are.
+        # A single rank, or one outside the process set, keeps its gradients.
         if not self._hooked:
             self._synchronized = True
             return
@@ -151,17 +155,17 @@ class GradientOptimizer:
                         waiting.add(group)
             for group in sorted(waiting):
                 self._submit_group(group)
-            # By now all are submitted, so in whatever order they are waited for, no rank holds up another.
+            # All are submitted by now, so no rank can block another, in any order of waiting.
             for finish in self._finishes:
                 finish()
-        # After an error too: `elastic.run` goes on with this optimizer, which must begin its next step afresh.
+        # After an error too: `elastic.run` reuses this optimizer, which must begin its next step with a clean state.
         finally:
             self._forget()
         self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, `step` doesn't reduce: `synchronize` was called before.
+        """Skip the reduction by `step` in the block, after a call of `synchronize`.
 
         optimizer.synchronize()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -175,9 +179,9 @@ class GradientOptimizer:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The wrapped optimizer's step, with reduced gradients; the closure's loss, if there is one.
+        """Take the wrapped optimizer's step with reduced gradients, and return the closure's loss.
 
-        A closure that computes gradients has them reduced each time the optimizer calls it.
+        Gradients are reduced each time the optimizer calls a closure that computes them.
         """
         if not self._should_synchronize:
             self._synchronized = False
@@ -197,10 +201,10 @@ class GradientOptimizer:
         return super().step(self._reducing(closure))  # type: ignore[misc]
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """The wrapped optimizer's, with its arguments (`set_to_none`).
+        """Call the wrapped optimizer's method with its arguments (`set_to_none`).
 
         Raises:
-            AssertionError: gradients are being reduced: it stands between backward() and step() or synchronize().
+            AssertionError: Gradients are being reduced, between backward() and step() or synchronize().
         """
         # The engine may be reading the gradients right now: zeros, or a mixture, would be sent.
         if self._touched:
@@ -211,7 +215,7 @@ class GradientOptimizer:
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The wrapped optimizer's; what was being reduced is forgotten."""
+        """Load the wrapped optimizer's state, and drop reductions in flight."""
         self._forget()
         self._synchronized = False
         super().load_state_dict(state_dict)  # type: ignore[misc]
@@ -234,7 +238,7 @@ class GradientOptimizer:
         return call
 
     def _follow_parameters(self) -> None:
-        """Take in what was frozen, unfrozen or added since: each rank reduces what one process would train now."""
+        """Register parameters frozen, unfrozen or added since, so that each rank reduces what one process would train."""
         for group, of_group in enumerate(self.param_groups):
             for index, p in enumerate(of_group["params"]):
                 if p not in self._parameter_names:
@@ -301,7 +305,7 @@ class GradientOptimizer:
 
     def _ensure_gradient(self, p: torch.Tensor) -> None:
         if p.grad is None:
-            # Others may have one, so this rank takes part with zeros, of the kind that the parameter had before.
+            # Other ranks may have a gradient, so this rank contributes zeros, sparse if the earlier gradient was.
             axes = self._sparse_axes.get(p)
             p.grad = torch.zeros_like(p) if axes is None else _empty_sparse(p, axes)
         elif p.grad.is_sparse:
@@ -314,33 +318,33 @@ class GradientOptimizer:
 
 
 def check_passes(passes: int) -> None:
-    """Raise ValueError unless it is a number of backward passes."""
+    """Raise ValueError unless `passes` is a valid number of backward passes."""
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step={passes!r} must be > 0, a whole number.")
 
 
 def _empty_sparse(p: torch.Tensor, axes: int) -> torch.Tensor:
-    """A sparse tensor of the parameter's shape without any entry; `axes` of its dimensions are indexed."""
+    """Return an empty sparse tensor of the parameter's shape, of which `axes` dimensions are indexed."""
     indices = torch.empty(axes, 0, dtype=torch.int64, device=p.device)
     values = torch.empty(0, *p.shape[axes:], dtype=p.dtype, device=p.device)
     return torch.sparse_coo_tensor(indices, values, p.shape, check_invariants=False)
 
 
 class AdasumOptimizer(GradientOptimizer):
-    """The part of a DistributedOptimizer with Adasum that comes before the wrapped optimizer's class."""
+    """The part of a DistributedOptimizer with Adasum before the wrapped optimizer's class."""
 
     def synchronize(self) -> None:
-        """Do nothing: there is nothing to wait for before `step`."""
+        """Do nothing: with Adasum nothing is in flight before `step`."""
 
     def skip_synchronize(self) -> NoReturn:
         """Raise: with Adasum nothing is reduced before the step, so nothing can be skipped."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The wrapped optimizer's step, from whose place the ranks' steps are combined; the closure's loss."""
+        """Take the wrapped optimizer's step, combine the ranks' steps, and return the closure's loss."""
         self._follow_parameters()
         trained = self._trained
-        # Copies, for the step overwrites the parameters, and what is sent is the difference.
+        # Copies: the step overwrites the parameters, and the difference is sent.
         start = [p.detach().clone() for p in trained]
         compression = self._reduction.compression
         try:

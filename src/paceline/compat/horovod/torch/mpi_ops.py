@@ -1,4 +1,4 @@
-"""The collectives of `horovod.torch`, under the module name by which scripts import them."""
+"""The collectives of `horovod.torch`, under the module name that scripts import."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ _basics = HorovodBasics()
 
 
 def join(device: int = -1) -> int:
-    """The global rank that joined last, the same on every rank, once all have joined.
+    """Wait until all ranks have joined, and return the global rank that joined last, the same on every rank.
 
-    Until then this rank takes part in the others' allreduces with zeros; averages are still divided by the number of
-    all ranks. device: ignored; a joined rank's zeros lie in the host's memory.
+    Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
+    `device` is ignored: the zeros are in host memory.
 
     Raises:
-        HorovodInternalError: the others ask for something that can't go on without this rank (an allgather, ...).
+        HorovodInternalError: The others request an operation that needs this rank (an allgather, ...).
     """
     running = engine()
     with handles.translated():
@@ -86,7 +86,7 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return once every rank of the process set has called it."""
+    """Wait until every rank of the process set has called it."""
     checked_members(process_set)
     number = process_set.process_set_id
     assert number is not None

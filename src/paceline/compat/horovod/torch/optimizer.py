@@ -1,7 +1,7 @@
-"""DistributedOptimizer: an optimizer whose gradients are averaged over the ranks while they are being computed.
+"""DistributedOptimizer: average gradients over the ranks while the backward pass computes them.
 
-backward:  a gradient is complete -> its hook submits it; the rest of the backward pass goes on meanwhile
-step:      waits for all of them, then the wrapped optimizer's own step
+backward:  a gradient is complete -> its hook submits it, and the backward pass continues
+step:      wait for all of them, then take the wrapped optimizer's own step
 """
 
 from __future__ import annotations
@@ -49,19 +49,25 @@ def DistributedOptimizer(  # noqa: N802
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> O:
-    """The optimizer again, as an instance of a subclass of its own class that reduces gradients over the ranks.
+    """Return the optimizer as an instance of a subclass that reduces gradients over the ranks.
 
-    It shares parameter groups and state with the one that was given; one that was wrapped before takes on these settings.
+    It shares parameter groups and state with the given one. An optimizer that was wrapped before takes these settings.
 
-    backward_passes_per_step: gradients of so many backward passes are added up (not averaged) before they are reduced.
-    gradient_predivide_factor: averages are divided by this before the sum and by the rest of the size after it.
-    groups: so many groups of parameters (or these lists of parameters), each reduced as one; num_groups: its old name.
-    sparse_as_dense: sparse gradients are reduced as dense ones, and are sparse again for the step.
-    process_set: its ranks reduce among themselves; on any other rank each step is the wrapped optimizer's.
+    Args:
+        optimizer: Any torch optimizer.
+        named_parameters: `model.named_parameters()`; names match gradients across ranks.
+        compression: A choice of hvd.Compression.
+        backward_passes_per_step: Sum (not average) the gradients of this many backward passes before the reduction.
+        op: hvd.Average, hvd.Sum or hvd.Adasum.
+        gradient_predivide_factor: Divide averages by this before the sum, and by the rest of the size after it.
+        num_groups: Old name of `groups`.
+        groups: Number of groups of parameters, or lists of parameters, each reduced as one operation.
+        sparse_as_dense: Reduce sparse gradients as dense ones, and make them sparse again for the step.
+        process_set: The ranks that reduce; on any other rank each step is the wrapped optimizer's own.
 
     Raises:
-        ValueError: the arguments contradict each other, or name the optimizer's parameters incompletely.
-        NotImplementedError: Adasum over a process set, or over a number of ranks that is no power of 2.
+        ValueError: The arguments contradict each other, or do not name all parameters.
+        NotImplementedError: Adasum over a process set, or over a number of ranks that is not a power of 2.
     """
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(
@@ -88,7 +94,7 @@ def DistributedOptimizer(  # noqa: N802
         check_adasum(process_set)
         base = AdasumOptimizer
     is_member = basics.rank() in registered_ranks(process_set)
-    # One that was wrapped before is wrapped anew, not twice.
+    # Replace an earlier wrapper instead of adding a second.
     wrapped = next(cls for cls in type(optimizer).__mro__ if not issubclass(cls, GradientOptimizer))
     # Under the name of its own class, which schedulers and checkpoints look at; its module tells a script that it is wrapped.
     cls: Any = type(wrapped.__name__, (base, wrapped), {"__module__": __name__})
@@ -116,10 +122,10 @@ def _shown(value: object) -> str:
 def parameter_names(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """Parameter -> name, in the order of the optimizer's groups.
+    """Return parameters with their names, in the order of the optimizer's groups.
 
     Raises:
-        ValueError: what is given are no pairs; a name stands twice; a parameter has none.
+        ValueError: `named` has no pairs, has a duplicate name, or lacks a parameter.
     """
     params = [
         (group, index, p)
@@ -151,13 +157,13 @@ def in_groups(
     groups: int | Sequence[Sequence[torch.Tensor]] | None,
     process_set: ProcessSet,
 ) -> list[tuple[str, list[torch.Tensor]]]:
-    """(name, parameters) of each group; a parameter that stands in none is reduced alone.
+    """Return (name, parameters) of each group; a parameter in no group is reduced on its own.
 
-    groups: a number of groups to make of all parameters, in the order that the first rank has; or lists of them, of which
-        those that are not the optimizer's are left out.
+    `groups` is the number of groups to make of all parameters, in the first rank's order, or lists of parameters, of which other
+    optimizers' are ignored.
 
     Raises:
-        ValueError: a negative number, something else, or a parameter that stands twice.
+        ValueError: The number is negative, `groups` has another type, or a parameter appears twice.
     """
     trained = {p: name for p, name in names.items() if p.requires_grad}
     if groups is None or groups == 0:

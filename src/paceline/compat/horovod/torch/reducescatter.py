@@ -1,4 +1,4 @@
-"""reducescatter, alone and in groups, and its gradient."""
+"""Reduce-scatter of tensors, single and grouped, with its gradient."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of the reduced tensor. What can't be shared equally goes to the first ranks, one row each.
+    """Return this rank's rows of the reduced tensor. The first ranks get the remainder, one row each.
 
-    The gradient is the ranks' gradients one after the other, times the number of ranks for Sum (as Horovod has it).
+    The gradient is the concatenation of the ranks' gradients, for Sum times the number of ranks, as in Horovod.
 
     Raises:
-        HorovodInternalError: `op` is neither Average nor Sum; the tensor has no dimension; or the ranks disagree.
+        HorovodInternalError: `op` is neither Average nor Sum, the tensor has no dimension, or the ranks disagree.
     """
     how = How(op, prescale_factor, postscale_factor, process_set)
     return compressed(_Reducescatter, [tensor], compression, name, how, grouped=False)[0]
@@ -45,7 +45,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """The handle of a `reducescatter`."""
+    """Start a `reducescatter` and return its handle."""
     how = How(op, prescale_factor, postscale_factor, process_set)
     return _submit([tensor], name, how, grouped=False)
 
@@ -59,10 +59,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """`reducescatter` of each, begun when all of them are there on every rank.
+    """Scatter each tensor like `reducescatter`, once all of them are ready on every rank.
 
     Raises:
-        ValueError: the list is empty.
+        ValueError: The list is empty.
     """
     how = How(op, prescale_factor, postscale_factor, process_set)
     return compressed(_Reducescatter, checked_group(tensors), compression, name, how, grouped=True)
@@ -76,13 +76,13 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """The handle of a `grouped_reducescatter`."""
+    """Start a `grouped_reducescatter` and return its handle."""
     how = How(op, prescale_factor, postscale_factor, process_set)
     return _submit(checked_group(tensors), name, how, grouped=True)
 
 
 class _Reducescatter(torch.autograd.Function):
-    """Of one tensor, or of a group."""
+    """The differentiable reduce-scatter of one tensor, or of a group."""
 
     @staticmethod
     def forward(

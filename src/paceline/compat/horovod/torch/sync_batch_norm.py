@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, on CPU and GPU."""
+"""Batch normalization over the batches of all ranks, on CPU and GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.torch_private import BatchNorm
 
 
 class SyncBatchNorm(BatchNorm):
-    """Normalises with mean and variance of all ranks' batches while training. Shape [N, C, *] in and out.
+    """Batch normalization of [N, C, *] with the mean and variance of all ranks' batches while training.
 
-    A rank's batch may be of another size than the others', and may be empty. In evaluation, and with one rank, it is
+    A rank's batch may have another size than the others' and may be empty. In evaluation, and with one rank, it is
     torch.nn.BatchNorm.
     """
 
@@ -38,7 +38,7 @@ class SyncBatchNorm(BatchNorm):
         return output  # type: ignore[no-any-return]
 
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
-        """Move the running statistics towards these. variance: divided by `count`; the running one by `count - 1`."""
+        """Move the running statistics towards these. The variance is biased (`count`), the running one unbiased."""
         assert self.running_mean is not None
         assert self.running_var is not None
         factor = self.momentum
@@ -101,5 +101,5 @@ class _Normalise(torch.autograd.Function):
 
 
 def _shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Values by channel, shape [C], as [1, C, 1, ...]."""
+    """Reshape values by channel from [C] to [1, C, 1, ...]."""
     return values.reshape(1, -1, *[1] * (like.dim() - 2))

@@ -1,4 +1,4 @@
-"""`horovod.tensorflow.keras.callbacks`: what goes into `model.fit(callbacks=[...])`."""
+"""`horovod.tensorflow.keras.callbacks`: callbacks for `model.fit(callbacks=[...])`."""
 
 from __future__ import annotations
 

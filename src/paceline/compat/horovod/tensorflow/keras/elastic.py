@@ -1,4 +1,4 @@
-"""`horovod.tensorflow.keras.elastic`: training that goes on after a failed collective."""
+"""`horovod.tensorflow.keras.elastic`: training that continues after a failed collective."""
 
 from __future__ import annotations
 

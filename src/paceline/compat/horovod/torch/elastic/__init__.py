@@ -1,4 +1,4 @@
-"""`hvd.elastic`: training that goes on after a failed collective."""
+"""`hvd.elastic`: training that continues after a failed collective."""
 
 from __future__ import annotations
 

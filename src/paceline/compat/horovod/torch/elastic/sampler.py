@@ -1,4 +1,4 @@
-"""A sampler that knows which samples of an epoch were processed, so that other ranks can share the rest."""
+"""A sampler that remembers the processed samples of an epoch, so that other ranks can share the rest."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from paceline.compat.horovod.common import basics
 
 
 class ElasticSampler(Sampler[int]):
-    """Samples each rank's share of what is left of an epoch. The ranks get equally many: some samples come twice for that.
+    """A sampler of each rank's share of the rest of an epoch.
 
-    record_batch is called after each batch, set_epoch at the END of an epoch.
+    All ranks get equally many samples, so some samples appear twice. Call record_batch after each batch, and set_epoch at the END
+    of an epoch.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -25,18 +26,18 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch: nothing of it is processed."""
+        """Begin this epoch with no sample processed."""
         self.epoch, self.processed_num = epoch, 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Note that each rank has processed a batch of this size."""
-        # Each rank takes every n-th sample of the epoch's order, so what all of them have done after as many batches lies at its
-        # front, and another number of ranks can share the rest.
+        # Each rank takes every n-th sample of the epoch's order, so the processed samples are a prefix of it, and another
+        # number of ranks can share the rest.
         self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """This rank's samples of a batch."""
+        """Return this rank's samples of a batch."""
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
@@ -47,12 +48,11 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Share what is left among the ranks that there are now."""
+        """Share the rest among the present ranks."""
         self.num_replicas, self.rank = basics.size(), basics.rank()
         left = list(range(len(self.dataset)))
         if self.shuffle:
-            # Seeded by a text, which gives the same order in every process, whatever its PYTHONHASHSEED; torch's own random
-            # numbers are not touched.
+            # A text as seed gives the same order in every process, for any PYTHONHASHSEED, and leaves torch's random state alone.
             random.Random(f"{self.seed}-{self.epoch}").shuffle(left)
         left = left[self.processed_num :]
         self.num_samples = math.ceil(len(left) / self.num_replicas)

@@ -1,4 +1,4 @@
-"""TorchState: models, optimizers and samplers as state that can be saved, restored and spread."""
+"""TorchState: models, optimizers and samplers as elastic state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paceline.compat.horovod.torch.functions import broadcast_object, broadcast_
 class TorchState(ObjectState):
     """A model, an optimizer, samplers, and plain values, each an attribute.
 
-    kwargs: what has a handler (models, optimizers, ElasticSamplers, and what is registered) is copied when it is saved;
-        anything else is kept as it is.
+    Saving copies values that have a handler (models, optimizers, ElasticSamplers and registered types). Other values are not
+    copied.
     """
 
     def __init__(
@@ -42,8 +42,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        # By name: the keyword arguments may stand in another order on another rank, which would then wait for another
-        # broadcast.
+        # Sort by name: another order of the keyword arguments on another rank would mix up the broadcasts.
         for name in sorted(self._handlers):
             self._handlers[name].sync()
         super().sync()
@@ -53,7 +52,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def kept(self) -> dict[str, Any] | None:
-        # A handler of the user's own may keep what it has saved in its own way.
+        # A user's handler may store its saved value in another attribute.
         saved = {name: handler.__dict__.get("_saved") for name, handler in self._handlers.items()}
         return {**(super().kept() or {}), "handlers": saved}
 
@@ -71,7 +70,7 @@ class TorchState(ObjectState):
 
 
 class StateHandler(Kept):
-    """Saves, restores and spreads one value. Subclasses can be registered for other types; they are saved at once."""
+    """The saving, restoring and broadcasting of one value. Subclasses can be registered for other types."""
 
     _saved: Any
 
@@ -79,13 +78,13 @@ class StateHandler(Kept):
         self.value = value
 
     def set_value(self, value: Any) -> None:
-        """Take another value, and save it."""
+        """Replace the value, and save it."""
         self.value = value
         self.save()
 
 
 class StateDictHandler(StateHandler):
-    """Handles what has a `state_dict`. Subclasses say how the first rank's is spread."""
+    """A handler of a value with a `state_dict`. Subclasses broadcast the first rank's."""
 
     def save(self) -> None:
         # A copy, for a module's state_dict refers to the parameters themselves.
@@ -96,7 +95,7 @@ class StateDictHandler(StateHandler):
 
     def sync(self) -> None:
         self._spread()
-        # What all ranks have now is what they go back to after a failure.
+        # After a failure, all ranks return to the present values.
         self.save()
 
     def _spread(self) -> None:
@@ -104,21 +103,21 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """A module's parameters and buffers."""
+    """A handler of a module's parameters and buffers."""
 
     def _spread(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """An optimizer's state and options."""
+    """A handler of an optimizer's state and options."""
 
     def _spread(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
 class SamplerStateHandler(StateDictHandler):
-    """Handles an ElasticSampler's progress."""
+    """A handler of an ElasticSampler's progress."""
 
     def _spread(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), name="sampler_state"))
@@ -135,12 +134,12 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """(type, handler) in the order in which they are tried."""
+    """Return (type, handler) pairs in the order of their use."""
     return _registry
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Use these handlers for states that are made from now on."""
+    """Use these handlers for new states."""
     global _registry
     _registry = registry
 
