@@ -451,8 +451,7 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     c10d._MPI_AVAILABLE = True
     setattr(distributed, "ProcessGroupMPI", kind)  # noqa: B010 - torch's stubs don't have it
     # From torch 2.15 on the flight recorder listens to C++ group objects, which a group made in Python lacks. Backends in this
-    # set
-    # are expected to record for themselves.
+    # set are expected to record for themselves.
     recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recording is not None:
         recording.add("mpi")

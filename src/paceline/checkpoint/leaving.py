@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 from paceline.system import run_variables
 
 SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
-#: How long a rank that does not save waits for the rank that does, with and without a shared store,
-#: and how long the saving rank waits for its followers. Guesses.
+#: How long a rank that does not save waits for the rank that does, with and without a shared store, and how long the saving
+#: rank waits for its followers. Guesses.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
 #: How long to wait for a store request in flight. A request that takes longer never returns.
 _STOP_S = 2.0
@@ -63,8 +63,7 @@ def listen(*, saves: bool) -> None:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_signal)
         # Processes that the script forks, such as a DataLoader's workers, have nothing to save: SIGTERM ends them. The signal
-        # is blocked
-        # during the fork. Otherwise one that arrives right after it would be noted in the child and lost.
+        # is blocked during the fork. Otherwise one that arrives right after it would be noted in the child and lost.
         os.register_at_fork(before=_block, after_in_child=_in_child, after_in_parent=_unblock)
         if not saves:
             _hear_in_collectives()

@@ -179,8 +179,7 @@ def compare(
         room: dict[str, float] = {}
         if limit is None and max(apart.values(), default=0.0) > allowed:
             # For a usual model this is an error. But some models amplify rounding, or compute a part in a narrower dtype than
-            # their parameters
-            # have, and differ as much from themselves.
+            # their parameters have, and differ as much from themselves.
             drawn = states(world.device)
             with Narrowest() as seen:  # type: ignore[no-untyped-call]
                 plain.run()
@@ -192,8 +191,7 @@ def compare(
                 # Each value has its own limit: a buffer that is 0 but for rounding says nothing about gradients.
                 room = {name: ROUNDINGS * far for name, far in noise.items()}
         # The loss differs too. Perhaps the loss or the forward compares rows with one another, and a plain model that computes
-        # the
-        # replicas' pieces separately agrees. If only gradients differ, the cause is a user's hook that changes a part of a
+        # the replicas' pieces separately agrees. If only gradients differ, the cause is a user's hook that changes a part of a
         # gradient.
         if world.replicas > 1 and apart[""] > allowed:
             by_replica = plain.run(replicas=world.replicas)

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 
 #: The largest allowed differences of losses and parameters. In float32 only losses are compared: AdamW turns the rounding error
-#: of
-#: a gradient that should be 0 into a full step.
+#: of a gradient that should be 0 into a full step.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
 #: A float64 model that computes a part in a narrower dtype may be off by this many of that dtype's rounding errors.
 ROUNDINGS = 50

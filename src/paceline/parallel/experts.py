@@ -149,8 +149,7 @@ def _of_indices(kind: Any, self: Any, hidden_states: Tensor, top_k_index: Tensor
     (hidden, weights), _, copied = _copied(((hidden_states, top_k_weights), {}), held.group)
     is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
     # transformers' kernels that know of absent experts expect the index after the last one. Other kernels might read out of
-    # bounds
-    # there, which kills the process on a GPU; for them the weight of 0 suffices.
+    # bounds there, which kills the process on a GPU; for them the weight of 0 suffices.
     nobody = held.own if hasattr(self, TOLD) else 0
     index = torch.where(is_own, top_k_index - held.first, nobody)
     weights = torch.where(is_own, weights, torch.zeros_like(weights))

@@ -171,8 +171,7 @@ class ErrorLine:
         with self._reading:
             self._own_failures.add(self._round)
             # The watcher may have read another rank's error of this round just before this rank failed. Drop that error: the
-            # caller may
-            # handle its own and enter the next round, where `enter` would raise the old one.
+            # caller may handle its own and enter the next round, where `enter` would raise the old one.
             if self._root is not None and self._root_round in self._own_failures:
                 self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -181,8 +180,7 @@ class ErrorLine:
         key = "lost" if lost else f"failed/{self._round}"
         with contextlib.suppress(Exception):
             # `compare_set` writes only to an empty key, so the first of several failing ranks wins. If the store is gone, no
-            # rank is left to
-            # read it.
+            # rank is left to read it.
             self.store.compare_set(key, "", json.dumps(message))
         self._say_seen()
 
@@ -261,8 +259,7 @@ class ErrorLine:
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # The script raised this error between two of our calls. The other ranks would wait in their next call until the process
-        # group's
-        # timeout, so report it before the interpreter prints the traceback.
+        # group's timeout, so report it before the interpreter prints the traceback.
         if (
             isinstance(error, Exception)
             and not isinstance(error, WorkerError)
@@ -302,8 +299,7 @@ class ErrorLine:
                 ends_at = None
                 continue
             # With Gloo the collective often fails within this time, because the failed rank closes its connections. `guard`
-            # then raises a
-            # WorkerError, which the script can handle. Only a rank without such an error is ended.
+            # then raises a WorkerError, which the script can handle. Only a rank without such an error is ended.
             ends_at = ends_at or time.monotonic() + GRACE_S
             if time.monotonic() > ends_at:
                 # The main thread waits in C++, where no exception reaches it. A regular exit would wait for that thread, so use
@@ -321,8 +317,7 @@ class ErrorLine:
             if rank == self.rank or not self.store.check([f"in/{rank}"]):
                 continue
             # A slow rank may be a call behind another one, which is no error. So compare calls by their numbers: two ranks with
-            # different names
-            # for one number can never meet.
+            # different names for one number can never meet.
             for number, call in json.loads(self.store.get(f"in/{rank}")):
                 if own.get(number, call) == call:
                     continue

@@ -140,8 +140,7 @@ class Layers:
             ParallelError: A layer or a parameter was replaced or added.
         """
         # FSDP2 swaps the whole parameters and this rank's parts. In modules with their own `__setattr__`, such as RNNs, that
-        # looks like a
-        # change by the user.
+        # looks like a change by the user.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()

@@ -80,8 +80,7 @@ def first_difference(everyone: list[list[str]]) -> str:
         if len(set(lines)) == 1:
             continue
         # If only some ranks have a parameter, all later lines are shifted on those ranks. The message names that parameter, and
-        # no
-        # shifted line.
+        # no shifted line.
         sets = [set(own) for own in everyone]
         alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
         what = alone.partition(": ")[0]

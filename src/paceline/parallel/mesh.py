@@ -157,8 +157,7 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
     from torch.distributed.device_mesh import init_device_mesh
 
     # Skip axes of one rank: torch makes a group for each axis, and each Gloo group has three threads, of which one wakes a
-    # hundred
-    # times a second.
+    # hundred times a second.
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     shape = tuple((axis, int(getattr(layout, axis))) for axis in axes)
     # A script may replace its process group, which invalidates meshes and groups.

@@ -46,8 +46,7 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
         flags = [float(param.grad is not None) for param in bucket]
         like = local(bucket[0])
         # One flag per parameter says if this rank has a gradient. It shares the message, because a second one would cost as
-        # much time as
-        # a small bucket.
+        # much time as a small bucket.
         parts = [*(_gradient_or_zeros(param).flatten() for param in bucket), like.new_tensor(flags)]
         flat = torch.cat(parts)
         running.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))

@@ -154,12 +154,10 @@ class Parallel:
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
             # With one replica all ranks have the same loss, and the message only compares their places in the data. On a GPU it
-            # is skipped,
-            # because reading the answer would stall.
+            # is skipped, because reading the answer would stall.
             if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
                 # One message has the loss and this rank's place in the data. All ranks send one dtype: the loss of padding has
-                # the output's,
-                # which may differ.
+                # the output's, which may differ.
                 wide = loss.double()
                 size = sum(executor.written.values())
                 numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()

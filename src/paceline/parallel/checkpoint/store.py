@@ -143,8 +143,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     world = par.world
     wait(par)
     # Rank 0 looks for all: another rank might already see a newer checkpoint. An error is raised on all ranks together, because
-    # the
-    # others would wait for a failing rank in the next collective.
+    # the others would wait for a failing rank in the next collective.
     found = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
     if found is None:
         return False

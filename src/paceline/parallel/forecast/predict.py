@@ -30,8 +30,8 @@ from paceline.parallel.strategy import (
     strategy_of,
 )
 
-#: FSDP2 holds the current block, the next one, its received part, a whole block's gradients and their message.
-#: Measured on CPUs: 5.4 to 5.8 blocks.
+#: FSDP2 holds the current block, the next one, its received part, a whole block's gradients and their message. Measured on
+#: CPUs: 5.4 to 5.8 blocks.
 WHOLE_BLOCKS = 5.5
 
 

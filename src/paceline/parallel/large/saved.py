@@ -81,8 +81,7 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
 
 def _write(path: Path, names: dict[str, Tensor], mine: list[str]) -> None:
     # All ranks visit all tensors, because gathering one is a collective of those that hold its parts. An error is raised
-    # afterwards, when
-    # no rank waits for this one.
+    # afterwards, when no rank waits for this one.
     own, failed = set(mine), None
     writer = None
     try:

@@ -25,8 +25,8 @@ from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 from paceline.parallel.tracing.segments import Segment, split
 
-#: The least number of repeats, and the most for a short block, which other processes on the machine delay by more
-#: than its own time.
+#: The least number of repeats, and the most for a short block, which other processes on the machine delay by more than its own
+#: time.
 REPEATS, MOST_REPEATS, SHORT_S = 3, 10, 0.01
 #: How many of similar blocks to time.
 ALIKE = 3
@@ -99,8 +99,7 @@ def saved_by(forward: Callable[[], Any], model: nn.Module) -> tuple[Any, int]:
         if storage._cdata not in kept:
             sizes[storage._cdata] = storage.nbytes()
         # Detached: an operation's result, such as attention's output, would hold its own graph in a cycle, which is never
-        # freed, nor are the
-        # weights in it.
+        # freed, nor are the weights in it.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -122,8 +122,7 @@ class Pipelined:
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
         # The other stages and the messages between them rely on the model at the time of the cut. A change on one rank would
-        # cause messages
-        # that the other end does not expect.
+        # cause messages that the other end does not expect.
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
@@ -137,8 +136,7 @@ class Pipelined:
             self._begin(some, self._task.weighted_loss)
             losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
         # One message for the loss, which only the last stage has, and for whether all stages belong to one graph. For n
-        # numbers, n * (sum of
-        # squares) equals the square of the sum only if all are equal.
+        # numbers, n * (sum of squares) equals the square of the sum only if all are equal.
         means = self._task.means
         told = torch.tensor([0.0, tag, tag * tag, *means.numbers()], dtype=torch.float64, device=self._world.device)
         if losses:
@@ -151,8 +149,8 @@ class Pipelined:
         if self._world.replicas > 1 and told.device.type == "cpu":
             is_one = int(told[2]) * self._workers == int(told[1]) ** 2
             # Replicas may differ in their numbers of rows, which are in their graphs, so only what the graphs read is compared
-            # between replicas.
-            # If the ranks of this pipeline differ among themselves, each sends a number that equals no other replica's.
+            # between replicas. If the ranks of this pipeline differ among themselves, each sends a number that equals no other
+            # replica's.
             self.program = traced.reads.digest if is_one else -1 - self._world.rank
         return told[0].to(self.plan.loss_dtype)
 

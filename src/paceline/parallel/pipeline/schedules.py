@@ -72,8 +72,7 @@ def run(
         match step:
             case Receive(call, sender):
                 # The call that needs the result: of the next stage going forward, of the former stage going back. Its buffers
-                # have the shapes of that
-                # microbatch, known from the trace without asking the sender.
+                # have the shapes of that microbatch, known from the trace without asking the sender.
                 needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
             # Neither waits for the other worker, so computation overlaps with messages. Only `take` waits, for the next call's
@@ -123,8 +122,7 @@ class StageMessages:
 
     def send(self, tensors: Sequence[Tensor], receiver: int) -> None:
         # Waiting here cannot deadlock: the receiver posts its receives in the order of the same `timeline.program`, where those
-        # of the oldest
-        # messages come before anything that waits for this worker's next ones.
+        # of the oldest messages come before anything that waits for this worker's next ones.
         while len(self._sent) >= UNDER_WAY:
             _arrived(self._sent.popleft())
         self._sent.append(

@@ -49,9 +49,8 @@ class StageModule(nn.Module):
 
     def forward(self, turn: Turn, *received: Tensor) -> Any:
         # FSDP2's hooks on this call search its arguments for tensors, and do not look into a `Turn`: only received tensors,
-        # which have
-        # gradients, must be visible. The part's code switches gradients off and on, and an error in between must not leave them
-        # off.
+        # which have gradients, must be visible. The part's code switches gradients off and on, and an error in between must not
+        # leave them off.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)
             if turn.finish is not None:
@@ -149,8 +148,7 @@ class Stage:
         for tensor in given:
             if tensor.requires_grad:
                 # A value that this stage did not use has no gradient. Send zeros, because the former stage has posted a
-                # receive, as the trace
-                # announced.
+                # receive, as the trace announced.
                 gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
                 sent.append(gradient.detach().contiguous())
         return sent

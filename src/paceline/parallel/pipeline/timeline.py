@@ -67,8 +67,7 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "forward":
         # Groups of one microbatch per worker: then a worker with several stages never waits for the others, nor keeps received
-        # values for one
-        # of its later stages.
+        # values for one of its later stages.
         for first in range(0, microbatches, workers):
             group = range(first, min(first + workers, microbatches))
             yield from (
@@ -76,8 +75,7 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
             )
     elif schedule == "1f1b":
         # The last worker starts the backward pass right after its first forward pass. Each worker before it has one more
-        # microbatch in flight
-        # by then.
+        # microbatch in flight by then.
         ahead = min(microbatches, workers - worker)
         yield from (StageCall("F", worker, micro) for micro in range(ahead))
         for micro in range(microbatches):
@@ -100,8 +98,7 @@ def program(schedule: str, worker: int, workers: int, microbatches: int, chunks:
     last = workers * chunks - 1
     events = simulate(schedule, workers, microbatches, chunks, backward=lambda stage: 2.0)
     # One order for all messages of all workers: by sending time, then by sender. Both ends of a message read the same sequence,
-    # and each
-    # takes its own part.
+    # and each takes its own part.
     for event in sorted(events, key=lambda event: (event.end, event.worker)):
         call = event.call
         if event.worker == worker:

@@ -206,8 +206,7 @@ class _Replicated:
         self._all = dict(model.named_parameters())
         self._reduced = 0
         # The parameters without a gradient in the last microbatch of the first step. DDP reduces only in that microbatch's
-        # backward pass, and
-        # waits there for every parameter.
+        # backward pass, and waits there for every parameter.
         self._idle: set[str] = set()
         self._begin()
 
@@ -244,8 +243,7 @@ class _Replicated:
         self._reduced = 0
         yield self._ddp
         # DDP counts gradients, and sends a bucket once it is full. If one never comes, its bucket stays unsent, the ranks keep
-        # different
-        # gradients, and DDP complains only in the next forward pass.
+        # different gradients, and DDP complains only in the next forward pass.
         if not self._find_unused and self._reduced != sum(param.numel() for param in self._params.values()):
             raise self._unfinished()
 

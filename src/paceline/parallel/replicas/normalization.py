@@ -19,8 +19,8 @@ from paceline.parallel.class_swap import SharedByCopies
 from paceline.parallel.errors import ParallelError
 from paceline.torch_private import BatchNorm, InstanceNorm
 
-#: Whether the current rows count, which padding rows do not. Per process instead of per thread, because the
-#: stages of a pipeline compute one microbatch at a time.
+#: Whether the current rows count, which padding rows do not. Per process instead of per thread, because the stages of a
+#: pipeline compute one microbatch at a time.
 _counts = True
 _somewhere = True
 
@@ -101,8 +101,7 @@ class _Synchronised(BatchNorm):
         uses_batch = self.training or self.running_mean is None
         if uses_batch and shared is not None and group is None and input.numel() == input.shape[1]:
             # This replica has one row, and other ranks are not asked now, as in a measurement. In training it is normalised
-            # together with the
-            # others' rows, so this is no error.
+            # together with the others' rows, so this is no error.
             return _without_statistics(self, input)
         if not uses_batch or (group is None and _counts):
             if uses_batch and input.dim() > 1 and input.numel() == input.shape[1]:
@@ -229,8 +228,7 @@ class _Normalise(torch.autograd.Function):
         count = first[-1]
         mean = (first[:-1] / count).to(wide.dtype)
         # A second message, with the distances from the mean of all rows. Sums of squares in one message would lose all digits
-        # of the variance
-        # where the mean is large compared with the deviation.
+        # of the variance where the mean is large compared with the deviation.
         centred = wide - _shaped(mean, x)
         second = (centred.square().sum(axes) if counts else wide.new_zeros(channels)).double()
         dist.all_reduce(second, group=group)

@@ -59,8 +59,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
             # Hooks run in the order of registration. This one must run before FSDP2's own, which frees the whole parameters, so
-            # register it before
-            # `fully_shard`.
+            # register it before `fully_shard`.
             written = Written(part, held_names)
             noted.append(written)
             part.register_forward_hook(written.after)
@@ -83,8 +82,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
             # Parameters that a rank's rows skip are sent as zeros. Otherwise the rank would send a shorter message than the
-            # others, which hangs or
-            # ends the process.
+            # others, which hangs or ends the process.
             reduce_unused_too(part)
     return noted
 

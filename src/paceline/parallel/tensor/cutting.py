@@ -28,8 +28,8 @@ from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from
 from paceline.parallel.tied_parameters import tie_again
 from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
-#: The rows of a microbatch for trials and the comparison, or all rows if a model cannot compute so few. More with
-#: batch normalisation, which needs more than two rows.
+#: The rows of a microbatch for trials and the comparison, or all rows if a model cannot compute so few. More with batch
+#: normalisation, which needs more than two rows.
 ROWS, ROWS_NORMALISED = 2, 4
 #: In a model without values only the gradients of parameters with at most this many numbers are compared.
 SMALL = 2**16
@@ -101,8 +101,7 @@ def apply(
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
             # A model without values loses its stand-ins afterwards, so its loss cannot be examined. Gradients of its large
-            # parameters would be whole
-            # on each rank. Those of the small ones, before and between them, have passed all cuts.
+            # parameters would be whole on each rank. Those of the small ones, before and between them, have passed all cuts.
             samples = [sample] if few is None else [few, sample]
             plain = reference(model, samples, world, None if empty else loss, SMALL if empty else None)
     rows = sample if plain is None else plain.sample

@@ -375,8 +375,7 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
         return recorder.call_function(plain_apply.__get__(None, kind), kind, args, kwargs)
 
     # Hooks and `forward` of every module run inside `__call__`, so all calls pass here. It is a class attribute, which other
-    # threads' modules
-    # pass too: they have no name here.
+    # threads' modules pass too: they have no name here.
     nn.Module.__call__ = call  # type: ignore[method-assign]
     # A custom function's forward runs below the torch functions that the recorder sees. Only its call is visible, here.
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]

@@ -81,8 +81,7 @@ def _filled(top: _Module, model: nn.Module, held: Sequence[tuple[nn.Module, froz
     """Put the objects of these names into the module."""
     top.training = model.training
     # The model's order on every rank: gradients are summed over the replicas in this order, which matches messages. Modules
-    # come first, so
-    # that a parameter within one exists already.
+    # come first, so that a parameter within one exists already.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for name in [*ordered, *(name for name, _ in all_names(model))]:
         for source, names in held:
@@ -201,8 +200,7 @@ def _put(top: nn.Module, model: nn.Module, name: str) -> None:
         source = source.get_submodule(part)
         if part not in owner._modules:
             # A ModuleList replaces each list, because FullyShard finds blocks in lists. It also replaces an nn.Sequential,
-            # which FullyShard would treat
-            # as a block: here only its entries are called.
+            # which FullyShard would treat as a block: here only its entries are called.
             is_list = isinstance(source, _LISTS) or isinstance(owner, nn.ModuleList)
             container: nn.Module = nn.ModuleList() if is_list else nn.Module()
             container.training = source.training
