@@ -116,8 +116,9 @@ def parallelize(
     from paceline.parallel.large import meta_parameters
     from paceline.parallel.large.values import TensorValues
     from paceline.parallel.meta_model import Skeleton
+    from paceline.parallel.optimizers import OriginalParameters
     from paceline.parallel.task import Task, own_loss, own_split
-    from paceline.parallel.training import OriginalParameters, Parallel
+    from paceline.parallel.training import Parallel
 
     comparison = Comparison.begin()
     place = mesh.start(device)

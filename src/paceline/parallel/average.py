@@ -1,7 +1,7 @@
 """Averages of a model's weights during training, and frozen twins that follow a submodule.
 
-Average    a copy of the whole model; each worker holds its part of it, as of the model Twin       a frozen submodule (a target
-network, a momentum encoder) that follows another submodule
+Average    a copy of the whole model; each worker holds its part of it, as of the model
+Twin       a frozen submodule (a target network, a momentum encoder) that follows another submodule
 """
 
 from __future__ import annotations

@@ -6,45 +6,44 @@ It shows whether the model computes the same in its layout. Dropout and other ra
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, piece_sizes
-from paceline.parallel.batches.microbatches import OwnBatch, cut, cut_parts, split
-from paceline.parallel.batches.rows import Rows, can_join, gather_parts, join_rows, move, unwrap
+from paceline.parallel.batches.batch import Microbatch, Parts
+from paceline.parallel.batches.microbatches import OwnBatch, cut, cut_parts, global_parts
 from paceline.parallel.deterministic_rng import Steady, generators, generators_kept, states
 from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
 from paceline.parallel.failure import is_communication
 from paceline.parallel.full_tensor import whole
-from paceline.parallel.loss_means import MeanOver, StepMeans, mean_over, scale_gradients
+from paceline.parallel.loss_means import StepMeans, scale_gradients
 from paceline.parallel.loss_state import LossState, loss_kept
-from paceline.parallel.pytree import map_tensors, tensors_in
-from paceline.parallel.reduce import anywhere, local, sum_number
-from paceline.parallel.task import own_loss
-from paceline.parallel.tracing.fake_model import attributes_kept, buffers_kept, modes_kept
-from paceline.parallel.tracing.reads import plain_attributes
-from paceline.parallel.tracing.trace import user_line
-from paceline.torch_private import BatchNorm, DispatchMode, InstanceNorm
+from paceline.parallel.plain_run import (
+    LIMITS,
+    CannotCompareError,
+    DiffersError,
+    Narrowest,
+    PlainRun,
+    StepResult,
+    dense,
+    largest_magnitude,
+    unchanged,
+)
+from paceline.parallel.reduce import anywhere, sum_number
+from paceline.parallel.tracing.source import error_line
 
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
-    from paceline.parallel.mesh import World
-    from paceline.parallel.task import Task
 
 _log = logging.getLogger(__name__)
 
-#: The largest allowed difference as a fraction of the largest gradient. Small models round differently in another summing
-#: order.
-LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 #: A model that reacts to a rounding error in each parameter may react to another summing order with this many times that
 #: difference.
 ROUNDINGS = 50
@@ -90,7 +89,7 @@ def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checke
         ParallelError: On every rank, with the parameters or buffers that differ.
     """
     par.executor_for(batch)
-    every = global_parts(batch, par)
+    every = global_parts(batch, par.task, par.world)
     try:
         if not isinstance(batch, OwnBatch):
             return compare(par, every[0], cut(batch, par.task, par.world), limit)
@@ -100,16 +99,8 @@ def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checke
         raise ParallelError(str(error)) from error.__cause__
 
 
-class DiffersError(Exception):
-    """Values that differ from the plain model's, raised on all ranks. Training would run."""
-
-
 class CannotComputeError(Exception):
     """A failure of the layout where the plain model computes."""
-
-
-class CannotCompareError(Exception):
-    """A reason, on all ranks, why the chosen rows cannot be compared."""
 
 
 def compare(
@@ -146,7 +137,7 @@ def compare(
         modes = {name: mode for of_stage in gather(modes, pipe) for name, mode in of_stage.items()}
     for name, part in reference.named_modules():
         part.training = modes.get(name, executor.module.training)
-    plain = _Plain(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
+    plain = PlainRun(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
     with generators(0, world.device), generators_kept(), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
         nn.Module.zero_grad(executor.module)
         first = plain.run_short(par.world, micros) if is_short else plain.run()
@@ -168,12 +159,12 @@ def compare(
         ):
             kept_by_loss = {}
         loss = factor * sum_number(float(own_loss), world.replica_group, world.device)
-        found = {name: _dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
+        found = {name: dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
         buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
         nn.Module.zero_grad(executor.module)
         executor.begin_anew()
-        found_all = _Result(loss=loss, gradients=found, buffers=buffers, kept=kept_by_loss)
+        found_all = StepResult(loss=loss, gradients=found, buffers=buffers, kept=kept_by_loss)
         par.task.means.keeps_state = plain.reads_kept
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
         room: dict[str, float] = {}
@@ -221,7 +212,7 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor,
             raise  # another rank has it at first hand
         raise CannotComputeError(
             f"on {par.world.layout} the model can't compute the first rows of the first batch, which it can in one process: "
-            f"{user_line(error)}: {told(error)}. {_way_out(par, error)}"
+            f"{error_line(error)}: {told(error)}. {_way_out(par, error)}"
         ) from error
 
 
@@ -243,7 +234,7 @@ def _farthest(apart: dict[str, float]) -> float:
     return max((value for name, value in apart.items() if not name.startswith((_BUFFER, _KEPT))), default=0.0)
 
 
-def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> DiffersError:
+def _rows_compared(par: ParallelHandle, found: StepResult, plain: StepResult) -> DiffersError:
     return DiffersError(
         f"on {par.world.layout} the loss is {found.loss:.6g}, and the plain model's {plain.loss:.6g}: the layout's is what comes "
         "of each replica's rows by themselves. The loss, or the model's forward, compares the rows of a batch with one another "
@@ -253,26 +244,7 @@ def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> Diffe
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Result:
-    """The values of one step.
-
-    `scales` has, for a buffer that is a mean, the size of the averaged numbers. Such a buffer may be 0 except for their
-    rounding.
-    """
-
-    loss: float
-    gradients: dict[str, Tensor | None]
-    buffers: dict[str, Tensor]
-    #: The loss's state between calls, if it changes the loss's result.
-    kept: dict[str, Any] = field(default_factory=dict)
-    scales: dict[str, float] = field(default_factory=dict)
-
-    def largest(self) -> float:
-        return max((_largest(grad) for grad in self.gradients.values() if grad is not None), default=0.0)
-
-
-def _allowed(par: ParallelHandle, plain: _Result, limit: float | None) -> float:
+def _allowed(par: ParallelHandle, plain: StepResult, limit: float | None) -> float:
     if limit is not None:
         return limit
     dtypes = [grad.dtype for grad in plain.gradients.values() if grad is not None]
@@ -281,7 +253,9 @@ def _allowed(par: ParallelHandle, plain: _Result, limit: float | None) -> float:
     return max((LIMITS.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
 
 
-def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain: bool = False) -> dict[str, float]:
+def _distances(
+    par: ParallelHandle, found: StepResult, plain: StepResult, *, is_plain: bool = False
+) -> dict[str, float]:
     """Return the distance of each value from the plain model's.
 
     The loss's key is "". Gradients are relative to the largest gradient, buffers to themselves.
@@ -291,7 +265,7 @@ def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain:
     for name, value in found.buffers.items():
         other = plain.buffers.get(name)
         if other is not None:
-            own[_BUFFER + name] = _apart(value, other, max(_largest(other), plain.scales.get(name, 0.0)))
+            own[_BUFFER + name] = _apart(value, other, max(largest_magnitude(other), plain.scales.get(name, 0.0)))
     for name in found.kept.keys() & plain.kept.keys():
         own[_KEPT + name] = _far(found.kept[name], plain.kept[name])
     own[""] = abs(found.loss - plain.loss) / max(abs(plain.loss), 1e-12)
@@ -307,8 +281,8 @@ def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain:
 
 def _verdict(
     par: ParallelHandle,
-    found: _Result,
-    plain: _Result,
+    found: StepResult,
+    plain: StepResult,
     apart: dict[str, float],
     allowed: float,
     room: Mapping[str, float],
@@ -384,39 +358,13 @@ def _question_of_buffers(par: ParallelHandle) -> str:
     )
 
 
-def _scales_of_means(
-    model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], calls: int
-) -> dict[str, float]:
-    """Return the deviation that each running mean has followed, by the buffer's name.
-
-    `calls` is the number of calls of layers that do not count them. A running variance v that has followed a variance s with
-    the factor f is (1 - f) v + f s afterwards.
-    """
-    scales: dict[str, float] = {}
-    for prefix, part in model.named_modules():
-        mean, variance, count = (
-            f"{prefix}.{own}".lstrip(".") for own in ("running_mean", "running_var", "num_batches_tracked")
-        )
-        if mean not in after or variance not in after or not isinstance(part, (BatchNorm, InstanceNorm)):
-            continue
-        known = count in after and bool(after[count] != before[count])
-        followed = int(after[count] - before[count]) if known else calls
-        if part.momentum is not None:
-            factor = 1 - (1 - part.momentum) ** followed
-        else:
-            factor = followed / int(after[count]) if known else 1.0
-        own = (after[variance] - (1 - factor) * before[variance]).clamp(min=0)
-        scales[mean] = math.sqrt(factor * _largest(own))
-    return scales
-
-
 def _apart(grad: Any, plain: Any, largest: float) -> float:
     if grad is None or plain is None:
         other = grad if plain is None else plain
         return 0.0 if other is None or not bool(other.any()) else float("inf")
     if grad.shape != plain.shape:
         return float("inf")
-    far = _largest(grad - plain)
+    far = largest_magnitude(grad - plain)
     # A nan stays nan here and counts as infinitely far later: two nans do not agree.
     return far / largest if largest > 0 else far
 
@@ -426,302 +374,5 @@ def _far(one: Any, other: Any) -> float:
     if isinstance(one, Tensor) != isinstance(other, Tensor) or other is None:
         return float("inf")
     if isinstance(one, Tensor):
-        return float(_apart(one.double(), other.double(), _largest(other.double())))
+        return float(_apart(one.double(), other.double(), largest_magnitude(other.double())))
     return float(abs(one - other) / max(abs(one), abs(other), 1e-12))
-
-
-def _largest(tensor: Tensor) -> float:
-    """Return the largest magnitude, or nan if the tensor has one."""
-    if not tensor.numel():
-        return 0.0
-    if tensor.is_complex():
-        return float(tensor.abs().max())
-    # `abs().max()` takes ten times as long, and copies what may be the largest gradient.
-    low, high = torch.aminmax(tensor)
-    return max(-float(low), float(high))
-
-
-def _dense(grad: Any) -> Any:
-    """Return a dense gradient: an embedding's may hold only the rows that were looked up."""
-    return grad.to_dense() if grad is not None and grad.is_sparse else grad
-
-
-class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that notes the dtype with the fewest digits. `eps` is its rounding error."""
-
-    eps = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(result):
-            if tensor.is_floating_point():
-                self.eps = max(self.eps, torch.finfo(tensor.dtype).eps)
-        return result
-
-
-class _Plain:
-    """The plain model and the pieces of a batch."""
-
-    def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
-        self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
-        self._parts = parts
-        #: Whether the loss's state between calls changes its result.
-        self.reads_kept = False
-
-    def run(self, *, shaken: float = 0.0, replicas: int = 1) -> _Result:
-        """Compute loss and gradients of all microbatches.
-
-        `shaken` perturbs every number of every parameter by this fraction. Each microbatch is computed in `replicas` pieces.
-        """
-        pieces, weights = self._cut(replicas)
-        loss, model = self._task.loss, self._task.model
-        shaking = _shaken(self._model, shaken) if shaken else contextlib.nullcontext()
-        with unchanged(self._model), loss_kept(loss, model), shaking:
-            total, means = 0.0, self._task.means
-            means.begin()
-            nn.Module.zero_grad(self._model)
-            before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-            for piece, weight in zip(pieces, weights, strict=True):
-                if weight:
-                    total += self._run(piece, weight / sum(weights))
-            factor = means.factor()
-            total *= factor
-            scale_gradients(dict(self._model.named_parameters()), factor)
-            gradients = {name: _dense(param.grad) for name, param in self._model.named_parameters()}
-            after = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-            return _Result(
-                loss=total,
-                gradients=gradients,
-                buffers=after,
-                kept=LossState(loss, model).numbers if self.reads_kept else {},
-                scales=_scales_of_means(self._model, before, after, len(pieces)),
-            )
-
-    def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
-        """Return the pieces and their weights."""
-        rows, task = Rows(self._parts), self._task
-        pieces, weights = [], []
-        sizes = piece_sizes(rows.count, task.microbatches, replicas)
-        for span in filter(None, consecutive(size for of_micro in sizes for size in of_micro)):
-            piece = rows.take(span.start, span.stop)
-            weight = len(span) if task.loss_weight is None else task.loss_weight(unwrap(piece.target))
-            pieces.append(piece)
-            weights.append(float(weight))
-        return pieces, weights
-
-    def warn_of_parts(self) -> None:
-        """Warn if the model's own loss of a batch differs from that of its microbatches.
-
-        BatchNorm is known to see one microbatch at a time, so it uses its running statistics in both.
-        """
-        if self._task.loss is not own_loss or self._task.microbatches == 1:
-            return
-        with modes_kept(self._model), unchanged(self._model), contextlib.suppress(Exception):
-            for part in self._model.modules():
-                if isinstance(part, BatchNorm):
-                    part.eval()
-            means, total = StepMeans(), 0.0
-            whole = self._own_loss(self._parts)
-            pieces, weights = self._cut(1)
-            for piece, weight in zip(pieces, weights, strict=True):
-                loss = self._own_loss(piece)
-                over = MeanOver() if self._task.loss_weight is not None else mean_over(loss)
-                share = means.add(over, weight / sum(weights), Rows(piece).count)
-                total += share * float(loss.detach()) if share else 0.0
-            total, one = total * means.factor(), float(whole.detach())
-            if abs(total - one) > LIMITS.get(whole.dtype, 1e-4) * max(abs(one), 1e-12):
-                _log.warning(
-                    "the model's own loss of some rows is %.6g together and %.6g in %d microbatches: it compares the rows of a "
-                    "batch with one another, and each microbatch is trained by itself",
-                    *(one, total, self._task.microbatches),
-                )
-
-    def _own_loss(self, parts: Parts) -> Tensor:
-        there = unwrap(move(parts, self._device))
-        with torch.enable_grad(), self._task.autocast(self._device):
-            return own_loss(self._model(*there.args, **there.kwargs), there.target)
-
-    def run_short(self, world: World, own: Sequence[Microbatch]) -> _Result:
-        """Compute a few rows, which the model may not support.
-
-        `own` is this rank's share, which the model must support too.
-        """
-        before, failed, found = states(self._device), "", None
-        try:
-            # With gradients, because a forward may compute one itself.
-            with torch.enable_grad(), self._task.autocast(self._device), unchanged(self._model):
-                for micro in own:
-                    self._model(*micro.args, **micro.kwargs)
-            found = self.run()
-        except (ParallelError, DiffersError):
-            raise
-        except Exception as error:
-            failed = f"{type(error).__name__}: {error}"
-        if anywhere(found is None, world) or found is None:
-            raise CannotCompareError(
-                f"it can't compute the first rows of a batch alone ({failed or 'on another rank'})"
-            )
-        if anywhere(states(self._device) != before, world):
-            raise CannotCompareError("it draws random numbers that can't be made the same on two layouts")
-        if anywhere(not math.isfinite(found.loss + found.largest()), world):
-            raise CannotCompareError("its loss, or a gradient, is not finite")
-        return found
-
-    def _run(self, piece: Parts, part: float) -> float:
-        there = unwrap(move(piece, self._device))
-        with self._task.autocast(self._device):
-            output = self._model(*there.args, **there.kwargs)
-            before = LossState(self._task.loss, self._task.model)
-            # A loss may change the output in place.
-            kept = map_tensors(output, lambda tensor: tensor.detach().clone()) if self._is_cut else None
-            loss = self._task.loss_of(output, there.target)
-        if part < 1.0 and self._task.loss_weight is None:
-            over = mean_over(loss)
-            if not over.counts_nothing(loss):
-                part = self._task.means.add(over, part, Rows(piece).count)
-            if over.count == 0:
-                loss = loss.nan_to_num()
-        share = loss * part
-        if share.requires_grad and part:
-            share.backward()  # type: ignore[no-untyped-call]
-        # After the backward pass: another call of the model or the loss changes tensors that autograd may have saved, and
-        # restores them.
-        if self._is_cut:
-            with loss_kept(self._task.loss, self._task.model):
-                self._check_put_back(before, loss, kept, there.target)
-                _check_mean(loss, lambda times: self._loss_of_more(before, there, kept, times))
-        return float(share.detach())
-
-    def _check_put_back(self, before: LossState, loss: Tensor, output: Any, target: Any) -> None:
-        """Refuse a loss whose state cannot be restored: each comparison would change training.
-
-        `before` is its state before this call, and `output` the model's output before it.
-        """
-        if self._task.loss is own_loss:
-            return  # the model's attributes are put back, and are looked at by themselves
-        given, drawn = loss.detach(), states(self._device)
-
-        def again() -> float:
-            copied = map_tensors(output, Tensor.clone)
-            with torch.no_grad(), self._task.autocast(self._device):
-                return float(self._task.loss(copied, target))
-
-        def is_far(other: float) -> bool:
-            return abs(other - float(given)) > LIMITS.get(given.dtype, 1e-4) * max(abs(float(given)), 1e-12)
-
-        try:
-            self.reads_kept |= is_far(again())
-            before.put_back()
-            other = again()
-        except Exception:
-            return  # it can't be called with an output without gradients: nothing can be said
-        if is_far(other) and states(self._device) == drawn:
-            name = getattr(self._task.loss, "__qualname__", type(self._task.loss).__qualname__)
-            what = f" ({', '.join(before.iterators[:3])})" if before.iterators else ""
-            raise DiffersError(
-                f"the loss {name} gives {float(given):.6g}, and {other:.6g} for the same output and target: it keeps something "
-                f"between its calls that Paceline can't put back{what}. Keep it in an attribute of the loss, a buffer or a "
-                "variable, as a number, a tensor or a list; an iterator, a generator or a file can't be put back."
-            )
-
-    def _loss_of_more(self, before: LossState, there: Parts, output: Any, times: int) -> Tensor:
-        """Return the loss of the rows repeated `times` times, from the loss state `before`."""
-        before.put_back()
-        if self._task.loss is not own_loss:
-            with self._task.autocast(self._device):
-                return self._task.loss(join_rows([output] * times), join_rows([there.target] * times))
-        more: Parts = join_rows([there] * times)
-        with self._task.autocast(self._device), unchanged(self._model):
-            return own_loss(self._model(*more.args, **more.kwargs), more.target)
-
-
-def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
-    """Warn if microbatches change the model's own loss. The model is left unchanged."""
-    task = dataclasses.replace(par.task, microbatches=microbatches, means=StepMeans())
-    plain = _Plain(par.module, parts, task, par.world.device, is_cut=True)
-    with generators(0, par.world.device), generators_kept(), Steady():  # type: ignore[no-untyped-call]
-        plain.warn_of_parts()
-
-
-@contextlib.contextmanager
-def _shaken(model: nn.Module, by: float) -> Iterator[None]:
-    """Perturb every number of every parameter by a fraction, up or down, within the block."""
-    params = [param for param in model.parameters() if param.is_floating_point()]
-    before = [param.detach().clone() for param in params]
-    try:
-        with torch.no_grad():
-            for param in params:
-                signs = (torch.arange(param.numel(), device=param.device).reshape(param.shape) * 7919 % 3 - 1).to(
-                    param.dtype
-                )
-                param.mul_(1 + signs * max(by, torch.finfo(param.dtype).eps))
-        yield
-    finally:
-        with torch.no_grad():
-            for param, value in zip(params, before, strict=True):
-                param.copy_(value)
-
-
-def _check_mean(loss: Any, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that sums: each part of a batch would count as much as the whole.
-
-    A mean does not change when all rows appear twice. `of_more(times)` returns the loss of repeated rows.
-    """
-    try:
-        with torch.no_grad():
-            one = float(loss)
-            # Three times the rows too: a contrastive loss is near log 2 for two rows and near log 4, twice as much, for four.
-            two, three = (float(of_more(times)) for times in (2, 3))
-    except Exception:
-        return  # not made for other numbers of rows: nothing can be said
-    if one and abs(two - 2 * one) <= 1e-3 * abs(one) and abs(three - 3 * one) <= 1e-3 * abs(one):
-        raise DiffersError(
-            f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It has to return the "
-            "mean (reduction='mean'), for a batch is computed in parts, of which each would count for as much as the whole."
-        )
-
-
-def global_parts(batch: Any, par: ParallelHandle) -> list[Parts]:
-    """Return all rows of the global batch in order, on every rank.
-
-    If each replica has padded its rows to another length, they cannot be joined: return each replica's rows separately.
-    """
-    world, task = par.world, par.task
-    if not isinstance(batch, OwnBatch):
-        return [split(batch, task)]
-    own: Parts = move(split(batch, task), torch.device("cpu"))
-    group = world.replica_group
-    if group is None:
-        return [own]
-    everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
-    # The rows of each microbatch, as they are within each replica's part.
-    sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
-    spans = list(map(consecutive, sizes))
-    pieces = [
-        rows.take(span.start, span.stop)
-        for of_micro in zip(*spans, strict=True)
-        for rows, span in zip(everyone, of_micro, strict=True)
-        if span
-    ]
-    if can_join(pieces):
-        return [join_rows(pieces)]
-    counts = [of_replica[-1].stop for of_replica in spans]
-    return [rows.take(0, count) for rows, count in zip(everyone, counts, strict=True) if count]
-
-
-@contextlib.contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Restore the module's frozen parameters, buffers and plain attributes after the block."""
-    tensors = [tensor for part in module.modules() for tensor in tensors_in(plain_attributes(part))]
-    # A forward pass may itself write to frozen parameters, such as those of a momentum encoder.
-    frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
-    plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]
-    before = [(tensor, tensor.clone()) for tensor in (*frozen, *plain)]
-    with attributes_kept(module), buffers_kept(module):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, value in before:
-                    if not torch.equal(tensor, value):
-                        tensor.copy_(value)

@@ -26,10 +26,10 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.parallel import strategy as strategies
 from paceline.parallel.batches.batch import Parts
-from paceline.parallel.check import Narrowest
 from paceline.parallel.checkpoint.store import full_state_dict
 from paceline.parallel.deterministic_rng import Steady
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.plain_run import Narrowest
 from paceline.parallel.pytree import map_tensors
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ call), clips, steps the optimizer and reports failures.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -76,11 +77,13 @@ class Executor(Protocol):
         ...
 
 
-class Progressed(Protocol):
-    """The position of training."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The position of training: optimizer steps, epoch, and samples of it seen by all replicas."""
 
-    @property
-    def steps(self) -> int: ...
+    steps: int = 0
+    epoch: int = 0
+    consumed: int = 0
 
 
 class ParallelHandle(Protocol):
@@ -98,7 +101,7 @@ class ParallelHandle(Protocol):
     averages: list[Any]
 
     @property
-    def progress(self) -> Progressed: ...
+    def progress(self) -> Progress: ...
 
     @property
     def device(self) -> torch.device: ...

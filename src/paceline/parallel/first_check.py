@@ -21,9 +21,10 @@ from paceline.parallel.auto import available_bytes
 from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, own_rows
 from paceline.parallel.batches.microbatches import OwnBatch, cut_parts, split
 from paceline.parallel.batches.rows import Rows, can_join, gather_parts, join_rows, most_rows, move, unwrap
-from paceline.parallel.check import CannotCompareError, CannotComputeError, DiffersError, compare, warn_of_parts
+from paceline.parallel.check import CannotComputeError, compare
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import NotPlainError
+from paceline.parallel.plain_run import CannotCompareError, DiffersError, warn_of_parts
 from paceline.parallel.reduce import anywhere
 from paceline.torch_private import BatchNorm
 

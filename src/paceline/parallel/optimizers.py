@@ -101,3 +101,18 @@ def _cut(value: Any, before: Tensor, after: nn.Parameter) -> Any:
 
     whole: Any = after
     return distribute_tensor(value, whole.device_mesh, placements)
+
+
+class OriginalParameters:
+    """The user's optimizer and its parameters, until the layout's parameters replace them."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._params = dict(model.named_parameters())
+        self._names = names_of(optimizer, model) if optimizer is not None else []
+
+    def hand_over(self, optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> None:
+        adopt(optimizer, self._names, self._params, params)
+
+    def forget(self) -> None:
+        """Release the whole parameters, which would stay in memory beside the parts."""
+        self._params = {}

@@ -20,7 +20,7 @@ from paceline.parallel.deterministic_rng import Streams, generators, generators_
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
 from paceline.parallel.exchange import gather
-from paceline.parallel.executor import Executor
+from paceline.parallel.executor import Executor, Progress
 from paceline.parallel.failure import FailureWatch
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.guards import KeptTensors, Layers
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from paceline.parallel.average import Average, Decay, Twin
     from paceline.parallel.compared import Comparison
     from paceline.parallel.memory_plan import MemoryPlan
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
-    """The position of training: optimizer steps, epoch, and samples of it seen by all replicas."""
-
-    steps: int = 0
-    epoch: int = 0
-    consumed: int = 0
 
 
 class Parallel:
@@ -60,7 +51,7 @@ class Parallel:
         *,
         build: Callable[[Any], Executor],
         clip_norm: float | None,
-        original: OriginalParameters,
+        original: optimizers.OriginalParameters,
         skeleton: Any,
         choice: Any = None,
         check_first: bool = True,
@@ -118,8 +109,6 @@ class Parallel:
             own = weakref.ref(self)
             # A weak reference, because a second `parallelize` may take over the optimizer.
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
-
-    # Training.
 
     def step(self, batch: Any) -> Tensor:
         """Train on one batch. Return the global mean loss before the update, 0-dim.
@@ -197,7 +186,8 @@ class Parallel:
                 self._is_stepping = False
             for average in self.averages:
                 average.stepped()
-            self._advance(batch)
+            epoch, consumed, steps = self._place(batch)
+            self._progress = Progress(steps=steps + 1, epoch=epoch, consumed=consumed)
         if self._comparison is not None:
             with self.watch.guard("the comparison"):
                 self._comparison.stepped(self, float(loss))
@@ -240,8 +230,6 @@ class Parallel:
             raise ParallelError("without a loader there is no number of batches.")
         return len(self._feed)
 
-    # Evaluation.
-
     def evaluate(
         self,
         loader: Any,
@@ -278,8 +266,6 @@ class Parallel:
     def eval(self) -> Parallel:
         """Set evaluation mode, as `nn.Module.eval`."""
         return self.train(False)
-
-    # State.
 
     def average(
         self, decay: Decay = None, *, every: int = 1, of: str | None = None, into: str | None = None
@@ -376,8 +362,6 @@ class Parallel:
         self._resume = self._progress
         self._streams.load_state_dict(dict(state["random"]))
 
-    # Layers below.
-
     @property
     def rank(self) -> int:
         """The worker's number, from 0."""
@@ -461,22 +445,3 @@ class Parallel:
         """Return epoch and samples after this batch, and the steps before it."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps
-
-    def _advance(self, batch: Any) -> None:
-        epoch, consumed, steps = self._place(batch)
-        self._progress = Progress(steps=steps + 1, epoch=epoch, consumed=consumed)
-
-
-class OriginalParameters:
-    """The user's optimizer and its parameters, until the layout's parameters replace them."""
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        self._params = dict(model.named_parameters())
-        self._names = optimizers.names_of(optimizer, model) if optimizer is not None else []
-
-    def hand_over(self, optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> None:
-        optimizers.adopt(optimizer, self._names, self._params, params)
-
-    def forget(self) -> None:
-        """Release the whole parameters, which would stay in memory beside the parts."""
-        self._params = {}

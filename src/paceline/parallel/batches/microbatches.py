@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, own_rows, piece_sizes
-from paceline.parallel.batches.rows import Rows, move, unwrap
+from paceline.parallel.batches.rows import Rows, can_join, gather_parts, join_rows, move, unwrap
 from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
@@ -137,6 +137,33 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
 def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
     """Return this replica's microbatches of a split global batch, the same on every rank."""
     return cut(GlobalBatch(data=parts, epoch=0, consumed=0), replace(task, split=lambda parts: parts), world)
+
+
+def global_parts(batch: Any, task: Task, world: World) -> list[Parts]:
+    """Return all rows of the global batch in order, on every rank.
+
+    If each replica has padded its rows to another length, they cannot be joined: return each replica's rows separately.
+    """
+    if not isinstance(batch, OwnBatch):
+        return [split(batch, task)]
+    own: Parts = move(split(batch, task), torch.device("cpu"))
+    group = world.replica_group
+    if group is None:
+        return [own]
+    everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
+    # The rows of each microbatch, as they are within each replica's part.
+    sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
+    spans = list(map(consecutive, sizes))
+    pieces = [
+        rows.take(span.start, span.stop)
+        for of_micro in zip(*spans, strict=True)
+        for rows, span in zip(everyone, of_micro, strict=True)
+        if span
+    ]
+    if can_join(pieces):
+        return [join_rows(pieces)]
+    counts = [of_replica[-1].stop for of_replica in spans]
+    return [rows.take(0, count) for rows, count in zip(everyone, counts, strict=True) if count]
 
 
 def first_rows(batch: Any, task: Task, world: World, rows: int) -> Microbatch:

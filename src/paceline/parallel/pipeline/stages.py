@@ -2,11 +2,12 @@
 
 Why not torch's `PipelineStage`:
 
-- Without metadata it runs the model once on uninitialised memory to learn shapes, which corrupts BatchNorm's running
-statistics. Here shapes come from the trace, without a run. - Its receive buffers keep the first microbatch's shape, one for
-each microbatch of a step. Here each has its own microbatch's shape, and lives from the message to the end of that microbatch's
-backward pass. - A traced torch stage ignores `.eval()`. Here a stage calls the model's own modules. - A stage with given shapes
-has to override private methods, which three releases of torch have changed.
+    metadata   Without it, torch's stage runs the model once on uninitialised memory to learn shapes, which corrupts BatchNorm's
+               running statistics. Here shapes come from the trace, without a run.
+    buffers    torch's have the first microbatch's shape, one for each microbatch of a step. Here each has its own microbatch's
+               shape, and lives from the message to the end of that microbatch's backward pass.
+    eval       A traced torch stage ignores `.eval()`. Here a stage calls the model's own modules.
+    privates   A stage with given shapes has to override private methods, which three releases of torch have changed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
+import sys
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from paceline.parallel.pytree import tensors_in
 from paceline.parallel.tied_parameters import all_names
 from paceline.parallel.tracing.fingerprint import Fingerprint, Same
 from paceline.parallel.tracing.reads import plain_attributes
+from paceline.torch_private import FakeTensorMode
 
 #: nn.Module's dictionaries of registered things.
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -215,3 +219,31 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
                 # Each write increments a tensor's version, and autograd refuses a saved tensor of another one.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Run compiled code uncompiled within the block.
+
+    Compiled machine code would crash on fake tensors, which have no memory, and the compiler would inspect the recorder.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()  # nothing can be compiled
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def fake_like(tensor: Tensor) -> Tensor:
+    """Return another fake tensor like this one, with a history if this has one."""
+    other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return other.requires_grad_().clone() if tensor.requires_grad else other
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Silence torch's error log about operations that fake tensors lack: the block then runs for real."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.parallel.deterministic_rng import generators_kept
 from paceline.parallel.pytree import Container, flatten, map_tensors, open_container, signature, tensors_at, tensors_in
 from paceline.parallel.recompute import checkpoints_opened
+from paceline.parallel.tracing.fake_model import fake_like
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.source import Line, unwatched, users_line
 from paceline.torch_private import checkpoints_inputs, lost_arguments
@@ -45,10 +46,7 @@ _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device,
 
 
 class CannotRecordError(Exception):
-    """An operation of the outer forward that a graph cannot contain.
-
-    `line` is its place, if it is not the line that raised the error.
-    """
+    """An operation that a graph cannot contain, at `line` or at the line that raised this."""
 
     def __init__(self, message: str, line: Line | None = None) -> None:
         super().__init__(message)
@@ -199,7 +197,7 @@ class GraphRecorder(TorchFunctionMode):
             key = (name, signature((args, kwargs)), torch.is_grad_enabled(), modes)
             known = self._ran.get(key)
             if known is not None:
-                return map_tensors(known.result, _alike), {_storage(own[index]) for index in known.state_writes}
+                return map_tensors(known.result, fake_like), {_storage(own[index]) for index in known.state_writes}
         # autograd counts each tensor's in-place changes, and views share the count: so a write shows without comparing values.
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
@@ -218,7 +216,7 @@ class GraphRecorder(TorchFunctionMode):
             is_new = len(set(storages)) == len(storages)
             if is_new and not {*storages} & {_storage(tensor) for tensor in (*given, *own, *module.parameters())}:
                 places = tuple(index for index, tensor in enumerate(own) if _storage(tensor) in writes)
-                self._ran[key] = _Ran(result=map_tensors(result, _alike), state_writes=places)
+                self._ran[key] = _Ran(result=map_tensors(result, fake_like), state_writes=places)
         return result, writes | into_given
 
     def call_function(self, original: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
@@ -413,12 +411,6 @@ def _is_data(value: Any) -> bool:
     """Return True if it consists of tensors and numbers in plain containers."""
     leaves, _ = flatten(value, lambda item: not isinstance(item, (tuple, list)) and type(item) is not dict)
     return all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
-
-
-def _alike(tensor: Tensor) -> Tensor:
-    """Return another fake tensor like this one, with a history if this has one."""
-    other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return other.requires_grad_().clone() if tensor.requires_grad else other
 
 
 def _changes(name: str, value: Any) -> str:

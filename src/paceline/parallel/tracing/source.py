@@ -6,6 +6,7 @@ import contextlib
 import linecache
 import sys
 import sysconfig
+import traceback
 import types
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
@@ -20,7 +21,8 @@ Line = tuple[str, int]
 _SITE = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _STANDARD = sysconfig.get_path("stdlib")
 _OWN = str(Path(__file__).parents[1])
-_PASSED_OVER = (str(Path(torch.__file__).parent), _OWN, "<frozen", "<string>", "<eval_with_key>")
+_TORCH = str(Path(torch.__file__).parent)
+_PASSED_OVER = (_TORCH, _OWN, "<frozen", "<string>", "<eval_with_key>")
 
 
 @lru_cache(maxsize=4096)
@@ -103,3 +105,17 @@ def put_back(profiler: Any) -> None:
         # Before Python 3.12 cProfile's profiler is not callable, and must install itself.
         sys.setprofile(None)
         profiler.enable()
+
+
+def error_line(error: BaseException) -> str:
+    """Return `file:line: source` of the innermost user's line.
+
+    Without one, return "in its backward pass".
+    """
+    found = "in its backward pass"
+    # From the outermost frame inwards: the last user's line wins.
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _OWN)):
+            found = shown((file, line))
+    return found

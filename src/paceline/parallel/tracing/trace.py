@@ -8,16 +8,13 @@ that cannot run on these, because it reads values, runs for real instead; then a
 from __future__ import annotations
 
 import contextlib
-import logging
-import sys
 import traceback
 import zlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -31,19 +28,19 @@ from paceline.parallel.tracing.fake_model import (
     AttributeMirror,
     attributes_kept,
     contents,
+    eager,
     make_shadow,
     names_by_module,
     names_by_tensor,
+    unlogged,
     untouched,
 )
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.reads import Reads, noting
 from paceline.parallel.tracing.recorder import CannotRecordError, GraphRecorder, Ran, recording
-from paceline.parallel.tracing.source import Line, find_line, shown
+from paceline.parallel.tracing.source import Line, error_line, find_line, shown
 from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parents[1])
 #: How many graphs' calls a tracer remembers.
 _REMEMBERED = 64
 
@@ -171,12 +168,12 @@ class Tracer:
                 self._run_plain(args, kwargs, training)
                 if lacking := _not_collected(error):
                     raise ParallelError(
-                        f"{type(self._fake).__name__} can't be cut into stages: at {user_line(error)} it reads {lacking} of its "
+                        f"{type(self._fake).__name__} can't be cut into stages: at {error_line(error)} it reads {lacking} of its "
                         f"own layers (output_{lacking}=True), which transformers collects by hooks in one process. Use "
                         "DataParallel() or FullyShard(), where each worker runs all layers."
                     ) from error
                 raise ParallelError(
-                    f"{type(self._fake).__name__} can't be cut into stages: {user_line(error)}: {told(error)}. "
+                    f"{type(self._fake).__name__} can't be cut into stages: {error_line(error)}: {told(error)}. "
                     "In one process it can be computed, but not be noted call by call; move that line into "
                     "a module of its own (one block stays in one stage), or use DataParallel() or FullyShard()."
                 ) from error
@@ -236,7 +233,7 @@ class Tracer:
             with self._mode:
                 return self._record(self._fake, fake_args, fake_kwargs, state, begin, with_reads)
 
-        with attributes_kept(self._fake) as put_back, generators_kept(), _unlogged():
+        with attributes_kept(self._fake) as put_back, generators_kept(), unlogged():
             return self._twice(self._fake, record, put_back)
 
     def _trace_real(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Traced:
@@ -266,7 +263,7 @@ class Tracer:
 
         before = contents(model)
         states = [state() for _, state in GENERATORS]
-        traced = record(_nothing)
+        traced = record(lambda recorder: None)
         for (name, state), earlier in zip(GENERATORS, states, strict=True):
             # If no line is found, another thread has drawn.
             if state() != earlier and (line := line_where(state)) is not None:
@@ -294,7 +291,7 @@ class Tracer:
         calls = tuple(traced.calls())
         # A graph for another mode or number of rows often has an earlier one's calls. Then both count as two runs.
         is_new = calls not in self._repeated
-        if is_new and (line := traced.difference(record(_nothing, with_reads=False))) is not None:
+        if is_new and (line := traced.difference(record(lambda recorder: None, with_reads=False))) is not None:
             raise ParallelError(
                 f"{cannot}: {shown(line)}: a second call with the same shapes does something else there, and a stage would "
                 "repeat what the first one did. Has it to do with time, with a file, with random numbers that are not torch's, "
@@ -318,7 +315,7 @@ class Tracer:
         if tensors_in([value, getattr(value, "__dict__", None)]):
             return False
         before = contents(model)
-        again = record(_nothing)
+        again = record(lambda recorder: None)
         is_settled = self._written(before, contents(model), again) is None and not again.reads.changed()
         return is_settled and traced.difference(again) is None
 
@@ -384,7 +381,7 @@ class Tracer:
         if isinstance(error, ParallelError):
             raise error
         own_line = error.line if isinstance(error, CannotRecordError) else None
-        where = user_line(error) if own_line is None else shown(own_line)
+        where = error_line(error) if own_line is None else shown(own_line)
         needs_values = isinstance(error, VALUE_NEEDED)
         if recorder.inside is not None:
             if model is self._fake:
@@ -417,17 +414,6 @@ class _ShutError(Exception):
         self.reason = reason
 
 
-@contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
-    """Silence torch's error log about operations that fake tensors lack: the block then runs for real."""
-    log = logging.getLogger(FakeTensorMode.__module__)
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
 class _InBlockError(Exception):
     """A failure of a block on fake tensors."""
 
@@ -448,21 +434,6 @@ def _check_hooks(model: nn.Module) -> None:
             )
 
 
-def eager() -> AbstractContextManager[Any]:
-    """Run compiled code uncompiled within the block.
-
-    Compiled machine code would crash on fake tensors, which have no memory, and the compiler would inspect the recorder.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return contextlib.nullcontext()  # nothing can be compiled
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
-
-
-def _nothing(recorder: GraphRecorder) -> None:
-    pass
-
-
 def _not_collected(error: BaseException) -> str:
     """Return the output of transformers that is missing in a frame of the error, or ""."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -472,17 +443,3 @@ def _not_collected(error: BaseException) -> str:
                 if is_dataclass(value) and getattr(value, name, None) == ():
                     return name
     return ""
-
-
-def user_line(error: BaseException) -> str:
-    """Return `file:line: source` of the innermost user's line.
-
-    Without one, return "in its backward pass".
-    """
-    found = "in its backward pass"
-    # From the outermost frame inwards: the last user's line wins.
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _HERE)):
-            found = shown((file, line))
-    return found
