@@ -227,6 +227,52 @@ def test_a_right_arrow_is_let_through(module, code):
     assert complaints(module, imports(code, package)) == []
 
 
+#: Package -> its modules that other packages may import, and the packages that share its inside.
+BORDERS = {
+    "parallel": ({"parallel"}, {"parallel"}),
+    "checkpoint": ({"checkpoint", "checkpoint.api"}, {"checkpoint", "parallel"}),
+}
+
+
+def inner_imports(module: str, imported: set[str]) -> list[str]:
+    """Return the imports in `module` that pass another package's border."""
+    wrong = []
+    for name in sorted(imported):
+        own = name.removeprefix("paceline.")
+        modules, insiders = BORDERS.get(layer_of(own), (set(), {layer_of(module)}))
+        # `from paceline.parallel import X` reads as paceline.parallel.X, which is a module or a name.
+        path = SOURCE.joinpath(*own.split("."))
+        there = own if path.is_dir() or path.with_suffix(".py").is_file() else own.rpartition(".")[0]
+        if layer_of(module) not in insiders and there not in modules:
+            wrong.append(f"{module} imports {name}")
+    return wrong
+
+
+def test_packages_are_imported_by_their_border_alone():
+    wrong = []
+    for path in [*FILES, SOURCE / "__init__.py"]:
+        wrong += inner_imports(module_of(path), imports(path.read_bytes(), "paceline"))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from paceline.parallel import exchange",
+        "from paceline.parallel.mesh import World",
+        "from paceline.checkpoint.files import write_file",
+        "import paceline.checkpoint.values",
+    ],
+)
+def test_import_past_a_border_is_found(code):
+    assert len(inner_imports("compat.horovod.torch", imports(code, "paceline"))) == 1
+
+
+def test_import_from_a_border_is_accepted():
+    code = "from paceline import checkpoint\nfrom paceline.checkpoint.api import write_file\nfrom paceline.parallel import Layout"
+    assert inner_imports("compat.horovod.torch", imports(code, "paceline")) == []
+
+
 def test_every_part_of_the_package_has_a_layer():
     assert {layer_of(module_of(path)) for path in FILES} <= set(MAY_IMPORT)
 

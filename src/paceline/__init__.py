@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
     from paceline.job.secret_values import secret
     from paceline.models.model import Model
-    from paceline.parallel.api import parallelize
-    from paceline.parallel.strategy import (
+    from paceline.parallel import (
         ContextParallel,
         DataParallel,
         ExpertParallel,
         FullyShard,
         PipelineParallel,
         TensorParallel,
+        parallelize,
     )
     from paceline.pipelines.data import PipelineData, PipelineParameter
     from paceline.pipelines.pipeline import Pipeline
@@ -71,14 +71,14 @@ _HOMES = {
     "paceline.estimator": ("Estimator", "PyTorch", "SKLearn", "TensorFlow"),
     "paceline.job.job": ("Job",),
     "paceline.models.model": ("Model",),
-    "paceline.parallel.api": ("parallelize",),
-    "paceline.parallel.strategy": (
+    "paceline.parallel": (
         "ContextParallel",
         "DataParallel",
         "ExpertParallel",
         "FullyShard",
         "PipelineParallel",
         "TensorParallel",
+        "parallelize",
     ),
     "paceline.pipelines.data": ("PipelineData", "PipelineParameter"),
     "paceline.pipelines.pipeline": ("Pipeline",),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paceline.checkpoint.values import DenseArray, made, put_together, taken_apart
+from paceline.checkpoint.values import DenseArray, decode_state, encode_state, made
 from paceline.errors import CheckpointError, UserError
 from tests.late import late
 
@@ -15,8 +15,8 @@ torch = late("torch")
 
 
 def there_and_back(state):
-    told, arrays = taken_apart(state)
-    return put_together(json.loads(json.dumps(told)), lambda name, of: arrays[name])
+    told, arrays = encode_state(state)
+    return decode_state(json.loads(json.dumps(told)), lambda name, of: arrays[name])
 
 
 def test_what_a_state_may_hold_comes_back_as_it_was():
@@ -36,10 +36,10 @@ def test_what_a_state_may_hold_comes_back_as_it_was():
 
 def test_arrays_are_named_by_their_place_and_no_name_comes_twice():
     one, two = torch.ones(1), np.ones(2)
-    told, arrays = taken_apart({"a": {"b": one}, "a.b": two, "s": np.float64(2.5)})
+    told, arrays = encode_state({"a": {"b": one}, "a.b": two, "s": np.float64(2.5)})
     assert list(arrays) == ["a.b", "a.b#2", "s"]
     assert arrays["a.b"] is one
-    found = put_together(told, lambda name, of: arrays[name])
+    found = decode_state(told, lambda name, of: arrays[name])
     assert found["a.b"] is two
     assert (found["s"], type(found["s"])) == (2.5, np.float64)
 
@@ -58,20 +58,20 @@ def test_models_and_optimizers_are_asked_for_their_state():
 )
 def test_what_can_t_be_kept_is_refused_with_its_place(state, place):
     with pytest.raises(UserError, match=place):
-        taken_apart(state)
+        encode_state(state)
 
 
 def test_a_state_that_contains_itself_is_refused():
     state: list[object] = []
     state.append(state)
     with pytest.raises(UserError, match="contains itself"):
-        taken_apart(state)
+        encode_state(state)
 
 
 @pytest.mark.parametrize("told", [{"$": "dtype", "of": "torch.load"}, {"$": "call"}, {}, {"$": "dict", "of": 3}])
 def test_nothing_else_is_made_of_a_forged_state(told):
     with pytest.raises(CheckpointError):
-        put_together(told, lambda name, of: None)
+        decode_state(told, lambda name, of: None)
 
 
 def test_every_type_of_both_libraries_comes_back_bit_for_bit():

@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.checkpoint import files, leaving
 from paceline.checkpoint.leaving import TimeLimit
-from paceline.checkpoint.values import DenseArray, is_tensor, put_together, taken_apart
+from paceline.checkpoint.values import DenseArray, decode_state, encode_state, is_tensor
 from paceline.data.sampling.world import own_rank
 from paceline.errors import CheckpointError, UserError
 
@@ -154,7 +154,7 @@ def _check(step: Any, every: Any, keep: Any) -> None:
 def _plain(state: Any, *, copy: bool) -> tuple[Any, list[DenseArray]]:
     if callable(state) and not hasattr(state, "state_dict"):
         state = state()
-    told, found = taken_apart(state)
+    told, found = encode_state(state)
     return told, [DenseArray(name, array, copy=copy) for name, array in found.items()]
 
 
@@ -329,7 +329,7 @@ class _Parts(Sequence[Any]):
             return [self[number] for number in range(len(self))[index]]
         reader = files.CheckpointFile(self._paths[index])
         try:
-            return put_together(reader.told, reader.array)
+            return decode_state(reader.told, reader.array)
         except CheckpointError as error:
             text = str(error)
             if str(reader.path) in text:

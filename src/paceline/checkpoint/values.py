@@ -47,7 +47,7 @@ _OF_TORCH = {f"torch.{names[0]}": dtype for dtype, names in TYPES.items()}
 _OF_NUMPY = {names[1]: dtype for dtype, names in TYPES.items() if names[1]}
 
 
-def taken_apart(state: Any) -> tuple[Any, dict[str, Any]]:
+def encode_state(state: Any) -> tuple[Any, dict[str, Any]]:
     """Split a state into JSON and its arrays by name.
 
     Objects with `state_dict` and `load_state_dict` (models, optimizers, schedulers, samplers) are replaced by their state.
@@ -59,7 +59,7 @@ def taken_apart(state: Any) -> tuple[Any, dict[str, Any]]:
     return _apart(state, (), arrays), arrays
 
 
-def put_together(told: Any, array: Callable[[str, str], Any]) -> Any:
+def decode_state(told: Any, array: Callable[[str, str], Any]) -> Any:
     """Rebuild a state from its JSON. `array(name, library)` returns an array.
 
     Raises:

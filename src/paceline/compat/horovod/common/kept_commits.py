@@ -50,8 +50,7 @@ class KeptCommits:
 
     def load(self) -> dict[str, Any] | None:
         """Return the newest commit of earlier attempts in the form of `State.kept`, or None."""
-        from paceline.checkpoint.files import CheckpointFile
-        from paceline.checkpoint.values import put_together
+        from paceline.checkpoint.api import CheckpointFile, decode_state
 
         found: list[tuple[int, Any]] = []
         for path in sorted(self._base.parent.glob(f"{self._base.name}.of_*.safetensors")):
@@ -64,7 +63,7 @@ class KeptCommits:
         if not found:
             return None
         self.number, newest = max(found, key=lambda item: item[0])
-        told = put_together(newest.told, newest.array)
+        told = decode_state(newest.told, newest.array)
         state: dict[str, Any] = told["state"]
         return state
 
@@ -73,10 +72,9 @@ class KeptCommits:
         self.number += 1
         if basics.local_rank() != 0:
             return
-        from paceline.checkpoint.files import write_file
-        from paceline.checkpoint.values import DenseArray, taken_apart
+        from paceline.checkpoint.api import DenseArray, encode_state, write_file
 
-        told, arrays = taken_apart({"number": self.number, "state": {}})
+        told, arrays = encode_state({"number": self.number, "state": {}})
         parts: list[Any] = []
         for name, value in state.items():
             inner = self._plain(name, value)
@@ -90,11 +88,11 @@ class KeptCommits:
 
     def _plain(self, name: str, value: Any) -> tuple[Any, dict[str, Any]]:
         """Return one part of the state without the values that cannot be written."""
-        from paceline.checkpoint.values import taken_apart
+        from paceline.checkpoint.api import encode_state
 
         def arrays_of(told_value: Any, where: str) -> tuple[Any, dict[str, Any]]:
             # The name before all of them, so that no two parts have an array of one name.
-            told, arrays = taken_apart({where: told_value})
+            told, arrays = encode_state({where: told_value})
             return told["of"][0][1], arrays
 
         if not isinstance(value, dict):

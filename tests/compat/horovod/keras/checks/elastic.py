@@ -22,7 +22,7 @@ def optimizer_values(optimizer):
 
 def check_32_another_process_takes_what_was_kept(hvd, keras):
     """By way of what a commit keeps of it; the files are tried with torch."""
-    from paceline.checkpoint.values import put_together, taken_apart
+    from paceline.checkpoint.values import decode_state, encode_state
 
     def made(value):
         model = linear(keras, value)
@@ -32,9 +32,9 @@ def check_32_another_process_takes_what_was_kept(hvd, keras):
     state = made(3.0)
     fit(keras, state.model, np.ones((2, 1), "float32"), np.ones((2, 1), "float32"), rows=1)
     state.save()
-    told, arrays = taken_apart(state.kept())
+    told, arrays = encode_state(state.kept())
     other = made(1.0)
-    other.take_kept(put_together(told, lambda name, of: arrays[name]))
+    other.take_kept(decode_state(told, lambda name, of: arrays[name]))
     other.restore()
     assert other.batch == 3
     for ours, theirs in zip(

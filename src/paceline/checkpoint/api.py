@@ -1,0 +1,8 @@
+"""The file format of checkpoints, as other packages may import it."""
+
+from __future__ import annotations
+
+from paceline.checkpoint.files import CheckpointFile, write_file
+from paceline.checkpoint.values import DenseArray, decode_state, encode_state
+
+__all__ = ["CheckpointFile", "DenseArray", "decode_state", "encode_state", "write_file"]
