@@ -121,7 +121,7 @@ def test_each_class_takes_its_backends(kind, backend):
 def test_another_backend_is_refused_with_those_of_the_class(kind, backend):
     with pytest.raises(JobError) as refused:
         kind(entry_script="train.py", distributed_backend=backend)
-    assert f"distributed_backend={backend!r} is none of {kind.__name__}'s" in str(refused.value)
+    assert f"distributed_backend={backend!r} is not a backend of {kind.__name__}" in str(refused.value)
     assert all(repr(known) in str(refused.value) for known in BACKENDS[kind])
 
 
@@ -492,9 +492,9 @@ def test_data_in_a_command_is_an_input():
     [
         ({"command": "ls", "entry_script": "a.py"}, "together with"),
         ({"command": "ls", "arguments": ["x"]}, "together with"),
-        ({"command": ""}, "no command"),
-        ({"command": []}, "no command"),
-        ({"command": 5}, "no command"),
+        ({"command": ""}, "is not a command"),
+        ({"command": []}, "is not a command"),
+        ({"command": 5}, "is not a command"),
         ({"command": ["ls", None]}, "None"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_configuration_that_is_not_there_is_refused_and_nothing_is_made(tmp_pa
     ("toml", "said"),
     [
         ("workspace = [", "can't be read"),
-        ("workspace = 5\n", "workspace=5 is no table"),
+        ("workspace = 5\n", "workspace=5 is not a table"),
         ('[workspace]\npth = "x"\n', "[workspace] has one key, path; found pth"),
         ('path = "x"\n', "outside of [workspace]"),
         ("[workspace]\npath = 5\n", "workspace.path=5 is not a path"),

@@ -260,7 +260,8 @@ class _Distributed(_Script):
         backend = self.distributed_backend
         if backend is not None and backend not in self.backends:
             raise JobError(
-                f"distributed_backend={backend!r} is none of {type(self).__name__}'s: {', '.join(map(repr, self.backends))}. "
+                f"distributed_backend={backend!r} is not a backend of {type(self).__name__}, which has "
+                f"{', '.join(map(repr, self.backends))}. "
                 "Choose one of them, or None for one process."
             )
         super().__post_init__()
@@ -361,7 +362,7 @@ def command_line(command: object) -> str:
     words = _words_of_list(_listed(command))
     if not words:
         raise JobError(
-            f"command={command!r} is no command. Write it as for a shell: command='python train.py --epochs 5'."
+            f"command={command!r} is not a command. Write it as for a shell: command='python train.py --epochs 5'."
         )
     # A list of one word is the command line, as in the SDK.
     return words[0] if len(words) == 1 else " ".join(map(_quoted, words))
@@ -443,7 +444,7 @@ def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
         JobError: A text in place of a list, or a path outside the source folder.
     """
     if isinstance(given, (str, bytes)):
-        raise JobError(f"send={given!r} is no list of paths. Write send=[{given!r}].")
+        raise JobError(f"send={given!r} is not a list of paths. Write send=[{given!r}].")
     top = os.path.realpath(source)
     names = []
     for path in given or ():

@@ -249,7 +249,9 @@ def _path_in(config: Path) -> str:
         raise WorkspaceError(f"{str(config)!r} can't be read: {error}. Mend it or remove it.") from error
     section = tables.get("workspace", {})
     if not isinstance(section, dict):
-        raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is no table. Write [workspace], path = "folder".')
+        raise WorkspaceError(
+            f'{str(config)!r}: workspace={section!r} is not a table. Write [workspace], path = "folder".'
+        )
     if unknown := sorted(set(section) - {"path"}):
         raise WorkspaceError(f"{str(config)!r}: [workspace] has one key, path; found {', '.join(unknown)}. Remove it.")
     # Ignored, such a file would send runs to another folder than the named one.

@@ -70,7 +70,7 @@ def test_a_target_is_added_listed_shown_and_removed(compute, cli):
     told = cli.json("compute", "show", "lab")
     assert (told["settings"]["label"], told["status"]["queued"], len(told["status"]["nodes"])) == (nasty, 5, 3)
 
-    assert "no longer a compute target" in compute("remove", "lab").stdout
+    assert "was removed from this workspace's compute targets" in compute("remove", "lab").stdout
     assert [target["name"] for target in cli.json("compute", "list")["targets"]] == ["local"]
     assert not (cli.folder / "x").exists()
 

@@ -48,7 +48,7 @@ def test_an_output_is_stored_in_the_end():
         (["train="], None, "is not NAME=STORE:PATH or NAME=PATH"),
         (["a b=lab:x"], None, "the name 'a b' of an input"),
         (["train=nowhere"], None, "there is no 'nowhere' here"),
-        (["train=lab:x,overwrite"], None, "'overwrite' is none of partition=rank"),
+        (["train=lab:x,overwrite"], None, "'overwrite' must be partition=rank"),
         (["train=lab:x,partition=worker"], None, "write partition=rank or partition=node"),
         (None, ["model=out"], "files are stored in a datastore"),
         (None, ["model=lab:x,download"], "'download' is not overwrite"),

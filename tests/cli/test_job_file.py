@@ -134,20 +134,20 @@ def test_paths_in_a_file_start_from_its_folder_and_values_are_taken_as_they_stan
 
 
 def wrong() -> Iterator[tuple[str, str]]:
-    yield "- a", "is no job"
+    yield "- a", "is not a job"
     yield "a: [", "is not YAML"
-    yield "node_count: two", "line 1: node_count: 'two' is no number."
+    yield "node_count: two", "line 1: node_count: 'two' is not a number."
     yield "node_count: 4..2", "line 1: node_count=4..2: the fewest nodes come first. Write 2..4."
     yield "node_count: [0, 3]", "line 1: node_count=0..3: a run has at least one node. Write 1..3."
     yield "node_count: [2, 3, 4]", "line 1: node_count takes a number, or the fewest and the most as in 2..4."
     yield "use_gpu: 1", "line 1: use_gpu: '1' is neither true nor false."
-    yield "max_restarts: -1", "max_restarts: '-1' is no number."
+    yield "max_restarts: -1", "max_restarts: '-1' is not a number."
     yield "grace_period_seconds: soon", "grace_period_seconds: 'soon' is not a duration."
     yield "arguments: --epochs 5", "arguments takes a list."
     yield "environment_variables: [A=1]", "environment_variables takes names and values"
     yield "environment_variables: {A: }", "environment_variables: A has no value."
     yield "environment_variables: {A: [1]}", "environment_variables takes a mapping here."
-    yield "experiment: a\nexperiment: b", "line 2: experiment is there twice."
+    yield "experiment: a\nexperiment: b", "line 2: experiment is given twice."
     yield "entry_script: a.py\nsecrets: {A: hunter2}", "a secret is named by its place"
     yield "entry_script: a.py\nentry_module: a", "only one can run"
 

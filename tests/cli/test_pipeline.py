@@ -81,13 +81,13 @@ def test_a_file_is_run_followed_and_shown(cli: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [
-        ("steps: [a]", (), "is no pipeline: write `steps:`"),
+        ("steps: [a]", (), "is not a pipeline. Write `steps:`"),
         (
             "steps: {a: {entry_script: a.py, takes: [x]}}",
             (),
             "step 'a' takes 'x', which no step leaves; they leave nothing",
         ),
-        ("steps: {a: {entry_script: a.py, after: [b]}}", (), "step 'a' runs after 'b', which is no step"),
+        ("steps: {a: {entry_script: a.py, after: [b]}}", (), "step 'a' runs after 'b', but the file has no such step"),
         ("steps: {a: {entry_script: a.py, leaves: x}}", (), "step 'a': leaves takes a list of names, such as [clean]"),
         ("steps: {a: {entry_script: a.py, take: [x]}}", (), "unknown key 'take'. Did you mean takes?"),
         (

@@ -40,7 +40,7 @@ def answered(cli: Cli, answer: str, *words: object) -> tuple[int, str]:
 
 
 def test_a_run_is_removed_once_somebody_has_said_yes(cli: Cli, runs: list[str]) -> None:
-    assert "there is nobody to ask. --yes answers: Remove run" in cli("rm", runs[0], code=2).stderr
+    assert "there is no terminal for the question. Add --yes to answer: Remove run" in cli("rm", runs[0], code=2).stderr
     code, said = answered(cli, "", "rm", runs[0])
     assert code == 1
     assert f"Remove run {runs[0]}, " in said
@@ -88,7 +88,7 @@ def test_prune_shows_asks_and_removes(cli: Cli, runs: list[str]) -> None:
     dry = cli("prune", "--keep-last", "1", "--runs", "--dry-run")
     assert runs[0] in dry.stdout
     assert "Would remove 1 run (" in dry.stdout
-    assert "there is nobody to ask" in cli("prune", "--keep-last", "1", code=2).stderr
+    assert "there is no terminal for the question" in cli("prune", "--keep-last", "1", code=2).stderr
     code, said = answered(cli, "n", "prune", "--keep-last", "1")
     assert code == 1
     assert "Remove 1 run (" in said
@@ -106,7 +106,7 @@ def test_prune_shows_asks_and_removes(cli: Cli, runs: list[str]) -> None:
         (["--older-than", "old"], "'old' is not a duration"),
         (["--max-size", "big"], "'big' is not a size"),
         (["--keep-last", "-1"], "-1"),
-        (["--status", "Done"], "--status 'Done' is no state"),
+        (["--status", "Done"], "--status 'Done' is not a state"),
     ],
 )
 def test_a_wrong_call_removes_nothing(cli: Cli, runs: list[str], words: list[str], complaint: str) -> None:

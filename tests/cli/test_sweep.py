@@ -75,7 +75,7 @@ def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
     assert f"is a sweep. Ask for further trials, paceline sweep more {sweep}" in cli("rerun", sweep, code=1).stderr
     for words in (("stop", sweep), ("resume", sweep)):
         assert (cli.json("sweep", *words)["run_id"], cli.json("sweep", *words)["status"]) == (sweep, "Completed")
-    assert "--top -1" in cli("sweep", "show", sweep, "--top", -1, code=2).stderr
+    assert "--top must be 0 (all) or more, got -1." in cli("sweep", "show", sweep, "--top", -1, code=2).stderr
 
 
 def test_several_metrics_have_a_front(cli: Any) -> None:

@@ -112,7 +112,7 @@ WRONG = {
     ),
     "accelerate's file": (
         ["run", "--config_file", "a.yaml", "src/train.py"],
-        "that file isn't read: what it says of machines",
+        "that file isn't read: give machines by -j",
     ),
     "a verb of a group": (["doctor"], "No such command 'doctor'. That is `paceline compute doctor TARGET`."),
     "mpirun's processes": (
@@ -230,7 +230,7 @@ WRONG = {
     "the same for logs": (["logs", "../x"], "run id '../x': an id is letters"),
     "the same for cancel": (["cancel", "a/b"], "run id 'a/b': an id is letters"),
     "the same for rerun": (["rerun", ".."], "run id '..': an id is letters"),
-    "an unknown state": (["list", "--status", "Sleeping"], "--status 'Sleeping' is no state. There are NotStarted,"),
+    "an unknown state": (["list", "--status", "Sleeping"], "--status 'Sleeping' is not a state. There are NotStarted,"),
     "a list of nothing": (["list", "-n", "0"], "Invalid value for '-n' / '--limit'"),
     "an unknown verb": (["fly"], "No such command 'fly'. See `paceline --help`."),
     "an unknown option": (["status", "--fast"], "No such option: --fast. See `paceline status --help`."),

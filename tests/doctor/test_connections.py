@@ -82,7 +82,7 @@ def test_an_interface_that_no_node_has_is_told(examination):
     examination.interface = "ib7"
     (network,) = check_network(examination)
     assert network.level == "fail"
-    assert network.seen.startswith("there is no network that all nodes are in with an interface 'ib7' (node0: lo ")
+    assert network.seen.startswith("no network is common to all nodes with an interface 'ib7' (node0: lo ")
 
 
 def test_few_nodes_try_all_pairs_and_many_a_ring():

@@ -42,7 +42,7 @@ def check(*, path: Path, show_all: bool, as_json: bool) -> int:
         return 0
     print(
         f"{len(found)} uses: {counts[findings.WORKS]} work as written, {counts[findings.REPLACED]} with something else in "
-        f"the place of what can't be had, {counts[findings.MISSING]} need an edit."
+        f"place of missing names, {counts[findings.MISSING]} need an edit."
     )
     return int(bool(counts[findings.MISSING]))
 

@@ -6,9 +6,9 @@ import datetime as dt
 import json
 import os
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 from paceline.errors import PipelineError, RunNotFoundError, SweepError, UserError
 from paceline.runs import read, states, store
@@ -20,9 +20,13 @@ from paceline.runs.visible import visible
 from paceline.system.names import did_you_mean
 from paceline.workspace import Workspace
 
+Item = TypeVar("Item")
+
 #: Colours in the order in which ranks take them: readable on dark and light.
 _RANK_COLOURS = (36, 33, 32, 35, 34, 31)
 WARNING_COLOUR = 33
+#: Headers of columns with states, which have colours.
+_STATE_HEADERS = ("STATUS", "STATE")
 _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, states.RUNNING: 36}
 
 
@@ -122,7 +126,7 @@ def state_named(text: str) -> str:
         if state.lower() == text.lower():
             return state
     raise UserError(
-        f"--status {text!r} is no state.{did_you_mean(text.capitalize(), states.ALL)} There are {', '.join(states.ALL)}."
+        f"--status {text!r} is not a state.{did_you_mean(text.capitalize(), states.ALL)} There are {', '.join(states.ALL)}."
     )
 
 
@@ -131,8 +135,25 @@ def state_colour(status: str) -> int | None:
     return WARNING_COLOUR if "hangs" in status else _STATE_COLOURS.get(status)
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_column: int | None = None) -> None:
-    """Print columns under a header, coloured on a terminal, with control characters shown."""
+def print_list(
+    found: Sequence[Item],
+    columns: Mapping[str, Callable[[Item], str]],
+    *,
+    as_json: bool,
+    to_json: Callable[[Item], Any],
+    none: str,
+) -> None:
+    """Print items as JSON or as a table of columns, or the sentence `none` in place of an empty table."""
+    if as_json:
+        print_json([to_json(item) for item in found])
+    elif found:
+        print_table([*columns], [[cell(item) for cell in columns.values()] for item in found])
+    else:
+        print(none)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print columns under a header, with control characters shown, and with coloured states on a terminal."""
     lines = [tuple(map(visible, row)) for row in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     colour = has_colour(sys.stdout)
@@ -141,8 +162,11 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         if number == 0:
             cells = [coloured(cell, 1, colour) for cell in cells]
-        elif status_column is not None:
-            cells[status_column] = coloured(cells[status_column], state_colour(line[status_column]), colour)
+        else:
+            cells = [
+                coloured(cell, state_colour(text), colour) if name in _STATE_HEADERS else cell
+                for name, cell, text in zip(header, cells, line, strict=True)
+            ]
         print("  ".join(cells).rstrip())
 
 

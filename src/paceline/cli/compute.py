@@ -83,7 +83,7 @@ def _findings(
     try:
         target: Any = described.make()
     except TargetError as error:
-        again = f"`paceline compute add {described.name} --kind {described.kind} --replace ...` sets them anew."
+        again = f"`paceline compute add {described.name} --kind {described.kind} --replace ...` sets them again."
         yield Finding(check="settings", level=FAIL, seen=str(error), advice=again)
         return
     yield Finding(check="settings", level=OK, seen=f"kind {described.kind}, {len(described.settings)} set")
@@ -271,7 +271,7 @@ def remove(*, name: str, force: bool) -> None:
                 "they go on with the copy of its settings that they have."
             )
     configured.remove(workspace.path, name)
-    print(f"{name} is no longer a compute target of this workspace.")
+    print(f"{name} was removed from this workspace's compute targets.")
 
 
 def _row(found: TargetLook) -> tuple[str, ...]:

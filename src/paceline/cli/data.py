@@ -89,7 +89,7 @@ def remove(*, name: str) -> None:
     from paceline.data.stores.datastore import Datastore
 
     Datastore.get(Workspace.from_config(create=False), name).unregister()
-    print(f"{name} is no longer registered; its files are where they were.")
+    print(f"{name} is not registered any longer; its files stay.")
 
 
 @takes(PLACE, JSON)

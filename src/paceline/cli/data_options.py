@@ -51,9 +51,7 @@ def _input(word: str) -> DataReference:
         elif option in ("mount", "download"):
             reference = reference.as_mount() if option == "mount" else reference.as_download()
         else:
-            raise JobError(
-                f"--input {word!r}: {option!r} is none of partition=rank, partition=node, mount and download."
-            )
+            raise JobError(f"--input {word!r}: {option!r} must be partition=rank, partition=node, mount or download.")
     return reference
 
 

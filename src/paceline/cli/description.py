@@ -115,27 +115,26 @@ def asked(description: Mapping[str, Any]) -> Asked:
     Raises:
         JobError: A value is wrong.
     """
-    said = dict(description)
     # Here as well, because a dry run submits nothing.
-    check_display_name(said.get("display_name"))
-    directory = Path(said.get("source_directory") or Path.cwd())
-    backend = said.get("distributed_backend")
-    environment = _environment(said, directory)
+    check_display_name(description.get("display_name"))
+    directory = Path(description.get("source_directory") or Path.cwd())
+    backend = description.get("distributed_backend")
+    environment = _environment(description, directory)
     # Refused here, in the words of the command line; the job's own messages name parameters.
-    if said.get("restart_on_exception") and not said.get("max_restarts"):
+    if description.get("restart_on_exception") and not description.get("max_restarts"):
         raise JobError("--restart-on-exception without --max-restarts: say how often, such as --max-restarts 3.")
-    if said.get("on_hang") == "restart" and not said.get("max_restarts"):
+    if description.get("on_hang") == "restart" and not description.get("max_restarts"):
         raise JobError("--on-hang restart without --max-restarts: say how often, such as --max-restarts 3.")
-    files = tuple(map(Path, said.get("env_file") or ()))
+    files = tuple(map(Path, description.get("env_file") or ()))
     values, from_shell = read_env_files(files)
-    recorded, named = said.get("environment_variables", {}), said.get("secrets", {})
+    recorded, named = description.get("environment_variables", {}), description.get("secrets", {})
     # A variable with a value or a place in the description does not come from a file.
     in_files = [name for name in (*values, *from_shell) if name not in recorded and name not in named]
     secrets = {**{name: f"env:{name}" for name in in_files}, **named}
     # A secret of the job replaces the environment's variable of that name.
     variables = {name: value for name, value in environment.environment_variables.items() if name not in secrets}
     given: dict[str, Any] = {
-        name: said[name]
+        name: description[name]
         for name in (
             *(
                 "entry_script",
@@ -150,36 +149,36 @@ def asked(description: Mapping[str, Any]) -> Asked:
             *("max_run_duration_seconds", "grace_period_seconds", "restart_on_exception"),
             *("hang_seconds", "on_hang", "elastic_seconds"),
         )
-        if name in said
+        if name in description
     }
-    if "gpu_share" in said:
+    if "gpu_share" in description:
         with contextlib.suppress(ValueError):  # the job refuses other words
-            given["gpu_share"] = said["gpu_share"]
-            given["gpu_share"] = float(said["gpu_share"])
-    if "log_limit" in said:
-        given["log_limit"] = log_limit(said["log_limit"])
-    if said.get("notify"):
-        given["notify"] = tuple(said["notify"])
+            given["gpu_share"] = description["gpu_share"]
+            given["gpu_share"] = float(description["gpu_share"])
+    if "log_limit" in description:
+        given["log_limit"] = log_limit(description["log_limit"])
+    if description.get("notify"):
+        given["notify"] = tuple(description["notify"])
     job = Job(
         **{"entry_script": "", **given},
-        **_counts(said, backend),
-        arguments=tuple(said.get("arguments") or ()),
+        **_counts(description, backend),
+        arguments=tuple(description.get("arguments") or ()),
         distributed_backend=backend,
         environment=environment,
         environment_variables={**variables, **recorded},
         secrets=secrets,
-        inputs=data_words(said.get("inputs"), said.get("outputs")),
-        send=sent_names(said.get("send"), directory),
+        inputs=data_words(description.get("inputs"), description.get("outputs")),
+        send=sent_names(description.get("send"), directory),
     )
     return Asked(
         job=job,
         directory=directory,
-        experiment=check_experiment_name(said.get("experiment", experiment_name(directory))),
-        tags=dict(said.get("tags") or {}),
-        display_name=said.get("display_name"),
+        experiment=check_experiment_name(description.get("experiment", experiment_name(directory))),
+        tags=dict(description.get("tags") or {}),
+        display_name=description.get("display_name"),
         values={name: value for name, value in values.items() if name in in_files},
-        leave_out=(*files, *map(Path, said.get("leave_out") or ())),
-        link=frozenset(_within(path, directory) for path in said.get("link") or ()),
+        leave_out=(*files, *map(Path, description.get("leave_out") or ())),
+        link=frozenset(_within(path, directory) for path in description.get("link") or ()),
     )
 
 
@@ -192,10 +191,10 @@ def _within(path: str, directory: Path) -> str:
     return name
 
 
-def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
-    given, processes = said.get("node_count", 1), said.get("process_count_per_node", 1)
+def _counts(description: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
+    given, processes = description.get("node_count", 1), description.get("process_count_per_node", 1)
     least, nodes = node_range(given)
-    servers = said.get("parameter_server_count", 0)
+    servers = description.get("parameter_server_count", 0)
     # For messages: the likely spelling of -j.
     words = f"-j {processes}" if nodes == 1 else f"-j {range_text(least, nodes)}x{processes}"
     if backend is None and nodes * processes > 1:
@@ -204,8 +203,8 @@ def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
             "--backend mpi, gloo, nccl or tensorflow."
         )
     # A job file counts workers and servers separately; -j counts both.
-    if "worker_count" in said:
-        return {"node_count": given, "worker_count": said["worker_count"], "parameter_server_count": servers}
+    if "worker_count" in description:
+        return {"node_count": given, "worker_count": description["worker_count"], "parameter_server_count": servers}
     if backend == "ps" and not 0 < servers < nodes * processes:
         raise JobError(
             f"--backend ps with {words} and --ps {servers}: of the {nodes * processes} processes, --ps says how many are "
@@ -218,25 +217,25 @@ def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
     return {"node_count": given, "process_count_per_node": processes}
 
 
-def _environment(said: Mapping[str, Any], directory: Path) -> EnvironmentSpec:
+def _environment(description: Mapping[str, Any], directory: Path) -> EnvironmentSpec:
     packages = ("pip_packages", "pip_requirements_file", "conda_packages", "conda_dependencies_file")
-    if said.get("layered") is False and not any(said.get(name) for name in packages):
+    if description.get("layered") is False and not any(description.get(name) for name in packages):
         raise JobError("--isolated without packages: there would be no environment to isolate. Name some with --pip.")
-    name, image, python = (said.get(key) for key in ("environment_definition", "custom_docker_image", "python"))
+    name, image, python = (description.get(key) for key in ("environment_definition", "custom_docker_image", "python"))
     return described(
         definition=Environment.get(Workspace.from_config(create=False), name) if name else None,
         source_directory=directory,
         python=interpreter(python) if image is None else python,
         # As for estimators: the script sees the interpreter's packages.
-        layered=said.get("layered", True),
+        layered=description.get("layered", True),
         user_managed=False,
-        pip_packages=said.get("pip_packages"),
-        pip_requirements_file=said.get("pip_requirements_file"),
-        conda_packages=said.get("conda_packages"),
-        conda_channels=said.get("conda_channels"),
-        conda_dependencies_file=said.get("conda_dependencies_file"),
+        pip_packages=description.get("pip_packages"),
+        pip_requirements_file=description.get("pip_requirements_file"),
+        conda_packages=description.get("conda_packages"),
+        conda_channels=description.get("conda_channels"),
+        conda_dependencies_file=description.get("conda_dependencies_file"),
         docker_image=image,
-        shm_size=said.get("shm_size"),
+        shm_size=description.get("shm_size"),
     )
 
 
@@ -274,7 +273,7 @@ def _lines(path: Path) -> list[tuple[str, str | None]]:
     except OSError as error:
         raise JobError(f"--env-file {str(path)!r} can't be read: {error.strerror}.") from error
     except UnicodeDecodeError:
-        raise JobError(f"--env-file {str(path)!r} is no text in UTF-8. Write it as such.") from None
+        raise JobError(f"--env-file {str(path)!r} is not UTF-8. Save it as UTF-8.") from None
     found = []
     for binding in bindings:
         if binding.error:

@@ -33,12 +33,14 @@ def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
     check_source(asked.job, asked.directory, workspace_dir)
     check(asked.job, workspace_dir)
     job, _ = unrecorded(asked.job, {})
-    said = whole(description)
+    values = whole(description)
     if job.secrets != asked.job.secrets:
-        variables = {name: v for name, v in said["environment_variables"].items() if name in job.environment_variables}
-        secrets = {name: place for name, place in job.secrets.items() if name in said["environment_variables"]}
-        said |= {"environment_variables": variables, "secrets": {**said.get("secrets", {}), **secrets}}
-    print(job_file.text(said), end="")
+        variables = {
+            name: v for name, v in values["environment_variables"].items() if name in job.environment_variables
+        }
+        secrets = {name: place for name, place in job.secrets.items() if name in values["environment_variables"]}
+        values |= {"environment_variables": variables, "secrets": {**values.get("secrets", {}), **secrets}}
+    print(job_file.text(values), end="")
     return 0
 
 

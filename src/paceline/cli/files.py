@@ -84,7 +84,7 @@ def _folder(run_id: str | None) -> RunFolder:
 
 def _say_left_out(folder: RunFolder) -> None:
     if names := downloads.left_out(folder):
-        warn(f"Left out, for they are no files or links that lead nowhere: {some(names, 5)}.")
+        warn(f"Left out, because they are special files or broken links: {some(names, 5)}.")
 
 
 def _counted(found: list[downloads.RunFile]) -> str:

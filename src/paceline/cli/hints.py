@@ -32,8 +32,7 @@ _OPTIONS = {
     "mixed_precision": ("accelerate", "--env ACCELERATE_MIXED_PRECISION={n} tells the script's Accelerator"),
     "config_file": (
         "accelerate",
-        "that file isn't read: what it says of machines is said with -j, --compute and --gpu, what it says of the model in the "
-        "script",
+        "that file isn't read: give machines by -j, --compute and --gpu, and settings of the model in the script",
     ),
     "cpu": ("accelerate", "workers are on processors without --gpu: leave it out"),
     "use_fsdp": ("accelerate", "--env ACCELERATE_USE_FSDP=true tells the script's Accelerator"),

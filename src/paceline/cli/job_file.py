@@ -129,7 +129,7 @@ def composed(path: Path) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise JobError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(node, yaml.MappingNode):
-        raise JobError(f"{str(path)!r} is no job: write keys and values, such as `entry_script: train.py`.")
+        raise JobError(f"{str(path)!r} is not a job. Write keys and values, such as `entry_script: train.py`.")
     return node
 
 
@@ -168,9 +168,9 @@ def text(description: Mapping[str, Any]) -> str:
             "tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"'
         ),
     )
-    said = {key: description[key] for key in KEYS if key in description}
+    values = {key: description[key] for key in KEYS if key in description}
     # Very wide: PyYAML would break a long text over several lines.
-    return str(yaml.dump(said, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
+    return str(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
 
 
 class _Reader:
@@ -200,7 +200,7 @@ class _Reader:
                 raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(self._known)}.")
             # YAML's own readers silently take the last of two equal keys.
             if key in found:
-                raise self._error(key_node, f"{key} is there twice.")
+                raise self._error(key_node, f"{key} is given twice.")
             if self._is_null(value):
                 continue  # like a missing key
             found[key] = self._kinds[KEYS[key]](key, value)
@@ -215,7 +215,7 @@ class _Reader:
         word = self._text(key, node)
         # isdigit() is also True for a superscript 2, which int() refuses.
         if not (word.isascii() and word.isdigit()):
-            raise self._error(node, f"{key}: {word!r} is no number.")
+            raise self._error(node, f"{key}: {word!r} is not a number.")
         return int(word)
 
     def _nodes(self, key: str, node: Node) -> int | str:
@@ -227,7 +227,7 @@ class _Reader:
         if re.fullmatch(r"[0-9]+", word):
             return int(word)
         if ".." not in word:
-            what = f"{key}: {word!r} is no number." if word else f"{key} takes {KEYS[key]}."
+            what = f"{key}: {word!r} is not a number." if word else f"{key} takes {KEYS[key]}."
             raise self._error(node, what)
         try:
             least, most = node_range(word)

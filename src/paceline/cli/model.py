@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.common import age, folder_of, pairs_text, print_fields, print_json, print_table, warn
+from paceline.cli.common import age, folder_of, pairs_text, print_fields, print_json, print_list, print_table, warn
 from paceline.cli.options import JSON, YES, VerbOption, takes
 from paceline.cli.remove import confirmed
+from paceline.cli.run_options import pairs
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import ModelChangedError, ModelError, ModelNotFoundError
 from paceline.models import check, described, mlflow_registry, on_store, registry
 from paceline.models.model import Model, register_of_run, remove
 from paceline.models.names import check_version, parse
 from paceline.runs.visible import visible
-from paceline.system.names import some
+from paceline.system.names import counted, some
 from paceline.workspace import Workspace
 
 #: Tensors that `show` lists without --tensors.
 _TENSORS = 8
 _DECLINED = _CHANGED = 1
+
+_COLUMNS: dict[str, Callable[[Model], str]] = {
+    "MODEL": lambda model: model.id,
+    "ALIASES": lambda model: ", ".join(model.aliases) or "-",
+    "FRAMEWORK": lambda model: " ".join(filter(None, (model.framework, model.framework_version))) or "-",
+    "SIZE": lambda model: size_text(model.record.size_bytes),
+    "RUN": lambda model: model.run_id or "-",
+    "REGISTERED": lambda model: age(model.created_utc),
+}
 
 REFERENCE = VerbOption("reference", "NAME, NAME:VERSION or NAME@ALIAS.", "MODEL", complete="models", needed=True)
 REFERENCES = VerbOption("references", "NAME:VERSION or NAME@ALIAS.", "MODEL...", list, complete="models", needed=True)
@@ -58,7 +68,7 @@ def register(
     if run is not None and made_by is not None:
         raise ModelError("--run and --made-by: give one of the two.")
     given: dict[str, Any] = {
-        "tags": {key: value if equals else None for key, equals, value in map(_parts, tag or ())},
+        "tags": pairs("--tag", tag),
         "properties": dict(_pair(word) for word in prop or ()),
         "description": description,
         "model_framework": framework,
@@ -77,7 +87,7 @@ def register(
     print(model.id)
     record = model.record
     print(
-        f"{_counted(len(record.files), 'file')}, {size_text(record.size_bytes)}{_framework(model)}\n"
+        f"{counted(len(record.files), 'file')}, {size_text(record.size_bytes)}{_framework(model)}\n"
         f"See it:      paceline model show {model.id}\nPoint at it: paceline model alias {model.name} production "
         f"{model.version}",
         file=sys.stderr,
@@ -102,28 +112,10 @@ def list_models(
         return
     workspace = Workspace.from_config(create=False)
     run_id = folder_of(run).run_id if run is not None else None
-    tags = [(key, value) if equals else key for key, equals, value in map(_parts, tag or ())]
+    tags = [key if value is None else (key, value) for key, value in pairs("--tag", tag).items()]
     found = Model.list(workspace, name, tags=tags, run_id=run_id, latest=latest)
-    if as_json:
-        print_json([described.summary(model) for model in found])
-        return
-    if not found:
-        print(f"No {'such ' if name or run or tag else ''}models in {workspace.path}.")
-        return
-    print_table(
-        ("MODEL", "ALIASES", "FRAMEWORK", "SIZE", "RUN", "REGISTERED"),
-        [
-            (
-                model.id,
-                ", ".join(model.aliases) or "-",
-                " ".join(filter(None, (model.framework, model.framework_version))) or "-",
-                size_text(model.record.size_bytes),
-                model.run_id or "-",
-                age(model.created_utc),
-            )
-            for model in found
-        ],
-    )
+    none = f"No {'such ' if name or run or tag else ''}models in {workspace.path}."
+    print_list(found, _COLUMNS, as_json=as_json, to_json=described.summary, none=none)
 
 
 @takes(REFERENCE, VerbOption("--tensors", "Show all tensors of safetensors files.", type=bool), JSON)
@@ -152,7 +144,7 @@ def show(*, reference: str, tensors: bool, as_json: bool) -> None:
             ("Data", described.data_texts(model)),
             ("Tags", pairs_text(found["tags"])),
             ("Properties", pairs_text(found["properties"])),
-            ("Files", f"{_counted(len(found['files']), 'file')}, {size_text(found['size_bytes'])}"),
+            ("Files", f"{counted(len(found['files']), 'file')}, {size_text(found['size_bytes'])}"),
             ("Folder", found["path"]),
             ("Make again", f"paceline rerun {run['run_id']}" if found["can_be_made_again"] else ""),
         ]
@@ -236,7 +228,7 @@ def verify(*, references: list[str], as_json: bool) -> int:
             continue
         try:
             check.refuse(record, found)
-            print(f"{model.id}: {_counted(len(record.files), 'file')} as registered, {size_text(record.size_bytes)}")
+            print(f"{model.id}: {counted(len(record.files), 'file')} as registered, {size_text(record.size_bytes)}")
         except ModelChangedError as error:
             warn(f"paceline: error: {error}")
     if as_json:
@@ -293,7 +285,7 @@ def push(*, reference: str, to: str | None, mlflow: str | None, verify: bool) ->
     pushed = on_store.push(workspace.path, model.record, place, terminal_bar("uploading"), verify=verify)
     print(
         f"{model.id}: {'stored' if pushed.is_new else 'there already'} in {visible(pushed.place)}: "
-        f"{_counted(pushed.stored, 'new content')}, {size_text(pushed.stored_bytes)}"
+        f"{counted(pushed.stored, 'new content')}, {size_text(pushed.stored_bytes)}"
     )
 
 
@@ -333,7 +325,7 @@ def _print_tensors(files: Sequence[dict[str, Any]], *, everything: bool) -> None
             continue
         shown = header["tensors"] if everything else header["tensors"][:_TENSORS]
         print(
-            f"\n{visible(file['name'])}: {_counted(len(header['tensors']), 'tensor')}, {header['parameters']:,} parameters"
+            f"\n{visible(file['name'])}: {counted(len(header['tensors']), 'tensor')}, {header['parameters']:,} parameters"
         )
         for tensor in shown:
             shape = "x".join(map(str, tensor["shape"])) or "scalar"
@@ -372,19 +364,11 @@ def _environment(found: dict[str, Any]) -> str:
         return ""
     python = f"Python {found['python_version']}, " if found.get("python_version") else ""
     seen = f", seen {found['seen']}" if found.get("seen") else ""
-    return f"{python}{_counted(len(packages), 'package')} with exact versions{seen} (--json lists them)"
+    return f"{python}{counted(len(packages), 'package')} with exact versions{seen} (--json lists them)"
 
 
 def _range(one: dict[str, Any]) -> str:
     return f" ({one['min']} to {one['max']} in {one['count']} values)" if one["count"] > 1 else ""
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _parts(word: str) -> tuple[str, str, str]:
-    return word.partition("=")
 
 
 def _pair(word: str) -> tuple[str, str]:

@@ -114,7 +114,7 @@ def print_steps(folder: RunFolder, record: RunRecord) -> None:
         )
         for row in pipeline_run.rows(folder, record)
     ]
-    print_table(("STEP", "STATUS", "RUN", "TOOK", "AFTER"), rows, status_column=1)
+    print_table(("STEP", "STATUS", "RUN", "TOOK", "AFTER"), rows)
 
 
 def _print_plan(spec: PipelineSpec, *, as_json: bool) -> int:
@@ -190,7 +190,9 @@ def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
     node = job_file.composed(path)
     steps = next((value for key, value in node.value if key.value == "steps"), None)
     if steps is None or isinstance(steps.value, str) or not all(isinstance(one, tuple) for one in steps.value):
-        raise PipelineError(f"{str(path)!r} is no pipeline: write `steps:`, and below it each step's name and its job.")
+        raise PipelineError(
+            f"{str(path)!r} is not a pipeline. Write `steps:`, and below it each step's name and its job."
+        )
     pairs = list(steps.value)
     node.value = [(key, value) for key, value in node.value if key.value != "steps"]
     top = job_file.of_node(path, node, _TOP)
@@ -200,14 +202,14 @@ def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
     names = [str(key.value) for key, _ in pairs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise PipelineError(f"{str(path)!r}: two steps are called {twice[0]!r}. Give each a name of its own.")
-    said = {}
+    described = {}
     for key, value in pairs:
         if isinstance(value.value, str) or not all(isinstance(one, tuple) for one in value.value):
             raise PipelineError(
                 f"{str(path)!r}: step {key.value!r} takes keys and values, such as `entry_script: train.py`."
             )
-        said[str(key.value)] = combined(top, job_file.of_node(path, value, _STEP))
-    steps, jobs = _made(path, said, parameters)
+        described[str(key.value)] = combined(top, job_file.of_node(path, value, _STEP))
+    steps, jobs = _made(path, described, parameters)
     return PipelineFile(
         pipeline=Pipeline(
             steps,
@@ -226,7 +228,7 @@ def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
 
 
 def _made(
-    path: Path, said: Mapping[str, dict[str, Any]], parameters: Mapping[str, Any]
+    path: Path, described: Mapping[str, dict[str, Any]], parameters: Mapping[str, Any]
 ) -> tuple[list[Step], list[Asked]]:
     """Return the steps, and the job that each describes."""
     steps: dict[str, Step] = {}
@@ -234,13 +236,13 @@ def _made(
     data: dict[str, PipelineData] = {}
     after: dict[str, Sequence[str]] = {}
     left = {}
-    for name, one in said.items():
+    for name, one in described.items():
         left[name] = {key: _data(key, place) for key, place in _leaves(path, name, one.pop("leaves", None))}
         for key, found in left[name].items():
             if key in data:
                 raise PipelineError(f"{str(path)!r}: two steps leave {key!r}. Give each data of its own.")
             data[key] = found
-    for name, one in said.items():
+    for name, one in described.items():
         taken = _names(path, name, "takes", one.pop("takes", None))
         if unknown := [key for key in taken if key not in data]:
             raise PipelineError(
@@ -266,7 +268,9 @@ def _made(
     for name, others in after.items():
         for other in others:
             if other not in steps:
-                raise PipelineError(f"{str(path)!r}: step {name!r} runs after {other!r}, which is no step of the file.")
+                raise PipelineError(
+                    f"{str(path)!r}: step {name!r} runs after {other!r}, but the file has no such step."
+                )
             steps[name].run_after(steps[other])
     return list(steps.values()), jobs
 

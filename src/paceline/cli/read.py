@@ -131,7 +131,7 @@ def list_runs(
     if long:
         more = [("DISK", "TAGS"), *(_more(folder) for _, folder in shown)]
         lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
-    print_table(lines[0], lines[1:], status_column=2)
+    print_table(lines[0], lines[1:])
     # Count names, without reading records.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
     # With a filter, only a read of all records would tell how many more match.

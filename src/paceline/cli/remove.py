@@ -236,7 +236,9 @@ def confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
     if yes:
         return True
     if as_json or not sys.stdin.isatty():
-        raise UserError(f"nothing was removed: there is nobody to ask. --yes answers: {question}")
+        raise UserError(
+            f"nothing was removed, because there is no terminal for the question. Add --yes to answer: {question}"
+        )
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True

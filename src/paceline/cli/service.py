@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.cli import service_options
-from paceline.cli.common import age, print_fields, print_json, print_table, warn
+from paceline.cli.common import age, print_fields, print_json, print_list, print_table, warn
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.service_options import DEPLOY, UPDATE
 from paceline.errors import ServiceError, ServiceNotFoundError
@@ -56,30 +57,22 @@ def deploy(**given: Any) -> None:
 def list_services(*, as_json: bool) -> None:
     """List the services of the workspace. Restarts those whose supervisor was killed."""
     workspace = Workspace.from_config(create=False)
-    found = list(store.all_records(workspace.path))
-    if as_json:
-        print_json([_shown(workspace, record) for record in found])
-        return
-    if not found:
-        print(f"No services in {workspace.path}. `paceline service deploy NAME --model MODEL` makes one.")
-        return
-    rows = [
-        [
-            record.name,
-            record.state,
-            "-" if record.revision is None else str(record.revision),
-            ", ".join(_models(workspace, record)),
-            "-" if record.workers is None else str(record.workers),
-            record.target,
-            record.scoring_uri or "-",
-            age(record.since_utc),
-        ]
-        for record in found
-    ]
-    print_table(
-        ("NAME", "STATE", "REVISION", "MODELS", "WORKERS", "TARGET", "URI", "SINCE"),
-        rows,
-        status_column=1,
+    columns: dict[str, Callable[[ServiceRecord], str]] = {
+        "NAME": lambda record: record.name,
+        "STATE": lambda record: record.state,
+        "REVISION": lambda record: str(record.revision or "-"),
+        "MODELS": lambda record: ", ".join(_models(workspace, record)),
+        "WORKERS": lambda record: "-" if record.workers is None else str(record.workers),
+        "TARGET": lambda record: record.target,
+        "URI": lambda record: record.scoring_uri or "-",
+        "SINCE": lambda record: age(record.since_utc),
+    }
+    print_list(
+        list(store.all_records(workspace.path)),
+        columns,
+        as_json=as_json,
+        to_json=lambda record: _shown(workspace, record),
+        none=f"No services in {workspace.path}. `paceline service deploy NAME --model MODEL` makes one.",
     )
 
 

@@ -57,9 +57,9 @@ def run(**given: Any) -> int:
     file, description = words(given)
     section: Any = {}
     if file is not None:
-        said = job_file.read(file, sections=("sweep",))
-        section = said.pop("sweep", {})
-        description = combined(said, description)
+        in_file = job_file.read(file, sections=("sweep",))
+        section = in_file.pop("sweep", {})
+        description = combined(in_file, description)
     if not isinstance(section, dict):
         raise SweepError(f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`.")
     wanted, sweep = asked(description), spec(given, section, file, _former)
@@ -87,7 +87,7 @@ def run(**given: Any) -> int:
 def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: Path | None, as_json: bool) -> int:
     """Show a sweep's trials, the best first."""
     if top < 0:
-        raise SweepError(f"--top {top} is no number of trials. Give 1 or more, or 0 for all.")
+        raise SweepError(f"--top must be 0 (all) or more, got {top}.")
     folder, record, sweep = _sweep(run_id)
     if html is not None or png is not None:
         return _draw(folder, sweep, html, png)
@@ -250,10 +250,10 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
 
 def _line(job: Job, values: Mapping[str, Any], pass_as: str) -> str:
     """Return a trial's command in one line."""
-    said = " ".join([*job.entry_words, *job.arguments])
+    command = " ".join([*job.entry_words, *job.arguments])
     if pass_as == ENVIRONMENT:
-        return " ".join([*(f"{variable(name)}={text_of(v)}" for name, v in values.items() if v is not None), said])
-    return said if pass_as in WAYS else f"{said}  # {pass_as}: {json.dumps(json.loads(job.files[pass_as]))}"
+        return " ".join([*(f"{variable(name)}={text_of(v)}" for name, v in values.items() if v is not None), command])
+    return command if pass_as in WAYS else f"{command}  # {pass_as}: {json.dumps(json.loads(job.files[pass_as]))}"
 
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN) -> int:
@@ -289,7 +289,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
 def _print_trials(trials: Sequence[Trial], sweep: SweepSpec) -> None:
     names = live_trials.parameters(trials)
     rows = [live_trials.cells(trial, names, sweep) for trial in trials]
-    print_table(live_trials.header(names, sweep), rows, status_column=live_trials.STATUS)
+    print_table(live_trials.header(names, sweep), rows)
 
 
 def _said(trial: Leg) -> list[str]:

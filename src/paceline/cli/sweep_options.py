@@ -183,7 +183,7 @@ def _params(given: list[str] | None) -> dict[str, str]:
         if not name or not equals or not text:
             raise SweepError(f"--param {word!r} is not NAME=EXPRESSION, such as lr=loguniform(1e-4,1e-1).")
         if name in found:
-            raise SweepError(f"--param {name} is there twice.")
+            raise SweepError(f"--param {name} is given twice.")
         found[name] = text
     return found
 

@@ -57,15 +57,15 @@ class RunView:
     def attempt(self, before: Attempt, now: Attempt) -> None:
         self.say(attempt_text(before, now))
 
-    def note(self, said: LogLine) -> None:
+    def note(self, line: LogLine) -> None:
         """Print a line of a node's preparation on standard error; draw over its progress bar on a terminal."""
         if self._quiet:
             return
-        text = node_prefix(said, self._nodes) + visible_line(said.text)
+        text = node_prefix(line, self._nodes) + visible_line(line.text)
         # Each line clears an unfinished progress bar.
         if sys.stderr.isatty():
-            print(f"\r\x1b[2K{text}", end="\n" if said.complete else "", file=sys.stderr, flush=True)
-        elif said.complete:
+            print(f"\r\x1b[2K{text}", end="\n" if line.complete else "", file=sys.stderr, flush=True)
+        elif line.complete:
             print(text, file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:

@@ -54,7 +54,7 @@ def check_network(examination: Examination) -> Iterator[Finding]:
     yield Finding(
         check="network",
         level=FAIL,
-        seen=f"there is no network that all nodes are in{wanted} ({'; '.join(shown[:4])})",
+        seen=f"no network is common to all nodes{wanted} ({'; '.join(shown[:4])})",
         advice="Name an interface that all nodes have and that leads from one to the other, or take nodes of one network.",
     )
 

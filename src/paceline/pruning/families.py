@@ -145,7 +145,8 @@ class PrunePolicy:
                 raise UserError(f"{name}={value}: it can't be below 0.")
         if self.status is not None and self.status not in states.ALL:
             raise UserError(
-                f"status={self.status!r} is no state.{did_you_mean(self.status, states.ALL)} There are {', '.join(states.ALL)}."
+                f"status={self.status!r} is not a state.{did_you_mean(self.status, states.ALL)} There are "
+                f"{', '.join(states.ALL)}."
             )
 
     @property

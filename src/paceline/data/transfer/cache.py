@@ -300,7 +300,7 @@ def parse_size(text: str) -> int:
         return size_bytes(text)
     except ValueError:
         raise DataError(
-            f"{text!r} is no size. Give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB."
+            f"{text!r} is not a size. Give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB."
         ) from None
 
 
