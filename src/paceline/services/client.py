@@ -16,7 +16,7 @@ _SHOWN = 2000
 
 
 def call(
-    uri: str, data: Any, *, key: str | None = None, timeout_s: float = _TIMEOUT_S, certificate: str | None = None
+    uri: str, data: object, *, key: str | None = None, timeout_s: float = _TIMEOUT_S, certificate: str | None = None
 ) -> Any:
     """Send a request to the service and return its response, parsed if it is JSON.
 
@@ -40,7 +40,7 @@ def call(
     if context is not None and certificate is not None:
         context.load_verify_locations(certificate)
     # No proxy: services run on this machine or in its network.
-    handlers: list[Any] = [urllib.request.ProxyHandler({})]
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
     try:
@@ -57,7 +57,7 @@ def call(
         ) from error
 
 
-def as_body(data: Any) -> bytes:
+def as_body(data: object) -> bytes:
     """Encode the body of a request.
 
     Raises:

@@ -41,7 +41,7 @@ def deploy(
     tls: tuple[str, str] | None = None,
     target: str = "local",
     overwrite: bool = False,
-    tags: Mapping[str, Any] | None = None,
+    tags: Mapping[str, object] | None = None,
     description: str = "",
 ) -> ServiceFolder:
     """Create and start a service. Return at once.
@@ -259,7 +259,7 @@ def _overwrite(
     return folder
 
 
-def _checked_port(port: Any) -> int:
+def _checked_port(port: object) -> int:
     if port is None:
         return 0
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:

@@ -76,18 +76,31 @@ class ServiceSettings(_Data):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RevisionModel(_Data):
+    """A model of a revision.
+
+    id: the version in the registry ("digits:3"); None for files given by path. The revision's folder has a copy of those, with
+    the name `file`.
+    """
+
+    id: str | None
+    name: str
+    version: str
+    framework: str | None = None
+    file: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Revision(_Data):
     """The models, script, environment and settings of a service; immutable once written.
 
-    models: "id", "name", "version" and "framework" of each. id: the version in the registry ("digits:3"); None for files given by
-        path, which the revision's folder has a copy of, under the name "file".
     source_directory: origin of the script's folder; `source/` of the revision's folder has the copy. snapshot_id: of that copy.
     environment: JSON of `paceline.job.environment.EnvironmentSpec`. variables: environment variables of the script.
     why: reason for people, such as "models digits:4" or "reload".
     """
 
     number: int
-    models: tuple[Mapping[str, Any], ...] = ()
+    models: tuple[RevisionModel, ...] = ()
     entry_script: str | None = None
     source_directory: str | None = None
     snapshot_id: str | None = None
@@ -101,7 +114,12 @@ class Revision(_Data):
     @property
     def model_names(self) -> list[str]:
         """Return "digits:3" for a registered model, else the name of its file."""
-        return [str(model["id"] or model["name"]) for model in self.models]
+        return [model.id or model.name for model in self.models]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Revision:
+        models = tuple(map(RevisionModel.from_json, data.get("models") or ()))
+        return cls(**known_fields(cls, {**data, "models": models}))
 
 
 @dataclass(frozen=True, kw_only=True)

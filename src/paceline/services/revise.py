@@ -16,7 +16,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.runs.record import user_name, utc_now
 from paceline.services import store
 from paceline.services.folder import RevisionFolder, ServiceFolder
-from paceline.services.record import Revision, ServiceSettings
+from paceline.services.record import Revision, RevisionModel, ServiceSettings
 from paceline.services.revision_spec import FoundModel, RevisionSpec, find_model
 from paceline.serving.api import ServedModel, ServerConfig
 from paceline.system.files import PRIVATE, remove_tree, write_json
@@ -97,7 +97,7 @@ def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
     """Return the spec that a revision was made from, as a base for changes."""
     return RevisionSpec(
         models=tuple(
-            model["id"] or folder.revision(revision.number).model(index) / model["file"]
+            model.id or folder.revision(revision.number).model(index) / str(model.file)
             for index, model in enumerate(revision.models)
         ),
         entry_script=revision.entry_script,
@@ -120,16 +120,15 @@ def check_served(folder: ServiceFolder, revision: Revision) -> None:
         raise ServiceError(str(error)) from error
 
 
-def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, Any]:
+def _model(place: RevisionFolder, index: int, found: FoundModel) -> RevisionModel:
     """Describe a model for the revision. Copy its files unless the registry has them."""
-    said = {"id": found.id, "name": found.name, "version": found.version, "framework": found.framework}
     if found.id is None:
-        said["file"] = found.path.name
         found.copy_into(place.model(index))
-        return said
-    place.hashes(index).parent.mkdir(exist_ok=True)
-    place.hashes(index).write_text(found.hash_lines())
-    return said
+    else:
+        place.hashes(index).parent.mkdir(exist_ok=True)
+        place.hashes(index).write_text(found.hash_lines())
+    file = found.path.name if found.id is None else None
+    return RevisionModel(id=found.id, name=found.name, version=found.version, framework=found.framework, file=file)
 
 
 def _copy_source(folder: ServiceFolder, place: RevisionFolder, spec: RevisionSpec) -> str:
@@ -170,15 +169,15 @@ def config_of(
     models = []
     for index, model in enumerate(revision.models):
         # Look the path up each time: the workspace may have moved.
-        is_registered = model["id"] is not None
-        path = find_model(folder.workspace_dir, model["id"]).path if is_registered else place.model(index)
+        is_registered = model.id is not None
+        path = find_model(folder.workspace_dir, model.id).path if is_registered else place.model(index)
         models.append(
             ServedModel(
-                name=model["name"],
-                version=model["version"],
+                name=model.name,
+                version=model.version,
                 path=str(path),
                 hashes=str(place.hashes(index)) if is_registered else None,
-                framework=model["framework"],
+                framework=model.framework,
             )
         )
     return ServerConfig(

@@ -27,7 +27,7 @@ class RevisionSpec:
     environment: None for the first model's own.
     """
 
-    models: tuple[Any, ...] = ()
+    models: tuple[object, ...] = ()
     entry_script: str | None = None
     source_directory: str | None = None
     environment: EnvironmentSpec | None = None
@@ -36,12 +36,12 @@ class RevisionSpec:
 
 
 def make_spec(
-    models: Any,
+    models: object,
     *,
     entry_script: str | os.PathLike[str] | None = None,
     source_directory: str | os.PathLike[str] | None = None,
     environment: EnvironmentSpec | None = None,
-    environment_variables: Mapping[str, Any] | None = None,
+    environment_variables: Mapping[str, object] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> RevisionSpec:
     """Check the values of a request and return its spec, with an absolute source folder.
@@ -68,7 +68,7 @@ def changed_spec(before: RevisionSpec, *, settings: Mapping[str, Any] | None = N
     return replace(before, settings=as_settings(both), **changes)
 
 
-def as_models(models: Any) -> tuple[Any, ...]:
+def as_models(models: object) -> tuple[object, ...]:
     """Return one or several models as a tuple.
 
     Raises:
@@ -93,7 +93,7 @@ def as_settings(values: Mapping[str, Any]) -> ServiceSettings:
     return ServiceSettings(**values)
 
 
-def as_variables(values: Mapping[str, Any] | None) -> dict[str, str]:
+def as_variables(values: Mapping[str, object] | None) -> dict[str, str]:
     """Return environment variables as strings.
 
     Raises:
@@ -108,7 +108,7 @@ def as_variables(values: Mapping[str, Any] | None) -> dict[str, str]:
     return texts
 
 
-def check_workers(workers: Any) -> int:
+def check_workers(workers: object) -> int:
     """Return the number of workers if it is valid.
 
     Raises:
@@ -122,7 +122,7 @@ def check_workers(workers: Any) -> int:
     return workers
 
 
-def check_environment(environment: Any) -> None:
+def check_environment(environment: object) -> None:
     if not isinstance(environment, EnvironmentSpec):
         raise ServiceError(
             f"environment must be an Environment, got {environment!r}. Make one, or get a registered one."
@@ -200,7 +200,7 @@ class FoundModel:
         return "".join(f"{digest}  {name}\n" for name, digest in sorted(self.digests.items()))
 
 
-def find_model(workspace_dir: Path, given: Any) -> FoundModel:
+def find_model(workspace_dir: Path, given: object) -> FoundModel:
     """Find a registered model, a reference ("digits:3"), or the path of a file or folder.
 
     A string is a path if it has a `/` or begins with a dot.

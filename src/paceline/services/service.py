@@ -432,7 +432,7 @@ def _path(workspace: Workspace) -> Path:
     return path
 
 
-def _why(changes: Mapping[str, Any], settings: Mapping[str, Any], workers: int | None) -> str:
+def _why(changes: Mapping[str, Any], settings: Mapping[str, object], workers: int | None) -> str:
     words = []
     if "models" in changes:
         words.append("models " + ", ".join(str(getattr(each, "id", each)) for each in changes["models"]))

@@ -45,7 +45,7 @@ _MODULE = "paceline.services"
 _MOST_STARTS = 3
 
 
-def check_name(name: Any) -> str:
+def check_name(name: object) -> str:
     """Return the name if it is valid.
 
     Raises:
@@ -63,7 +63,7 @@ def services_dir(workspace_dir: Path) -> Path:
     return workspace_dir / "services"
 
 
-def folder_of(workspace_dir: Path, name: Any) -> ServiceFolder:
+def folder_of(workspace_dir: Path, name: object) -> ServiceFolder:
     """Return the folder of an existing service.
 
     Raises:
@@ -134,7 +134,7 @@ def revision(folder: ServiceFolder, number: int) -> Revision:
     if not isinstance(data, dict):
         numbers = [each.number for each in revisions(folder)]
         raise ServiceError(f"service {folder.name!r} has no revision {number}. It has {', '.join(map(str, numbers))}.")
-    return Revision.from_json({**data, "models": tuple(data.get("models") or ())})
+    return Revision.from_json(data)
 
 
 def revisions(folder: ServiceFolder) -> list[Revision]:

@@ -1,4 +1,4 @@
-"""Submits the suite's scripts to the target under test, waits for what becomes of them, and looks at what they leave."""
+"""Submit the suite's scripts to the target under test, wait for them, and inspect their results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from paceline.testing import scripts
 from paceline.testing.under_test import TargetUnderTest
 from paceline.workspace import Experiment, Workspace
 
-#: Between SIGTERM and SIGKILL, in runs that are to be ended.
+#: Seconds between SIGTERM and SIGKILL, in runs that the suite ends.
 GRACE_S = 3.0
-#: How long a run may take to start or to end by itself.
+#: Seconds for a run to start, or to end by itself.
 _WAIT_S = 120.0
 
 ENTRY_SCRIPT = "some scripts/train it's $HOME.py"
 ODD_FOLDER = "a folder; $(touch owned) 'x'"
-#: Words that break command lines, shells and JSON.
+#: Arguments that break command lines, shells and JSON.
 WORDS = (
     *("two words", "", " ", 'a "quoted" name', "it's", "new\nline", "ünï ☃", "; touch owned"),
     *("$(touch owned) $NOWHERE", "`touch owned`", "&& touch owned | cat > owned", "--", "-n", "--set", "A=B", "="),
@@ -35,7 +35,7 @@ VARIABLES = {f"ODD_{number}": word for number, word in enumerate(WORDS)}
 
 
 class Bench:
-    """One test's runs on the target under test."""
+    """The runs of one test on the target under test."""
 
     def __init__(self, target: TargetUnderTest) -> None:
         self.target = target
@@ -45,10 +45,7 @@ class Bench:
     # --- runs
 
     def submit(self, script: str, backend: str | None = None, **values: Any) -> Run:
-        """A run of the script: one process, or all of the target's nodes with a backend.
-
-        values: more fields of the job.
-        """
+        """Submit a script: as one process, or on all nodes with a backend. values: more fields of the job."""
         given = {**self.way(backend), "grace_period_seconds": GRACE_S, **self.target.values, **values}
         job = Job(entry_script=ENTRY_SCRIPT, compute_target=self.target.name, **given)
         run = self.experiment.submit(job, source_directory=self._source(script))
@@ -56,13 +53,13 @@ class Bench:
         return run
 
     def finish(self, script: str, backend: str | None = None, **values: Any) -> Run:
-        """Such a run once it has ended, however it did."""
+        """Submit a script, wait for its end in any state, and return the run."""
         run = self.submit(script, backend, **values)
         self.wait_for_end(run)
         return run
 
     def plain(self, backend: str | None) -> Run:
-        """The run of the plain script that the checks share, which has completed."""
+        """Return the shared, completed run of the plain script."""
         key = f"plain {backend}"
         if key not in self.target.finished:
             run = self.finish(scripts.PLAIN, backend, arguments=WORDS, environment_variables=VARIABLES)
@@ -71,7 +68,7 @@ class Bench:
         return self.target.finished[key]
 
     def way(self, backend: str | None) -> dict[str, Any]:
-        """A job's fields for one process, or for all nodes with a backend; skips where it does not fit."""
+        """Return a job's fields for one process, or for all nodes with a backend. Skip if it does not fit."""
         if backend is None:
             return {}
         if backend not in self.target.backends:
@@ -83,7 +80,7 @@ class Bench:
         }
 
     def _source(self, script: str) -> Path:
-        """A folder of sources with this script; the same for the same script, so that snapshots are shared."""
+        """Return a source folder with this script; the same one for the same script, to share snapshots."""
         top = self.target.folder / f"my sources; $(touch owned) 'x' {hashlib.sha256(script.encode()).hexdigest()[:8]}"
         if not top.exists():
             path = top / ENTRY_SCRIPT
@@ -105,12 +102,12 @@ class Bench:
         while not condition():
             now = time.monotonic()
             assert now < deadline, f"within {limit_s:g} s not so: {what}\n{self.story(*self.runs)}"
-            # A look may cost more than the pause, where it asks a scheduler or goes through all processes of the nodes.
+            # The condition may take longer than the pause: it may query a scheduler, or list the processes of all nodes.
             time.sleep(min(0.3, max(0.05, 3 * (now - looked))))
             looked = time.monotonic()
 
     def wait_for_end(self, run: Run, limit_s: float = _WAIT_S) -> str:
-        """The state in which the run has ended."""
+        """Wait for the end of the run, and return its state."""
         self.wait_until(lambda: run.record().is_terminal, f"{run.id} has ended", limit_s)
         return run.status
 
@@ -125,7 +122,7 @@ class Bench:
         self.wait_until(reached, f"{run.id} is {status}")
 
     def wait_for_line(self, run: Run, line: str, attempt: int = 1) -> None:
-        """Return once each rank's log has the line, in which `{rank}` stands for the rank."""
+        """Return once each rank's log has the line, with `{rank}` replaced by the rank."""
         job = run.record().job
         assert job is not None
         for rank in range(job.world_size):
@@ -136,10 +133,10 @@ class Bench:
         """Return once no process of the run is alive on any node."""
         self.wait_until(lambda: not self.target.processes(run), "no process of the run is left", limit_s)
 
-    # --- what came of them
+    # --- results
 
     def story(self, *runs: Run) -> str:
-        """All that there is to know of runs, for the message of a check that has failed."""
+        """Describe the runs for the message of a failed check."""
         parts = []
         for run in runs:
             record = run.record()
@@ -149,7 +146,7 @@ class Bench:
         return "\n".join(parts)
 
     def close(self) -> None:
-        """End what a failed check has left; fail where a run's end has left something."""
+        """End the processes of a failed check. Fail if an ended run has left something."""
         living = [run for run in self.runs if not run.record().is_terminal]
         for run in living:
             run.cancel()
@@ -162,7 +159,7 @@ class Bench:
 
 
 def text_of(path: Path) -> str:
-    """A log's text so far; empty where there is none yet."""
+    """Return a log's current text, or "" without a log."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -170,24 +167,24 @@ def text_of(path: Path) -> str:
 
 
 def seen(run: Run, rank: int) -> dict[str, Any]:
-    """What a worker of the plain script saw."""
+    """Return what a worker of the plain script recorded."""
     found: dict[str, Any] = json.loads((run.folder.outputs / f"seen_{rank}.json").read_text())
     return found
 
 
 def states_of(run: Run) -> list[str]:
-    """The states that the run went through, one after the other."""
+    """Return the run's states in order."""
     found = [json.loads(line)["status"] for line in run.folder.events.read_text().splitlines()]
     return [status for index, status in enumerate(found) if index == 0 or status != found[index - 1]]
 
 
 def node_of(run: Run, rank: int, attempt: int = 1) -> str:
-    """The name of the node that a rank was on."""
+    """Return the name of a rank's node."""
     record = run.record()
     assert record.job is not None
     return record.attempts[attempt - 1].nodes[rank // record.job.process_count_per_node]
 
 
 def exit_codes(run: Run, attempt: int = 1) -> dict[int, int]:
-    """Rank -> how it ended."""
+    """Return rank -> exit code."""
     return {int(rank): code for rank, code in run.record().attempts[attempt - 1].exit_codes.items()}

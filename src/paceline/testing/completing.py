@@ -1,4 +1,7 @@
-"""Checks of runs that complete. The first three need one run for each launcher, which they share."""
+"""Checks of runs that complete, and of readers of live runs.
+
+The first three checks share one run for each launcher.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ WAYS = pytest.mark.parametrize("backend", [None, "gloo", "mpi"], ids=["single", 
 
 
 class CompletingChecks:
-    """What becomes of scripts that do what they should."""
+    """Checks of scripts that succeed."""
 
     @WAYS
     def test_a_run_goes_through_its_states_in_order(self, bench: Bench, backend: str | None) -> None:
@@ -86,7 +89,7 @@ class CompletingChecks:
             assert what["cwd"] == found.get("AZUREML_SOURCE_DIRECTORY", what["cwd"])
             assert what["file"] == f"{what['cwd']}/{job.entry_script}"
             assert (what["stdin"], what["tool"], what["link"]) == ("", True, "tool.sh")
-            # They could all reach the first node, by its address and port.
+            # All of them reached the first node by its address and port.
             assert what["sum"] == sum(range(job.world_size))
             assert what["mpi_sum"] in (None, what["sum"])
         assert len(paths) == 1, "all nodes see the run at the same path and the first node at the same address"
@@ -114,7 +117,7 @@ class CompletingChecks:
         for rank in range(job.world_size):
             (before,) = text_of(run.folder.rank_log(1, rank)).splitlines()
             after, resumed = text_of(run.folder.rank_log(2, rank)).splitlines()
-            # The same folder for checkpoints.
+            # All ranks have the same folder for checkpoints.
             assert (before.replace("attempt 1", "attempt 2"), resumed) == (after, "resumed from step 10")
             assert text_of(run.folder.live_log(rank)) == text_of(run.folder.rank_log(2, rank))
             assert run.get_metrics("attempt", rank=rank) == {"attempt": [1, 2]}
@@ -122,13 +125,13 @@ class CompletingChecks:
 
 
 class ReadingChecks:
-    """What those find who look at a run that goes on; where nodes see another folder than this one, each look brings it here."""
+    """Checks of readers of a live run. If nodes see another folder, each read copies the files here."""
 
     def test_a_run_can_be_read_while_it_goes_on(self, bench: Bench) -> None:
         run, copy = bench.submit(scripts.LEAVE_AND_WAIT), bench.target.folder / "early.txt"
 
         def until(condition: Callable[[], bool], what: str) -> None:
-            # The record as it is written: who asks for the state brings the run up to date, and that is not tried here.
+            # Read the stored record: reading the state would update the run.
             bench.wait_until(lambda: condition() or store.stored(run.folder).is_terminal, what)
             assert condition(), bench.story(run)
 
@@ -144,7 +147,7 @@ class ReadingChecks:
         record = run.wait_for_completion(raise_on_error=False)
         assert record.status == states.CANCELED
         assert record.canceled_by
-        # By now all is here, wherever it was.
+        # All files have been copied here by now.
         assert text_of(run.folder.live_log(0)).splitlines() == ["has left it", "told to end"], bench.story(run)
         assert {"kept/early.txt", "outputs/early.txt"} <= {*run.get_file_names()}
         assert run.get_metrics() == {"early": 0.5}

@@ -1,4 +1,4 @@
-"""Checks of runs that are ended from outside: by cancel, by their time limit, by the death of their supervisor."""
+"""Checks of runs that end early: by cancel, by time limit, by failure, or by loss of their supervisor or a node."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BACKENDS = pytest.mark.parametrize("backend", ["gloo", "mpi"])
 
 
 class EndingChecks:
-    """What is left, and when, of runs that somebody ends: nothing, within the grace period and 5 s."""
+    """Runs that are ended from outside leave nothing behind, within the grace period and 5 s."""
 
     @WAYS
     def test_a_run_is_canceled_while_it_runs(self, bench: Bench, backend: str | None) -> None:
         run = bench.submit(scripts.HOLD, backend)
         job = run.record().job
         assert job is not None
-        # Logs and metrics are live: nobody has ended yet.
+        # Logs and metrics are live: no worker has ended yet.
         bench.wait_for_line(run, HOLDS)
         bench.wait_for_status(run, states.RUNNING)
         for rank in range(job.world_size):
@@ -40,14 +40,14 @@ class EndingChecks:
         record = run.record()
         assert (record.exit_code, record.failure, record.attempts[0].cause) == (143, None, "cancel")
         assert record.canceled_by
-        # The grace period was theirs; one did not hear of it.
+        # All workers had the grace period; one ignores SIGTERM.
         deaf = {job.world_size - 1} if job.world_size > 1 else set()
         for rank in range(job.world_size):
             saved = run.folder.checkpoints / f"rank_{rank}"
             assert saved.exists() == (rank not in deaf), bench.story(run)
             assert rank in deaf or saved.read_text() == "all of it"
             assert ("saved" in text_of(run.folder.live_log(rank)).splitlines()) == (rank not in deaf)
-            # mpirun's workers can't all tell of their own death by SIGKILL.
+            # Not all of mpirun's workers can report a SIGKILL.
             assert exit_codes(run).get(rank) in ((137, None) if rank in deaf else (0,))
 
     def test_a_run_is_canceled_while_it_waits(self, bench: Bench) -> None:
@@ -62,11 +62,11 @@ class EndingChecks:
 
         assert bench.wait_for_end(waiter) == states.CANCELED
         assert waiter.record().attempts == ()
-        # It goes on as if nothing had been; on a busy machine its record may still be behind its log.
+        # The run continues. On a busy machine its record may lag behind its log.
         bench.wait_for_status(holder, states.RUNNING)
         next_one = bench.submit("print('at last')\n", **bench.target.whole)
         holder.cancel()
-        # What the holder had is given back.
+        # The resources of the killed holder are free again.
         assert bench.wait_for_end(next_one) == states.COMPLETED, bench.story(next_one)
 
     def test_a_run_is_canceled_while_it_prepares(self, bench: Bench) -> None:
@@ -120,7 +120,7 @@ class EndingChecks:
 
 def _has_failed_and_left_nothing(bench: Bench, run: Run) -> None:
     assert bench.wait_for_end(run) == states.FAILED
-    # Nodes that hear nothing more of the supervisor end what they have by themselves.
+    # Nodes without a connection to the supervisor end their processes by themselves.
     bench.wait_for_nothing(run, bench.target.node_lost_s)
     report = run.failure
     assert report is not None
@@ -129,7 +129,7 @@ def _has_failed_and_left_nothing(bench: Bench, run: Run) -> None:
 
 
 class FailingChecks:
-    """What is said of what goes wrong."""
+    """Checks of error reports."""
 
     def test_what_a_target_does_beyond_the_least_is_whole(self, bench: Bench) -> None:
         target = configured.find_target(bench.target.name, bench.target.workspace_dir)
@@ -171,7 +171,7 @@ class FailingChecks:
 
 
 def missing_members(target: object) -> dict[str, list[str]]:
-    """Name of a part (`paceline.targets.base.PARTS`) -> its members that the target lacks, though it has others of them."""
+    """Return part (`paceline.targets.base.PARTS`) -> missing members, for incomplete parts of the target."""
     found = {}
     for part in PARTS:
         names = [name for name in vars(part) if not name.startswith("_")]
@@ -182,7 +182,7 @@ def missing_members(target: object) -> dict[str, list[str]]:
 
 
 class LosingChecks:
-    """A node that goes ends the attempt, on all that are left. For targets that can be told to lose one."""
+    """The loss of a node ends the attempt on all other nodes. For targets that can simulate it."""
 
     @_BACKENDS
     def test_a_lost_node_ends_the_run_everywhere(self, bench: Bench, backend: str) -> None:
@@ -195,7 +195,7 @@ class LosingChecks:
             assert name in report.message
         finally:
             bench.target.bring_back(name)
-        # A node that was only cut off has ended everything by itself.
+        # A disconnected node has ended all processes by itself.
         bench.wait_for_nothing(run, bench.target.node_lost_s)
         again = bench.finish("print('works again')\n", **bench.way(backend))
         assert again.status == states.COMPLETED, bench.story(again)

@@ -1,9 +1,9 @@
-"""The training scripts of the suite. They need nothing but the standard library and Paceline's worker side."""
+"""The training scripts of the suite. They need only the standard library and Paceline's worker side."""
 
 from __future__ import annotations
 
-#: A module beside each script. `meet()`: all workers of the run, by plain sockets at the address that torch would use;
-#: returns on each the sum of their ranks, so that nobody goes on before all are there.
+#: A module beside each script. `meet()` is a barrier of all workers over plain sockets, at the address that torch would use;
+#: it returns the sum of the ranks on each.
 MEETING = '''\
 import os, socket, struct, time
 
@@ -41,7 +41,7 @@ def daemon(run_id):
     os.wait()
 '''
 
-#: Leaves all that it saw in outputs/seen_<rank>.json, and files, metrics, a tag and output of each kind.
+#: Records its environment in outputs/seen_<rank>.json, and writes files, metrics, a tag and output of each kind.
 PLAIN = '''\
 import hashlib, json, os, random, stat, sys
 
@@ -98,7 +98,7 @@ for number in range(2000):
     print(f"rank {RANK}: line {number}")
 '''
 
-#: Runs until it is ended. On SIGTERM a worker takes half a second to save a checkpoint; the last of several is deaf.
+#: Runs until it is ended. On SIGTERM a worker saves a checkpoint for half a second; the last of several ignores SIGTERM.
 HOLD = """\
 import os, signal, sys, time
 
@@ -126,7 +126,7 @@ while True:
     time.sleep(600)
 """
 
-#: Leaves something of each kind, and runs until it is ended, of which it says a last word.
+#: Writes something of each kind, runs until it is ended, and prints a last line.
 LEAVE_AND_WAIT = """\
 import signal, sys, time
 
@@ -149,7 +149,7 @@ print("has left it", flush=True)
 time.sleep(600)
 """
 
-#: Runs until it is ended, as plainly as can be.
+#: Runs until it is ended, without a signal handler.
 WAIT = """\
 import time
 
@@ -159,7 +159,7 @@ print(f"rank {RANK} holds", flush=True)
 time.sleep(600)
 """
 
-#: The last rank fails once all are there; the others wait for their end.
+#: The last rank fails after the barrier; the others wait to be ended.
 FAIL = """\
 import signal, sys, time
 
@@ -174,7 +174,7 @@ while True:
     time.sleep(600)
 """
 
-#: Its last rank is killed in the first attempt; the second goes on from the checkpoint.
+#: The last rank is killed in the first attempt; the second attempt resumes from the checkpoint.
 KILLED_ONCE = """\
 import os, signal, sys, time
 
@@ -199,7 +199,7 @@ with open(f"outputs/attempt_{RANK}", "w") as file:
     file.write(str(attempt))
 """
 
-#: Of a run whose node goes in the first attempt.
+#: For a run that loses a node in the first attempt.
 LOST_ONCE = """\
 import os, time
 

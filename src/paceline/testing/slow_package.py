@@ -1,4 +1,4 @@
-"""A package that takes a minute to build and needs no network for it, so that a run can be met while it prepares."""
+"""A package that takes a minute to build without a network, to observe a run in preparation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build_wheel(directory, config_settings=None, metadata_directory=None):
 
 
 def write_slow_package(folder: Path) -> Path:
-    """`folder`, with such a package in it."""
+    """Write the package into `folder`, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_PROJECT)
     (folder / "backend.py").write_text(_BACKEND)

@@ -1,4 +1,4 @@
-"""The conformance suite of compute targets, which Paceline's own pass. For authors of others:
+"""The conformance suite of compute targets, for Paceline's own and for plugins.
 
     # test_my_target.py
     import pytest
@@ -33,13 +33,16 @@ from paceline.testing.under_test import TargetUnderTest
 __all__ = ["TargetConformance", "TargetUnderTest"]
 
 
-# pytest goes through the last base first: what works should be known before what goes wrong.
+# pytest starts with the last base: check success before failure.
 class TargetConformance(LosingChecks, EndingChecks, FailingChecks, ReadingChecks, CompletingChecks):
-    """What every compute target has to do. Needs a fixture `under_test`, a `TargetUnderTest` that lives for all checks."""
+    """The checks of every compute target.
+
+    They need a fixture `under_test`: a `TargetUnderTest` that lives for all checks.
+    """
 
     @pytest.fixture
     def bench(self, under_test: TargetUnderTest) -> Iterator[Bench]:
-        """Where a check submits its runs. In the end nothing may be left of them, on any node."""
+        """Yield the bench of a check. At its end no process may be left on any node."""
         found = Bench(under_test)
         yield found
         found.close()

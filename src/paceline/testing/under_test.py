@@ -1,4 +1,4 @@
-"""What a conformance suite has to know of a compute target: written by the target's author."""
+"""The description of a compute target for the conformance suite, written by the target's author."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from paceline.testing.slow_package import write_slow_package
 
 
 class TargetUnderTest:
-    """A compute target with all that the suite asks of it. Subclass it, set what differs, override what does not fit.
+    """A compute target and its properties. Subclass it, and override what differs.
 
-    folder: a folder of its own for workspace and sources, on a file system that the nodes share with this machine, or
-        not: both are worth a test.
-    shared_folder: one that all nodes see under the same path; None where there is no such thing.
+    folder: a folder for workspace and sources, on a file system that the nodes share with this machine or not: test both.
+    shared_folder: a folder with the same path on all nodes, or None.
 
-    kind, settings: as `paceline compute add` takes them.
-    backends: those of the launchers that fit, beside one plain process.
-    node_count, process_count_per_node: what a run on several nodes asks for; the target must have that.
-    values: fields of the job that every run gets, such as `environment`.
-    never_fits: fields of a job that the target must refuse.
-    has_queue: of two runs that want all nodes one has to wait. Runs of `whole` want all nodes.
-    has_spare_node: there is one more node than `node_count`, so that a run may go on after a loss.
-    has_outputs_early: outputs and uploaded files can be read while the run goes on; else at its end.
-    node_lost_s: how long the loss of a node may take to be noticed.
-    slack_s: added to all limits of time; for machines that do much else.
+    kind, settings: as for `paceline compute add`.
+    backends: launchers that fit, besides one plain process.
+    node_count, process_count_per_node: size of runs on several nodes; the target must have that.
+    values: job fields of every run, such as `environment`.
+    never_fits: job fields that the target must refuse.
+    has_queue: of two runs on all nodes one must wait. Runs of `whole` need all nodes.
+    has_spare_node: there is one more node than `node_count`, so that a run can continue after a loss.
+    has_outputs_early: outputs and uploaded files are readable during the run, not only at its end.
+    node_lost_s: longest time to detect the loss of a node.
+    slack_s: added to all time limits, for busy machines.
     """
 
     kind: str
@@ -54,12 +53,12 @@ class TargetUnderTest:
 
     @property
     def name(self) -> str:
-        """What jobs give as `compute_target`."""
+        """Return the `compute_target` of jobs."""
         return configured.LOCAL if self.kind == configured.LOCAL else "under-test"
 
     @functools.cached_property
     def workspace_dir(self) -> Path:
-        """The workspace of all runs, which knows the target."""
+        """Return the workspace of all runs, which has the target."""
         path = self.folder / "ws"
         if self.name != configured.LOCAL:
             described = configured.Configured(name=self.name, kind=self.kind, settings=self.settings)
@@ -68,7 +67,7 @@ class TargetUnderTest:
 
     @property
     def whole(self) -> Mapping[str, Any]:
-        """What a job asks for that leaves no room for another of the kind."""
+        """Return job fields that leave no room for another such job."""
         return {
             "node_count": self.node_count,
             "process_count_per_node": self.process_count_per_node,
@@ -76,9 +75,9 @@ class TargetUnderTest:
         }
 
     def slow_preparation(self) -> Mapping[str, Any] | None:
-        """What a job asks for that keeps it `Preparing` for a minute; None where that can't be had.
+        """Return job fields that keep a job `Preparing` for a minute, or None.
 
-        Here: a package in `shared_folder` that takes its time to be built.
+        By default a package in `shared_folder` with a slow build.
         """
         if self.shared_folder is None:
             return None
@@ -86,10 +85,10 @@ class TargetUnderTest:
         return {"environment": Environment(pip_packages=(str(package),), layered=True)}
 
     def processes(self, run: Run) -> dict[int, str]:
-        """What of a run is alive on any node, the supervisor too: pid -> command line.
+        """Return pid -> command line of the run's live processes on all nodes, the supervisor included.
 
-        Here: processes of this machine that name the run in their command line or their environment. To be
-        overridden where nodes are other machines.
+        By default processes of this machine with the run's id in their command line or environment. Override it for other
+        machines.
         """
         found, name = {}, os.fsencode(run.id)
         for entry in Path("/proc").iterdir():
@@ -105,17 +104,17 @@ class TargetUnderTest:
         return found
 
     def left(self, run: Run) -> list[str]:
-        """What else an ended run has left: leases, allocations, folders on nodes. Empty once it has given all back.
+        """Return what else an ended run has left: leases, allocations, folders on nodes.
 
-        Here: scratch folders of this machine. To be extended by what the target's runs hold.
+        By default scratch folders of this machine. Extend it by the resources of the target's runs.
         """
         places = {Path("/dev/shm"), Path(tempfile.gettempdir())}
         return [str(path) for place in places for path in place.glob(f"paceline-{run.id[-8:]}*")]
 
     def kill_supervisor(self, run: Run, *, with_guardian: bool) -> None:
-        """Kill the run's supervisor by SIGKILL, and with it, or not, its parent that sets right what it leaves.
+        """Kill the run's supervisor by SIGKILL, with or without its guardian.
 
-        Here: on this machine, by `processes`.
+        By default on this machine, by `processes`.
         """
         pids = [pid for pid, command in self.processes(run).items() if "paceline.supervisor" in command]
         for pid in pids:
@@ -123,22 +122,22 @@ class TargetUnderTest:
                 processes.send(pid, 9)
 
     def node_to_lose(self, names: Sequence[str]) -> str:
-        """Which of a run's nodes is to be lost. Here: the last."""
+        """Return which of a run's nodes to lose; by default the last."""
         return names[-1]
 
-    #: Set to methods where the target can be told to lose a node: `lose_node(name)` lets the node of that name
-    #: crash or cuts it off; `bring_back(name)` undoes it.
+    #: Methods of a target that can simulate the loss of a node: `lose_node(name)` crashes or disconnects
+    #: the node; `bring_back(name)` undoes it.
     lose_node: Any = None
     bring_back: Any = None
 
     @functools.cached_property
     def finished(self) -> dict[str, Run]:
-        """Runs that have ended and that several checks look at: the suite's own."""
+        """Return ended runs that several checks share, for the suite itself."""
         return {}
 
 
 def _parent(pid: int) -> int:
-    """The parent of a process; 0 once it is gone."""
+    """Return the parent of a process, or 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

@@ -1,4 +1,4 @@
-"""What a worker must find in its environment on any target: the tables of docs/worker-environment.md as values."""
+"""The environment that a worker must find on any target: the tables of docs/worker-environment.md."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paceline.launchers import environment
 from paceline.runs.run import Run
 from paceline.system.run_variables import OUTPUT_VARIABLE
 
-#: What mpirun itself sets for its workers.
+#: Variables that mpirun sets.
 _MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")
 
 
 def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
-    """What the worker must have found, but for PYTHONPATH and PATH.
+    """Return the expected variables, except PYTHONPATH and PATH.
 
-    found: what it did find; addresses, ports and folders are taken from there, for these are the target's to choose.
+    found: the worker's variables, for addresses, ports and folders, which the target chooses.
     """
     record = run.record()
     job = record.job
@@ -40,7 +40,7 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         prepared=(NodeSetup(python="python"),) * len(attempt.nodes),
         ports=(int(found.get("MASTER_PORT", 0)), int(found.get("JAX_COORDINATOR_ADDRESS", "0").rpartition(":")[2])),
         attempt=attempt.number,
-        # Whether the nodes are one machine is the target's to know.
+        # The target decides whether nodes are on one machine.
         remote_shell=() if "OMPI_MCA_btl" in found else ("ssh",),
         secret=found["PACELINE_RUN_SECRET"],
     )
@@ -56,12 +56,12 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
 
 
 def foreign(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """Names of variables that describe another program as somebody's worker, and should not have reached this one."""
+    """Return the names of variables that describe a worker of another program."""
     rest = set(found) - set(wanted) - set(environment.inherited(found))
     return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in found and name.startswith(_MPIRUNS)))
 
 
-#: Variables that say where the first node is, and nothing else.
+#: Variables with the address of the first node.
 _OF_THE_PLACE = {
     "MASTER_ADDR": "<address>",
     "MASTER_PORT": "<port>",
@@ -71,7 +71,7 @@ _OF_THE_PLACE = {
 
 
 def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The worker's variables of these names with addresses, ports, folders, the secret and the run's id made the same."""
+    """Return the worker's variables with addresses, ports, folders, secret and run id normalized."""
     places = {
         found["PACELINE_RUN_DIR"]: "<run folder>",
         found.get("AZUREML_SOURCE_DIRECTORY"): "<working directory>",

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs import read, store
@@ -44,7 +43,7 @@ _SILENCE_S = 15.0
 _MOST_WAITING = 300
 
 
-def message(event: str, data: Any, place: str = "") -> bytes:
+def message(event: str, data: object, place: str = "") -> bytes:
     """Return one server-sent event."""
     head = f"id: {place}\n" if place else ""
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
@@ -60,7 +59,7 @@ class RunFeed:
         self._task: asyncio.Task[None] | None = None
         self._record: RunRecord | None = None
         self._follower: LogFollower | None = None
-        self._lines: deque[tuple[int, list[Any]]] = deque(maxlen=TAIL)
+        self._lines: deque[tuple[int, list[object]]] = deque(maxlen=TAIL)
         self._number = 0
         #: Distinguishes this feed's line numbers from those of an earlier feed.
         self._epoch = os.urandom(4).hex()
@@ -191,7 +190,7 @@ class RunFeed:
 
     def _log_events(self, record: RunRecord) -> list[bytes]:
         assert self._follower is not None, "it was made at the start"
-        fresh: deque[list[Any]] = deque(maxlen=TAIL)
+        fresh: deque[list[object]] = deque(maxlen=TAIL)
         came = 0
         for line in self._follower.new(len(record.attempts), is_over=record.is_terminal):
             came += 1
@@ -252,12 +251,12 @@ class RunFeeds:
         return self._feeds[run_id]
 
 
-def line_json(line: LogLine) -> list[Any]:
+def line_json(line: LogLine) -> list[object]:
     """Return attempt, rank, text with only its colours, and 0 for the current state of a progress bar."""
     return [line.attempt, line.rank, visible_line(line.text), int(line.complete)]
 
 
-def state_json(record: RunRecord) -> dict[str, Any]:
+def state_json(record: RunRecord) -> dict[str, object]:
     return {
         "status": record.status,
         "waiting_for": record.waiting_for,
@@ -270,5 +269,5 @@ def state_json(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _point_of(key: Key, count: int) -> dict[str, Any]:
+def _point_of(key: Key, count: int) -> dict[str, object]:
     return {"name": key.name, "rank": key.rank, "attempt": key.attempt, "node": int(key.is_node), "n": count}

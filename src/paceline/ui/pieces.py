@@ -8,7 +8,7 @@ import html
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from paceline.errors import PacelineError
 from paceline.runs.visible import visible
@@ -44,7 +44,7 @@ class PiecesSeen:
 Look: TypeAlias = Callable[[], PiecesSeen]
 
 
-def stamp_of(*values: Any) -> str:
+def stamp_of(*values: object) -> str:
     """Return a short hash of values with a meaningful `repr`, such as records."""
     return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

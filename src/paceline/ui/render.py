@@ -53,12 +53,12 @@ def root_of(path: str) -> str:
     return "../" * (path.count("/") - 1) or "./"
 
 
-def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+def page(request: Request, template: str, status: int = 200, **values: object) -> HTMLResponse:
     """Render a page from this template."""
     return HTMLResponse(text(request, template, **values), status)
 
 
-def text(request: Request, template: str, **values: Any) -> str:
+def text(request: Request, template: str, **values: object) -> str:
     """Render a page or a piece of one.
 
     Every template has `root`, the relative path to the top, and `ui`, the server's `Heading`.
@@ -68,7 +68,7 @@ def text(request: Request, template: str, **values: Any) -> str:
     return _templates().get_template(template).render(form_key=request.app.state.token.form_key(), **values)
 
 
-def part(template: str, **values: Any) -> str:
+def part(template: str, **values: object) -> str:
     """Render a piece of a page without the values that `text` adds."""
     return _templates().get_template(template).render(**values)
 
@@ -99,7 +99,7 @@ def _templates() -> Environment:
     return made
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> Any:
     if value is None:
         return ""
     if isinstance(value, Markup):

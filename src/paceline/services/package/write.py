@@ -16,9 +16,8 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline import snapshot
 from paceline.environments import sdk_packages
@@ -217,7 +216,7 @@ def _copy_library(target: Path, parts: Iterable[str]) -> None:
             shutil.copy(source, target / part)
 
 
-def _python_version(known: dict[str, Any], environment: EnvironmentSpec | None) -> str:
+def _python_version(known: Mapping[str, object], environment: EnvironmentSpec | None) -> str:
     version = (environment.python_version if environment is not None else None) or known.get("python_version")
     parts = str(version).split(".") if version else [str(number) for number in sys.version_info[:2]]
     return ".".join(parts[:2])
