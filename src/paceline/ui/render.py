@@ -7,7 +7,7 @@ import json
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -22,6 +22,9 @@ from paceline.runs.metrics import json_safe
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import page as pictures
 from paceline.system.units import value_text
+
+#: Values of a template, by name. Only the template knows their types.
+TemplateValues: TypeAlias = "dict[str, Any]"
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -53,12 +56,12 @@ def root_of(path: str) -> str:
     return "../" * (path.count("/") - 1) or "./"
 
 
-def page(request: Request, template: str, status: int = 200, **values: object) -> HTMLResponse:
+def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
     """Render a page from this template."""
     return HTMLResponse(text(request, template, **values), status)
 
 
-def text(request: Request, template: str, **values: object) -> str:
+def text(request: Request, template: str, **values: Any) -> str:
     """Render a page or a piece of one.
 
     Every template has `root`, the relative path to the top, and `ui`, the server's `Heading`.
@@ -68,7 +71,7 @@ def text(request: Request, template: str, **values: object) -> str:
     return _templates().get_template(template).render(form_key=request.app.state.token.form_key(), **values)
 
 
-def part(template: str, **values: object) -> str:
+def part(template: str, **values: Any) -> str:
     """Render a piece of a page without the values that `text` adds."""
     return _templates().get_template(template).render(**values)
 

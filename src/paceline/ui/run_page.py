@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from paceline.job.job import Job
 from paceline.models import registry
 from paceline.runs import excluded_files, read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -14,7 +16,8 @@ from paceline.runs.follow import hang_status
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.remote_status import refresh
 from paceline.system.files import read_json
-from paceline.ui.curves import CurveStore, RunCurves, thinned
+from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
+from paceline.ui.render import TemplateValues
 
 #: Most curves of a metric by default.
 MOST_RANKS = 8
@@ -24,14 +27,95 @@ _ROWS, _ITEMS = 200, 40
 _REPORT_CHARS = 20_000
 
 
-def head(folder: RunFolder) -> dict[str, Any]:
+class RunHead(TypedDict):
+    """Data of the header of a run's pages."""
+
+    record: RunRecord
+    #: Start of the report; empty unless the run hangs now.
+    hang_report: str
+    #: "Running, hangs since ..."; empty unless the run hangs now.
+    hangs: str
+    run_id: str
+    name: str
+    has_name: bool
+    tags: Mapping[str, str | None]
+    properties: Mapping[str, str]
+    description: str | None
+    can_cancel: bool
+    can_rerun: bool
+    job: Job | None
+    command: str
+    left_out: list[str]
+    world_size: int
+    rank_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveQuery:
+    """The curves that a page requests.
+
+    names: of metrics; empty for the first ones. ranks: None for the first ones. pixels: width of the picture. window: visible
+    part of the axis.
+    """
+
+    pixels: int
+    names: Sequence[str] = ()
+    ranks: Sequence[int] | None = None
+    axis: str = "step"
+    window: tuple[float, float] | None = None
+    all_attempts: bool = False
+
+
+class MetricJson(TypedDict):
+    """A metric in the list. node: 1 for a fact about a node. last: the last value."""
+
+    name: str
+    node: int
+    ranks: list[int]
+    attempts: list[int]
+    count: int
+    last: float | str | None
+
+
+class CurveJson(TypedDict):
+    """The points of a curve. n: number of values, by which a page recognizes new values in later events."""
+
+    name: str
+    rank: int
+    attempt: int
+    node: int
+    n: int
+    steps: bool
+    x: list[float | None]
+    y: list[float | None]
+
+
+class CurvesJson(TypedDict):
+    """All metrics, and the points of the requested ones. others: number of logged images, tables and texts."""
+
+    names: list[MetricJson]
+    curves: list[CurveJson]
+    others: int
+
+
+class LoggedItems(TypedDict):
+    """Images, texts or table rows of one name. more: how many are not shown."""
+
+    name: str
+    kind: str
+    items: list[dict[str, object]]
+    columns: list[str]
+    rows: list[list[object]]
+    more: int
+
+
+def head(folder: RunFolder) -> RunHead:
     """Return the data of the header of a run's pages."""
     refresh(folder)
     record = read.record(folder)
     notes = tags_and_properties.read(folder.notes)
     return {
         "record": record,
-        # "Running, hangs since ..."; empty unless the run hangs now.
         "hang_report": _start_of(folder.hang_report(len(record.attempts))) if record.hang else "",
         "hangs": status if (status := hang_status(record)) != record.status else "",
         "run_id": record.run_id,
@@ -58,7 +142,7 @@ def _start_of(path: Path) -> str:
         return ""
 
 
-def details(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+def details(folder: RunFolder, record: RunRecord) -> TemplateValues:
     """Return job, environment, code and data."""
     environment = read_json(folder.environment) or {}
     data = read_json(folder.data) or {}
@@ -75,40 +159,28 @@ def details(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     }
 
 
-def curves_of(store: CurveStore, folder: RunFolder, *, axis: str, **asked: Any) -> dict[str, Any]:
+def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> CurvesJson:
     """Return `curves_json` of a run's curves, with times relative to its start."""
     record = read.record(folder)
     started_s = parse_utc(record.started_utc or record.created_utc).timestamp()
-    with store.open(folder, has_times=axis != "step") as found:
+    with store.open(folder, has_times=query.axis != "step") as found:
         found.look()
-        return curves_json(found, axis=axis, origin_s=started_s, **asked)
+        return curves_json(found, query, started_s)
 
 
-def curves_json(
-    curves: RunCurves,
-    *,
-    pixels: int,
-    names: Sequence[str] = (),
-    ranks: Sequence[int] | None = None,
-    axis: str = "step",
-    origin_s: float = 0.0,
-    window: tuple[float, float] | None = None,
-    all_attempts: bool = False,
-) -> dict[str, Any]:
-    """Return the names of all metrics, and the points of the requested ones; by default the first ones.
-
-    Each curve has "axis" as `x`, and its number of values as `n`: by it a page recognizes new values in later events.
-    """
-    by_name: dict[tuple[bool, str], list[Any]] = {}
+def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> CurvesJson:
+    """Return the names of all metrics, and the points of the requested ones."""
+    by_name: dict[tuple[bool, str], list[Key]] = {}
     for key in sorted(curves.curves, key=lambda key: (key.rank, key.attempt)):
         by_name.setdefault((key.is_node, key.name), []).append(key)
     order = {(key.is_node, key.name): number for number, key in reversed([*enumerate(curves.curves)])}
-    listed, drawn = [], []
+    listed: list[MetricJson] = []
+    drawn: list[CurveJson] = []
     for place, of in enumerate(sorted(by_name, key=lambda of: (of[0], _node_place(of[1]) if of[0] else (), order[of]))):
         is_node, name = of
         keys = by_name[of]
         there = sorted({key.rank for key in keys})
-        chosen = set(there[:MOST_RANKS] if ranks is None or is_node else ranks)
+        chosen = set(there[:MOST_RANKS] if query.ranks is None or is_node else query.ranks)
         last = max(keys, key=lambda key: (key.attempt, -key.rank))
         listed.append(
             {
@@ -120,19 +192,19 @@ def curves_json(
                 "last": _last(curves.curves[last].ys),
             }
         )
-        if name not in names if names else place >= FIRST and not is_node:
+        if name not in query.names if query.names else place >= FIRST and not is_node:
             continue
         for key in keys:
             if key.rank not in chosen:
                 continue
             curve = curves.curves[key]
-            cuts = () if all_attempts else curves.cuts(key)
+            cuts = () if query.all_attempts else curves.cuts(key)
             xs, ys = thinned(
                 curve,
-                pixels,
-                axis="step" if is_node else axis,
+                query.pixels,
+                axis="step" if is_node else query.axis,
                 origin_s=origin_s,
-                window=window,
+                window=query.window,
                 cuts=cuts,
             )
             drawn.append(
@@ -150,32 +222,34 @@ def curves_json(
     return {"names": listed, "curves": drawn, "others": len(curves.others) + curves.left_out}
 
 
-def others_of(curves: RunCurves) -> list[dict[str, Any]]:
+def others_of(curves: RunCurves) -> list[LoggedItems]:
     """Return images, tables, rows and texts by name, newest first. Rows of one name form one table."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, LoggedItems] = {}
+    rows: dict[str, list[dict[str, object]]] = {}
     for other in curves.others:
         one = found.setdefault(
-            other.name, {"name": other.name, "kind": other.kind, "items": [], "columns": [], "rows": []}
+            other.name, {"name": other.name, "kind": other.kind, "items": [], "columns": [], "rows": [], "more": 0}
         )
         one["kind"] = other.kind
         if other.kind == "image" and isinstance(other.value, str):
             one["items"].insert(0, {"file": other.value, "rank": other.rank, "step": other.step})
         elif other.kind in ("row", "table") and isinstance(other.value, Mapping):
-            _add_rows(one, other.value)
+            _add_rows(one["columns"], rows.setdefault(other.name, []), other.value)
         else:
             one["items"].insert(0, {"text": str(other.value)[:500], "rank": other.rank, "step": other.step})
     for one in found.values():
-        one["more"] = max(0, len(one["rows"]) - _ROWS) + max(0, len(one["items"]) - _ITEMS)
-        one["rows"] = [[row.get(column) for column in one["columns"]] for row in one["rows"][-_ROWS:]]
+        of_one = rows.get(one["name"], [])
+        one["more"] = max(0, len(of_one) - _ROWS) + max(0, len(one["items"]) - _ITEMS)
+        one["rows"] = [[row.get(column) for column in one["columns"]] for row in of_one[-_ROWS:]]
         del one["items"][_ITEMS:]
     return [*found.values()]
 
 
-def _add_rows(one: dict[str, Any], value: Mapping[str, Any]) -> None:
-    columns = {str(key): item if isinstance(item, list) else [item] for key, item in value.items()}
-    one["columns"] += [column for column in columns if column not in one["columns"]]
-    for number in range(max((len(items) for items in columns.values()), default=0)):
-        one["rows"].append({key: items[number] for key, items in columns.items() if number < len(items)})
+def _add_rows(columns: list[str], rows: list[dict[str, object]], value: Mapping[str, object]) -> None:
+    lists = {str(key): item if isinstance(item, list) else [item] for key, item in value.items()}
+    columns += [column for column in lists if column not in columns]
+    for number in range(max((len(items) for items in lists.values()), default=0)):
+        rows.append({key: items[number] for key, items in lists.items() if number < len(items)})
 
 
 #: Facts about nodes and workers, in order.

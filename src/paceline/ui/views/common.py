@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
@@ -28,7 +27,7 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 _PIXELS = (50, 4000)
 
 #: Returns the data of a piece's template for a run.
-Find = Callable[[RunFolder, RunRecord], dict[str, Any]]
+Find = Callable[[RunFolder, RunRecord], render.TemplateValues]
 
 
 def runs_dir(request: Request) -> Path:
@@ -75,19 +74,19 @@ def whole(request: Request, name: str, default: int, *, least: int = 0, most: in
         raise HTTPException(400, f"{name}={text!r} is no whole number.") from None
 
 
-def curves_asked(request: Request) -> dict[str, Any]:
-    """Return the arguments of `run_page.curves_of` in the query: `name` (several), `axis`, `from`, `to` and `px`.
+def curve_query(request: Request) -> run_page.CurveQuery:
+    """Return the requested curves: `name` (several), `axis`, `from`, `to` and `px`.
 
     Raises:
         HTTPException: A value is not a number (400).
     """
     low, high = number(request, "from"), number(request, "to")
-    return {
-        "names": request.query_params.getlist("name"),
-        "axis": request.query_params.get("axis", "step"),
-        "window": None if low is None or high is None else (low, high),
-        "pixels": whole(request, "px", 500, least=_PIXELS[0], most=_PIXELS[1]),
-    }
+    return run_page.CurveQuery(
+        names=request.query_params.getlist("name"),
+        axis=request.query_params.get("axis", "step"),
+        window=None if low is None or high is None else (low, high),
+        pixels=whole(request, "px", 500, least=_PIXELS[0], most=_PIXELS[1]),
+    )
 
 
 class EventStream(Response):
@@ -141,7 +140,7 @@ def place_of(request: Request) -> str:
     return request.headers.get("last-event-id") or request.query_params.get("place", "")
 
 
-def as_json(value: Any) -> Response:
+def as_json(value: object) -> Response:
     """Return a JSON response in ASCII: names may hold lone surrogates, which UTF-8 can't encode."""
     return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
 
@@ -187,6 +186,6 @@ def live(request: Request, name: str, find: Find | None) -> Response:
     return events(request, streams.follow(request.url.path, look, place_of(request)))
 
 
-def head_piece(request: Request, tab: str, head: dict[str, Any]) -> PagePiece:
+def head_piece(request: Request, tab: str, head: run_page.RunHead) -> PagePiece:
     """Return the header of a run's page."""
     return PagePiece(stamp_of(head), lambda: render.text(request, "run_head.html", tab=tab, **head))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from paceline.runs.ids import check_run_id
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
-from paceline.ui.views.common import as_json, curves_asked, runs_dir
+from paceline.ui.views.common import as_json, curve_query, runs_dir
 
 #: More runs are hard to distinguish.
 _MOST = 12
@@ -33,6 +33,21 @@ _TITLES = {
 _WHOLE = ("parameters", "code")
 
 
+class ComparedRow(TypedDict):
+    """A compared fact, with the value of each run."""
+
+    name: str
+    values: list[str]
+    differs: bool
+
+
+class Section(TypedDict):
+    """The compared facts of a part of the runs."""
+
+    title: str
+    rows: list[ComparedRow]
+
+
 def page(request: Request) -> Response:
     folders = _folders(request)
     heads = [run_page.head(folder) for folder in folders]
@@ -42,11 +57,11 @@ def page(request: Request) -> Response:
 
 def curves(request: Request) -> Response:
     """Return the curves of all runs: for each run and metric one, of its lowest rank, over all attempts."""
-    asked = curves_asked(request)
-    drawn: list[Any] = []
-    listed: dict[str, dict[str, Any]] = {}
+    query = curve_query(request)
+    drawn: list[dict[str, object]] = []
+    listed: dict[str, run_page.MetricJson] = {}
     for place, folder in enumerate(_folders(request)):
-        one = run_page.curves_of(request.app.state.curves, folder, **asked)
+        one = run_page.curves_of(request.app.state.curves, folder, query)
         lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
         for entry in one["names"]:
             if not entry["node"]:
@@ -68,16 +83,16 @@ def _folders(request: Request) -> list[RunFolder]:
     return [store.find(runs_dir(request), check_run_id(run_id)) for run_id in ids]
 
 
-def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[dict[str, Any]]:
+def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[Section]:
     """Return sections of rows: label, value of each run, whether they differ.
 
     All parameters and code are listed; of other parts only differences.
     """
     columns = [diff.sides(folder, record) for record, folder in runs]
-    sections: list[dict[str, Any]] = []
+    sections: list[Section] = []
     for part, title in _TITLES.items():
         of_runs = [column[part] for column in columns]
-        rows: list[dict[str, Any]] = []
+        rows: list[ComparedRow] = []
         for name in dict.fromkeys(name for values in of_runs for name in values):
             values = [_text(values.get(name)) for values in of_runs]
             is_different = len(set(values)) > 1
@@ -99,7 +114,7 @@ def changes(request: Request) -> Response:
     return render.page(request, "compare_part.html", diff=diff.compare(*folders))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(json_safe(value), ensure_ascii=False)

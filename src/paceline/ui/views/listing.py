@@ -150,7 +150,7 @@ def _linker(request: Request) -> Any:
 class RunRows:
     def __init__(self, latest: LatestValues) -> None:
         self._latest = latest
-        self._known: dict[str, tuple[Any, Markup]] = {}
+        self._known: dict[str, tuple[object, Markup]] = {}
 
     def of(self, entries: Sequence[IndexEntry], root: str) -> dict[str, Markup]:
         """Return run id -> row. root: relative path to the top of the page."""

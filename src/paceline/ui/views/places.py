@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,8 +17,9 @@ from paceline.models.model import Model
 from paceline.runs.logs import last_lines
 from paceline.runs.visible import visible
 from paceline.services import store as services_store
+from paceline.services.record import ServiceRecord
 from paceline.targets import configured
-from paceline.targets.status_of_all import look_at_all
+from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.ui import render
 from paceline.ui.index import Index, IndexEntry
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
@@ -32,7 +34,7 @@ _LOG_LINES = 200
 _MOST_RUNS = 50
 
 #: Returns the data of one of these pages.
-_Find = Callable[[Request], dict[str, Any]]
+_Find = Callable[[Request], render.TemplateValues]
 _Answer = Callable[[Request], Response]
 
 
@@ -77,24 +79,24 @@ def _live(name: str, find: _Find) -> _Answer:
     return live
 
 
-def _models(request: Request) -> dict[str, Any]:
+def _models(request: Request) -> render.TemplateValues:
     by_name: dict[str, list[dict[str, Any]]] = {}
     for one in Model.list(_workspace(request)):
         by_name.setdefault(one.name, []).append(described.summary(one))
     return {"models": by_name}
 
 
-def _model(request: Request) -> dict[str, Any]:
+def _model(request: Request) -> render.TemplateValues:
     name, version = request.path_params["name"], request.path_params["version"]
     return {"model": described.details(Model(_workspace(request), name, version=version))}
 
 
-def _services(request: Request) -> dict[str, Any]:
+def _services(request: Request) -> render.TemplateValues:
     directory: Path = request.app.state.workspace_dir
     return {"services": [(record, _models_of(directory, record)) for record in services_store.all_records(directory)]}
 
 
-def _service(request: Request) -> dict[str, Any]:
+def _service(request: Request) -> render.TemplateValues:
     folder = services_store.folder_of(request.app.state.workspace_dir, request.path_params["name"])
     return {
         "service": services_store.record(folder),
@@ -103,7 +105,7 @@ def _service(request: Request) -> dict[str, Any]:
     }
 
 
-def _targets(request: Request) -> dict[str, Any]:
+def _targets(request: Request) -> render.TemplateValues:
     state = request.app.state
     index: Index = state.index
     index.refresh()
@@ -115,8 +117,8 @@ def _targets(request: Request) -> dict[str, Any]:
     return {"targets": _looks(state), "going": going, "most": _MOST_RUNS}
 
 
-def _looks(state: Any) -> list[Any]:
-    kept: tuple[float, list[Any]] | None = getattr(state, "looks", None)
+def _looks(state: State) -> list[TargetLook]:
+    kept: tuple[float, list[TargetLook]] | None = getattr(state, "looks", None)
     if kept is not None and time.monotonic() - kept[0] < _FRESH_S:
         return kept[1]
     found = look_at_all(state.workspace_dir, configured.names(state.workspace_dir), _LIMIT_S)
@@ -128,7 +130,7 @@ def _workspace(request: Request) -> Workspace:
     return Workspace(request.app.state.workspace_dir, create=False)
 
 
-def _models_of(directory: Path, record: Any) -> list[str]:
+def _models_of(directory: Path, record: ServiceRecord) -> list[str]:
     if record.revision is None:
         return []
     folder = services_store.folder_of(directory, record.name)

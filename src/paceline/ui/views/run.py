@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
@@ -28,7 +27,7 @@ from paceline.ui.curves import CurveStore
 from paceline.ui.feed import line_json
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
-from paceline.ui.views.common import as_json, curves_asked, events, file_name, folder_of, number, place_of, whole
+from paceline.ui.views.common import as_json, curve_query, events, file_name, folder_of, number, place_of, whole
 
 #: Most lines in one request, and in the results of a search.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
@@ -70,11 +69,11 @@ async def live(request: Request) -> Response:
 def curves(request: Request) -> Response:
     """Return points of curves. Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`."""
     folder = folder_of(request)
-    asked = curves_asked(request)
-    if asked["axis"] not in ("step", "time", "relative"):
-        raise HTTPException(400, f"axis={asked['axis']!r}: there are step, time and relative.")
-    asked |= {"ranks": _ranks(request), "all_attempts": request.query_params.get("attempts") == "all"}
-    return as_json(run_page.curves_of(request.app.state.curves, folder, **asked))
+    query = curve_query(request)
+    if query.axis not in ("step", "time", "relative"):
+        raise HTTPException(400, f"axis must be step, time or relative, got {query.axis!r}.")
+    query = replace(query, ranks=_ranks(request), all_attempts=request.query_params.get("attempts") == "all")
+    return as_json(run_page.curves_of(request.app.state.curves, folder, query))
 
 
 def others(request: Request) -> Response:
@@ -118,7 +117,7 @@ def file(request: Request) -> Response:
     return run_files.download(folder_of(request), file_name(request, "file"))
 
 
-def files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+def files(folder: RunFolder, record: RunRecord) -> render.TemplateValues:
     """Return the data of the page of all files."""
     listed = downloads.files(folder)
     return {"files": listed, "total": sum(file.size_bytes for file in listed)}
@@ -146,7 +145,7 @@ def _with(wanted: str, blocks: Iterator[LogLine]) -> Iterator[LogLine]:
             yield from (replace(block, text=line) for line in block.text.split("\n") if wanted in line.lower())
 
 
-def _side_lines(folder: RunFolder, record: RunRecord, of: str, last: int, search: str) -> list[list[Any]]:
+def _side_lines(folder: RunFolder, record: RunRecord, of: str, last: int, search: str) -> list[list[object]]:
     if of == "driver":
         texts = [(0, text) for text in last_lines(folder.driver_log, last, window=_WINDOW)]
     else:

@@ -68,7 +68,7 @@ def _stamp(standing: Standing) -> str:
     return stamp_of(standing.record, trials)
 
 
-def _shown(state: Any, standing: Standing) -> dict[str, Any]:
+def _shown(state: Any, standing: Standing) -> render.TemplateValues:
     spec, trials = standing.spec, standing.trials
     sketch = draw.sketched(f"Sweep {standing.record.run_id}", spec, trials, _shares(state, standing))
     rows = results.rows(trials, spec)
