@@ -122,7 +122,7 @@ def test_a_model_goes_to_another_workspace_by_a_datastore(made: Cli) -> None:
         (("pull", "nix", "digits"), "nix"),
         (("push", "digits"), "say where to"),
         (("push", "digits", "lab", "--mlflow", "x"), "say where to"),
-        (("push", "digits", "./x"), "is no place of models"),
+        (("push", "digits", "./x"), "is not a place of models"),
     ):
         assert said in made("model", *words, code=2).stderr
 

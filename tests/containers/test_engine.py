@@ -50,10 +50,10 @@ def test_an_engine_is_what_it_says_it_is(bin_dir, name, text, expected):
     [
         ("docker", fakes.NO_DAEMON, r"docker has no daemon that answers it: Cannot connect to the Docker daemon"),
         ("docker", fakes.OLD_NO_DAEMON, r"docker has no daemon that answers it"),
-        ("docker", fakes.NO_ENGINE, r"docker is no container engine that is known here \(Docker is not installed"),
+        ("docker", fakes.NO_ENGINE, r"docker is not a known container engine \(Docker is not installed"),
         ("podman", fakes.BROKEN_PODMAN, r"podman does not work: Error: runtime 'crun' is not there"),
         ("podman", fakes.REMOTE_PODMAN, r"podman serves another machine"),
-        ("podman", "exit 3", r"podman is no container engine that is known here \(exit code 3\)"),
+        ("podman", "exit 3", r"podman is not a known container engine \(exit code 3\)"),
     ],
 )
 def test_what_does_not_answer_is_passed_over_and_named(bin_dir, name, text, reason):

@@ -181,7 +181,7 @@ def test_a_disk_without_room_leaves_no_part(kept, tmp_path, monkeypatch):
 
 def test_a_pipe_that_has_come_in_the_place_of_a_file_keeps_nobody_waiting(kept, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="is no file any more"):
+    with pytest.raises(OSError, match="is no longer a file"):
         kept(b"", tmp_path / "pipe")
 
 

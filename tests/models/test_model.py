@@ -210,7 +210,7 @@ def test_a_workspace_that_is_none_is_said(tmp_path):
         (lambda folder: os.truncate(folder / "model.bin", 3), "'made/model.bin' has 3 bytes in place of 7"),
         (
             lambda folder: ((folder / "model.bin").unlink(), (folder / "model.bin").symlink_to("x")),
-            "is no file any more",
+            "is no longer a file",
         ),
     ],
     ids=["gone", "more", "link", "short", "link-for-file"],

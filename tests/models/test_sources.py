@@ -90,7 +90,7 @@ def test_what_is_no_file_is_refused_by_name(made, tmp_path, monkeypatch, spoil, 
         ("empty", r"there is no file in the folder 'empty'\. Name the one that holds the model"),
         ("pipe", r"'pipe' is a pipe, and no file or folder"),
         ("link", r"'link' is a link that leads nowhere"),
-        ("/", r"'/' is no model's folder"),
+        ("/", r"'/' can't be a model's folder"),
         ("weights/x", r"there is no 'weights/x' here: Not a directory"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_path_that_is_no_model_is_refused(made, monkeypatch, path, said):
 
 def test_a_name_that_is_no_text_is_refused(made):
     (made / os.fsdecode(b"\xff")).write_text("1")
-    with pytest.raises(ModelError, match=r"is no UTF-8 text\. Rename the file"):
+    with pytest.raises(ModelError, match=r"is not UTF-8\. Rename the file"):
         sources.local(made)
 
 
@@ -133,9 +133,9 @@ def test_a_link_to_another_of_the_run_s_files_stands_for_that(folder):
     ("name", "said"),
     [
         ("outputs/nix", r"has no file or folder 'outputs/nix'\. Its files: outputs/best\.bin, outputs/model/a\."),
-        ("/etc/passwd", r"'/etc/passwd' is no file of run .* leaves the run's folder.* --run RUN\)"),
+        ("/etc/passwd", r"'/etc/passwd' is not a file of run .* leaves the run's folder.* --run RUN\)"),
         ("../../other", "leaves the run's folder"),
-        ("", "is no file of run"),
+        ("", "is not a file of run"),
         ("run.json", "has no file or folder 'run.json'"),
         ("outputs/out", "is behind a link that leads out of the run, and no file of the run's"),
         ("outputs/pipe", "is a pipe, and no file of the run's"),

@@ -109,7 +109,7 @@ def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEn
     code, text = _output([path, "--version"], variables)
     itself = _NAMES_ITSELF.search(text)
     if code != 0 or itself is None:
-        return f"{path} is no container engine that is known here ({_first_line(text) or f'exit code {code}'})"
+        return f"{path} is not a known container engine ({_first_line(text) or f'exit code {code}'})"
     kind, version = itself[1].lower(), itself[2]
     if kind == "podman":
         return _podman(path, version, variables, to_start)

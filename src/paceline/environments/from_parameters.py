@@ -52,7 +52,7 @@ def described(
     if definition is not None:
         if not isinstance(definition, EnvironmentSpec):
             raise JobError(
-                f"environment_definition={definition!r} is no Environment. Make one, or get a registered one."
+                f"environment_definition={definition!r} must be an Environment. Create one, or get a registered one."
             )
         if named:
             raise JobError(

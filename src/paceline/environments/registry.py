@@ -93,7 +93,7 @@ def existing(python: str | os.PathLike[str]) -> str:
         )
     if not path.is_file() or not os.access(path, os.X_OK):
         raise EnvironmentSpecError(
-            f"python={os.fspath(python)!r} is no interpreter: {'not to be executed' if path.is_file() else 'no such file'}. "
+            f"python={os.fspath(python)!r} is not an interpreter: {'not executable' if path.is_file() else 'no such file'}. "
             f"Give the path of one, such as {sys.executable!r}."
         )
     return str(path)

@@ -55,7 +55,7 @@ def refuse(record: ModelRecord, found: list[Changed]) -> None:
         said = "; ".join(f"{one.name!r} {one.why}" for one in found[:_SAID])
         more = f"; and {len(found) - _SAID} more" if len(found) > _SAID else ""
         raise ModelChangedError(
-            f"model {record.id} is not as it was registered: {said}{more}. Register the files anew, or make it again: "
+            f"model {record.id} is not as it was registered: {said}{more}. Register the files again, or repeat its run: "
             f"{f'paceline rerun {record.run_id}' if record.run_id else 'its record names no run'}."
         )
 
@@ -66,7 +66,7 @@ def _change(path: Path, size_bytes: int, sha256: str, whole: bool, came: Callabl
     except OSError:
         return "is not there"
     if not stat.S_ISREG(found.st_mode):
-        return "is no file any more"
+        return "is no longer a file"
     if found.st_size != size_bytes:
         return f"has {found.st_size:,} bytes in place of {size_bytes:,}"
     if not whole and keep.is_untouched(found, size_bytes):

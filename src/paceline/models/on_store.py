@@ -61,7 +61,7 @@ def place(text: str) -> Source:
     found = _STORE.fullmatch(text)
     if found is None:
         raise ModelError(
-            f"{text!r} is no place of models: write STORE, STORE:PATH, or a URL such as s3://bucket/models."
+            f"{text!r} is not a place of models. Write STORE, STORE:PATH, or a URL such as s3://bucket/models."
         )
     return Source(datastore=found[1], path=DEFAULT_PATH if found[2] is None else found[2])
 
@@ -230,7 +230,7 @@ def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, Any]]:
             raise ValueError("digest")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(
-            f"what {store.title} has there is no model's record, or a newer Paceline's: {error}."
+            f"{store.title} has no valid model record there, or one of a newer Paceline: {error}."
         ) from error
     notes = data.get("notes")
     return record, notes if isinstance(notes, dict) else {}

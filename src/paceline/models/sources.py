@@ -42,7 +42,7 @@ class ModelSourceFile:
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "is no file any more", os.fspath(self.path))
+            raise OSError(errno.EINVAL, "is no longer a file", os.fspath(self.path))
         return fd
 
 
@@ -84,7 +84,7 @@ def local(path: Any) -> ModelSource:
             f"there is no {said!r} here: {error.strerror}. Name the file or folder that holds the model."
         ) from None
     if not top:
-        raise ModelError(f"{said!r} is no model's folder. Name the one that holds the model alone.")
+        raise ModelError(f"{said!r} can't be a model's folder. Give a folder that contains only the model.")
     if stat.S_ISREG(mode):
         return ModelSource(top=top, is_folder=False, files=(ModelSourceFile(name=top, path=given),), said=said)
     if not stat.S_ISDIR(mode):
@@ -105,7 +105,7 @@ def of_run(folder: RunFolder, name: Any) -> ModelSource:
         plain = check_file_name(said)
     except FileNameError as error:
         raise ModelError(
-            f"{said!r} is no file of run {folder.run_id}: {error} For a file of this machine there is "
+            f"{said!r} is not a file of run {folder.run_id}: {error} For a file of this machine there is "
             "Model.register(workspace, path, name, run=run) (paceline model register NAME PATH --run RUN)."
         ) from None
     place = folder.file(plain).relative_to(folder.path).as_posix()
@@ -140,7 +140,7 @@ def _whole(top: str, said: str, files: list[ModelSourceFile]) -> ModelSource:
         try:
             file.name.encode()
         except UnicodeEncodeError:
-            raise ModelError(f"the file name {file.name!r} is no UTF-8 text. Rename the file.") from None
+            raise ModelError(f"the file name {file.name!r} is not UTF-8. Rename the file.") from None
     return ModelSource(top=top, is_folder=True, files=tuple(sorted(files, key=lambda file: file.name)), said=said)
 
 

@@ -100,7 +100,7 @@ def take(
         except OSError as error:
             raise SnapshotError(
                 f"the snapshot of {str(source)!r} could not be made: {error.strerror}: {error.filename!r}. "
-                "Mend that, or name the file in .amlignore."
+                "Fix that, or name the file in .amlignore."
             ) from error
     # Mark it as used before a record refers to it.
     with contextlib.suppress(OSError):

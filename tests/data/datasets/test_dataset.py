@@ -148,7 +148,7 @@ def test_chosen_files_of_one_name_are_refused_in_a_run(tmp_path):
         ("", "names no files"),
         ("a\0b", "names no files"),
         (None, "None names no files"),
-        ((3, "x"), "3 is no datastore"),
+        ((3, "x"), "3 is not a datastore"),
         (DataReference(name="out", sources=(Source(datastore="default", path="x"),), mode="upload"), "is an output"),
     ],
 )
@@ -221,7 +221,7 @@ def test_a_worker_gets_a_table_with_its_steps_over_the_folder_that_was_fetched(d
 def test_without_a_word_on_how_it_is_read_a_table_goes_by_the_files_endings(data, tmp_path):
     assert xs(TabularDataset.from_folder({"name": "rows"}, data)) == [1, 2, 3, 4]
     write_tree(tmp_path, {"odd/a.csv": "x\n1\n", "odd/b.xyz": ""})
-    with pytest.raises(DataError, match=r"files that end with \['\.csv', '\.xyz'\]"):
+    with pytest.raises(DataError, match=r"file extensions \['\.csv', '\.xyz'\]"):
         TabularDataset.from_folder({"name": "rows"}, "odd").to_pandas_dataframe()
     with pytest.raises(DataError, match=r"'rows': its table='\{' is not JSON"):
         TabularDataset.from_folder({"name": "rows", "table": "{"}, data)
@@ -344,7 +344,7 @@ def test_wrong_steps_are_refused_at_once(data, act, message):
 )
 def test_a_broken_file_is_named(tmp_path, content, make):
     write_tree(tmp_path, {"bad": content})
-    with pytest.raises(DataError, match=r"'bad' can't be read as .*Mend the file"):
+    with pytest.raises(DataError, match=r"'bad' can't be read as .*Fix the file"):
         make("bad").to_pandas_dataframe()
 
 

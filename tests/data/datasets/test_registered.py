@@ -154,7 +154,7 @@ def test_versions_that_were_forgotten_are_not_given_out_again(workspace, files):
 
 def test_no_workspace_is_refused(files, tmp_path):
     for wrong in (None, "ws", tmp_path):
-        with pytest.raises(DataError, match="is no workspace"):
+        with pytest.raises(DataError, match="is not a workspace"):
             files.register(wrong, "d")
 
 

@@ -155,9 +155,9 @@ def _is_uniform(counts):
     [
         ((-1,), "length=-1: a number of samples is 0 or more"),
         (((1 << 62) + 1,), "at most"),
-        ((1.5,), r"length=1\.5 is no integer"),
-        ((10, "1"), "seed='1' is no integer"),
-        ((10, 1, None), "epoch=None is no integer"),
+        ((1.5,), r"length=1\.5 must be an integer"),
+        ((10, "1"), "seed='1' must be an integer"),
+        ((10, 1, None), "epoch=None must be an integer"),
     ],
 )
 def test_wrong_values_are_refused(arguments, message):

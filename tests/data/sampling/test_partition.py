@@ -124,9 +124,9 @@ def test_what_has_no_order_or_length_is_refused(items, message):
         (0, 0, "world_size=0"),
         (0, None, "give both"),
         (None, 2, "give both"),
-        ("0", 2, "rank='0' is no integer"),
-        (0, 2.0, r"world_size=2\.0 is no integer"),
-        (True, 2, "rank=True is no integer"),
+        ("0", 2, "rank='0' must be an integer"),
+        (0, 2.0, r"world_size=2\.0 must be an integer"),
+        (True, 2, "rank=True must be an integer"),
     ],
 )
 def test_a_rank_outside_its_world_is_refused(rank, world_size, message):

@@ -252,7 +252,7 @@ def test_what_is_no_state_is_refused():
     ("arguments", "options", "message"),
     [
         ((-1,), {}, "length=-1"),
-        ((iter([1]),), {}, "list_iterator, which is no number and has no length"),
+        ((iter([1]),), {}, "list_iterator, which is not a number and has no length"),
         ((10, 3, 2), {}, "rank=3 with world_size=2"),
         ((10, 0), {}, "give both"),
         ((10,), {"drop_last": True, "pad": True}, "either left out or filled up"),

@@ -167,7 +167,7 @@ def test_upload_files_keeps_paths_below_their_common_folder_or_the_named_one(wor
     assert [info.path for info in store.files()] == ["one/a/x", "one/b/y", "three/x", "two/src/a/x", "two/src/b/y"]
     with pytest.raises(DataError, match="does not lie below relative_root"):
         store.upload_files(files, relative_root=tmp_path / "src/a")
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is not a file"):
         store.upload_files([tmp_path / "src"])
 
 
@@ -206,7 +206,7 @@ def test_memory_is_a_store_of_this_process(workspace, bucket, tmp_path):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda ws: Datastore.register(ws, "x", 3), "url=3 of datastore 'x' is no URL"),
+        (lambda ws: Datastore.register(ws, "x", 3), "url=3 of datastore 'x' must be a URL"),
         (lambda ws: Datastore.register(ws, "x", "/x", options="a"), "options='a' of datastore 'x' is not a dict"),
         (
             lambda ws: Datastore.register(ws, "x", "/x", credentials="env:X"),

@@ -181,5 +181,5 @@ def test_a_file_in_whose_place_a_link_has_come_is_not_stored(workspace, tmp_path
 def test_a_name_that_no_store_takes_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / os.fsdecode(b"\xff")).write_text("x")
-    with pytest.raises(DataError, match="is no UTF-8"):
+    with pytest.raises(DataError, match="is not UTF-8"):
         files_below(tmp_path / "out")

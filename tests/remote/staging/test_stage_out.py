@@ -63,7 +63,7 @@ def test_outputs_are_noted_one_beside_the_other(folder: RunFolder) -> None:
 def test_a_name_that_no_store_takes_fails_where_the_run_is(folder: RunFolder) -> None:
     (folder.uploads / "model").mkdir(parents=True)
     (folder.uploads / "model" / os.fsdecode(b"\xff")).touch()
-    with pytest.raises(DataError, match="is no UTF-8"):
+    with pytest.raises(DataError, match="is not UTF-8"):
         leave(MODEL, folder, lambda text: None)
     assert not folder.left.exists()
 

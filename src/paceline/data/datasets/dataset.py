@@ -264,9 +264,7 @@ def _columns(types: Mapping[str, str] | None, include_path: bool, partition_form
     """
     for name, kind in (types or {}).items():
         if str(kind).partition(":")[0] not in TYPES:
-            raise DataError(
-                f"set_column_types: {name!r} is to be of type {kind!r}, which is none of {', '.join(TYPES)}."
-            )
+            raise DataError(f"set_column_types: the type {kind!r} of {name!r} must be one of {', '.join(TYPES)}.")
     if partition_format is not None:
         path_pattern(partition_format)
     given = {"types": dict(types or {}), "include_path": bool(include_path), "partition_format": partition_format}

@@ -101,7 +101,7 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copyfile(source, beside)
     except OSError as error:
         raise TransferError(
-            f"{str(source)!r} can't be copied to {str(target)!r}: {error.strerror or error}. Mend that, or give another folder."
+            f"{str(source)!r} can't be copied to {str(target)!r}: {error.strerror or error}. Fix that, or give another folder."
         ) from error
 
 

@@ -42,7 +42,9 @@ def format_of(files: Sequence[LocalFile]) -> str:
     endings = {"." + file.relative.removesuffix(".gz").rpartition(".")[2].lower() for file in files}
     found = {_ENDINGS.get(ending) for ending in endings}
     if len(found) != 1 or None in found:
-        raise DataError(f"files that end with {sorted(endings)}: how they are read as a table can't be told.")
+        raise DataError(
+            f"the file extensions {sorted(endings)} do not determine one table format. Select files of one format by a pattern."
+        )
     return str(found.pop())
 
 
@@ -87,7 +89,7 @@ def _frames(pandas: Any, files: Sequence[LocalFile], reading: Mapping[str, Any])
         except (ValueError, OSError, TypeError, KeyError) as error:
             raise DataError(
                 f"{file.relative!r} can't be read as {reading['format']}: {str(error).strip() or type(error).__name__}. "
-                "Mend the file, or name the files that are meant by a pattern."
+                "Fix the file, or select files by a pattern."
             ) from error
 
 

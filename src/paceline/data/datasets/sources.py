@@ -50,7 +50,7 @@ def workspace_dir_of(workspace: Any) -> Path:
     path = getattr(workspace, "path", None)
     # An `os.DirEntry` also has a `path`.
     if not isinstance(path, (str, os.PathLike)) or isinstance(workspace, os.PathLike):
-        raise DataError(f"{workspace!r} is no workspace. Give Workspace.from_config(), or Workspace(folder).")
+        raise DataError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")
     return Path(path)
 
 
@@ -82,7 +82,7 @@ def _store(store: Any) -> tuple[str, Path | None]:
         return store, None
     name = getattr(store, "name", None)
     if not isinstance(name, str):
-        raise DataError(f"{store!r} is no datastore. Give a Datastore, or the name of one.")
+        raise DataError(f"{store!r} is not a datastore. Give a Datastore, or the name of one.")
     workspace = getattr(store, "workspace", None)
     folder = getattr(workspace, "path", workspace)
     return name, Path(folder) if isinstance(folder, (str, os.PathLike)) else None

@@ -104,7 +104,7 @@ def steps_from_json(data: Any) -> Steps:
     for step in steps:
         if not step or step[0] not in ROWS + COLUMNS:
             raise DataError(
-                f"the step {step!r} of a dataset is none of {', '.join(ROWS + COLUMNS)}. A newer Paceline may have made it."
+                f"the step {step!r} of a dataset is not one of {', '.join(ROWS + COLUMNS)}. A newer Paceline may have made it."
             )
     return steps
 

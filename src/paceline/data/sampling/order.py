@@ -235,4 +235,4 @@ def _integer(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise DataError(f"{name}={value!r} is no integer.") from None
+        raise DataError(f"{name}={value!r} must be an integer.") from None

@@ -48,7 +48,7 @@ def _checked(rank: Any, world_size: Any) -> tuple[int, int]:
     """Return both as integers, or raise DataError."""
     for name, value in (("rank", rank), ("world_size", world_size)):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise DataError(f"{name}={value!r} is no integer.")
+            raise DataError(f"{name}={value!r} must be an integer.")
     rank, world_size = rank.__index__(), world_size.__index__()
     if not 0 <= rank < world_size:
         raise DataError(f"rank={rank} with world_size={world_size}: a rank is one of 0 .. world_size - 1.")
@@ -135,7 +135,7 @@ def length_of(source: Any, where: str) -> int:
         length: int = len(source) if hasattr(source, "__len__") else source.__index__()
     except (AttributeError, TypeError):
         raise DataError(
-            f"{where} was given a {type(source).__name__}, which is no number and has no length. Give the data set, "
+            f"{where} was given a {type(source).__name__}, which is not a number and has no length. Give the data set, "
             "or how many samples it has; data without a length (a stream) has no positions to share out."
         ) from None
     if length < 0:

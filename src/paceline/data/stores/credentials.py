@@ -102,7 +102,7 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
     for option, place in credentials.items():
         if not is_place(place):
             raise DataError(
-                f"credential {option!r} of {where}: what was given is no place, and is not shown here in case it is the "
+                f"credential {option!r} of {where}: the value is not a place, and is not shown here in case it is the "
                 f"secret itself. Secrets are never registered; give {PLACES}."
             )
 
@@ -207,7 +207,7 @@ def _from_file(rest: str, said: str) -> str:
             # Check the open file: the path may name another file by now.
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise DataError(f"{said} {path!r} is no file. Name one.")
+                raise DataError(f"{said} {path!r} is not a file. Give the path of a file.")
             if status.st_mode & 0o077:
                 raise DataError(
                     f"{said} {path!r} has mode {stat.S_IMODE(status.st_mode):o}, so others may read it. "
@@ -217,7 +217,7 @@ def _from_file(rest: str, said: str) -> str:
     except OSError as error:
         raise DataError(f"{said} {path!r} can't be read: {error.strerror}. Make the file, with mode 600.") from error
     except UnicodeDecodeError:
-        raise DataError(f"{said} {path!r} is no text in UTF-8. Write it as such.") from None
+        raise DataError(f"{said} {path!r} is not UTF-8. Save it as UTF-8.") from None
     if not mark:
         return text.strip()
     try:
@@ -225,5 +225,5 @@ def _from_file(rest: str, said: str) -> str:
     except ValueError:
         data = None
     if not isinstance(data, dict) or not isinstance(data.get(field), str):
-        raise DataError(f"{said} {path!r} is no JSON object with a text named {field!r}. Write one.")
+        raise DataError(f"{said} {path!r} is not a JSON object with a text field {field!r}. Add the field.")
     return str(data[field])

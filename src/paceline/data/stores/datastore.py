@@ -76,9 +76,7 @@ class Datastore:
         folder = _workspace_dir(workspace)
         records.check_store_name(name)
         if not isinstance(url, (str, os.PathLike)):
-            raise DataError(
-                f"url={url!r} of datastore {name!r} is no URL and no path. Give one, such as 's3://bucket/prefix'."
-            )
+            raise DataError(f"url={url!r} of datastore {name!r} must be a URL or a path, such as 's3://bucket/prefix'.")
         for what, value in (("options", options), ("credentials", credentials)):
             if value is not None and not isinstance(value, Mapping):
                 raise DataError(
@@ -278,7 +276,7 @@ class Datastore:
         paths = [_path(file) for file in files]
         for path in paths:
             if not path.is_file():
-                raise DataError(f"{str(path)!r} is no file. Name files, or use upload() for a folder.")
+                raise DataError(f"{str(path)!r} is not a file. Name files, or use upload() for a folder.")
         if relative_root is not None:
             root = working_path(relative_root)
         else:

@@ -17,14 +17,14 @@ from paceline.errors import DataError, EngineError, PacelineError, TransferError
 #: The next step for each cause.
 _NEXT_STEP = {
     "missing": "Look with `paceline data ls` what is there.",
-    "no-store": "Mend the URL that the datastore was registered with.",
+    "no-store": "Correct the URL that the datastore was registered with.",
     "denied": "Check its credentials, and what they allow.",
     "no-host": "Check the host's name and the network, then try again.",
     "host-key": "Connect once with `ssh` and compare the key, so that it comes into ~/.ssh/known_hosts.",
     "changed": "Let whatever writes to it finish, then try again.",
     "disk": "Make room there, or put the cache elsewhere with PACELINE_DATA_CACHE.",
     "transient": "See that it is up and can be reached from here. Try again; what has come so far is kept.",
-    "other": "Mend that, then try again; what has come so far is kept.",
+    "other": "Fix that and try again; data transferred so far is kept.",
 }
 _DENIED_CODES = frozenset(
     {

@@ -41,7 +41,7 @@ def clean_path(path: str, where: str) -> str:
         DataError: The path contains `..` or NUL.
     """
     if not isinstance(path, str):
-        raise DataError(f"the path {path!r} in {where} is no text. Give one such as 'train' or 'train/*.csv'.")
+        raise DataError(f"the path {path!r} in {where} must be text, such as 'train' or 'train/*.csv'.")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
         raise DataError(f"the path {path!r} leaves {where}. Give a path below it, without '..'.")

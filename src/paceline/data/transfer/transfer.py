@@ -351,7 +351,9 @@ def download_files(
                     "that leads out of it. Remove the link, or name another folder."
                 )
     except OSError as error:
-        raise TransferError(f"{str(error.filename or target)!r} can't be made: {error.strerror}. Mend that.") from error
+        raise TransferError(
+            f"{str(error.filename or target)!r} can't be created: {error.strerror}. Fix that and try again."
+        ) from error
     # The usual mode of the user's files. A partial file is private to the user.
     mode = 0o666 & ~_umask()
     transfer(store, [_job(target / name, name, info, mode) for name, info in wanted], meter)

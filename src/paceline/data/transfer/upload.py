@@ -166,7 +166,7 @@ def files_below(folder: Path) -> list[tuple[str, Path]]:
         DataError: The folder does not exist, or a name is not valid text.
     """
     if not folder.is_dir():
-        raise DataError(f"{str(folder)!r} is no folder. Name the folder whose files are to be stored.")
+        raise DataError(f"{str(folder)!r} is not a folder. Give the folder to upload.")
     files = sorted((name, Path(entry.path)) for name, entry, is_file in walk_files(folder) if is_file)
     for name, _ in files:
         _check_text(name)
@@ -327,7 +327,7 @@ def _check_text(name: str) -> None:
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        raise DataError(f"the file name {name!r} is no UTF-8, which no store takes. Rename the file.") from None
+        raise DataError(f"the file name {name!r} is not UTF-8, which stores require. Rename the file.") from None
 
 
 def _put_again(store: Store, file: Path, path: str, stop: threading.Event, by_content: bool) -> None:
