@@ -333,5 +333,5 @@ def test_places_of_models(text, expected):
 
 @pytest.mark.parametrize("text", ["", "./here", "a b", ":x"])
 def test_what_is_no_place_is_refused(text):
-    with pytest.raises(ModelError, match="is not a place of models. Write STORE, STORE:PATH, or a URL"):
+    with pytest.raises(ModelError, match=r"is not a place of models\. Write STORE, STORE:PATH, or a URL"):
         on_store.place(text)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(
     not (find_spec("pandas") and find_spec("pyarrow")), reason="needs pandas and pyarrow: paceline[tabular]"
 )
 
+ROWS = DataReference(name="rows", sources=())
 CSV = {"data/a.csv": "x,y\n1,one\n2,two\n", "data/b.csv": "x,y\n3,three\n", "data/sub/c.csv": "x,y\n4,four\n"}
 
 
@@ -219,12 +221,12 @@ def test_a_worker_gets_a_table_with_its_steps_over_the_folder_that_was_fetched(d
 
 
 def test_without_a_word_on_how_it_is_read_a_table_goes_by_the_files_endings(data, tmp_path):
-    assert xs(TabularDataset.from_folder({"name": "rows"}, data)) == [1, 2, 3, 4]
+    assert xs(TabularDataset.from_folder(ROWS, data)) == [1, 2, 3, 4]
     write_tree(tmp_path, {"odd/a.csv": "x\n1\n", "odd/b.xyz": ""})
     with pytest.raises(DataError, match=r"file extensions \['\.csv', '\.xyz'\]"):
-        TabularDataset.from_folder({"name": "rows"}, "odd").to_pandas_dataframe()
+        TabularDataset.from_folder(ROWS, "odd").to_pandas_dataframe()
     with pytest.raises(DataError, match=r"'rows': its table='\{' is not JSON"):
-        TabularDataset.from_folder({"name": "rows", "table": "{"}, data)
+        TabularDataset.from_folder(replace(ROWS, table="{"), data)
 
 
 def test_a_worker_reads_its_table_without_fsspec(data):
@@ -232,8 +234,8 @@ def test_a_worker_reads_its_table_without_fsspec(data):
 import sys
 for name in ("fsspec", "obstore", "aiohttp"):
     sys.modules[name] = None
-from paceline.data import TabularDataset
-print(len(TabularDataset.from_folder({{"name": "x"}}, {str(data)!r}).to_pandas_dataframe()))
+from paceline.data import DataReference, TabularDataset
+print(len(TabularDataset.from_folder(DataReference(name="x", sources=()), {str(data)!r}).to_pandas_dataframe()))
 """
     assert run_python(code).split() == ["4"]
 

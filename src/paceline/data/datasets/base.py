@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from paceline.data.datasets import registered, steps
 from paceline.data.datasets.registered import ContentCheck, compare
 from paceline.data.datasets.sources import workspace_dir_of
-from paceline.data.datasets.steps import Step, Steps
+from paceline.data.datasets.steps import Reading, Step, Steps
 from paceline.errors import DataError
 from paceline.job.data_reference import DataReference, Source
 
@@ -48,9 +47,21 @@ class AnyDataset:
     tags: Mapping[str, str] = field(default_factory=dict, repr=False)
     fingerprint: str | None = field(default=None, repr=False)
     #: Read options beside the steps: a table's format and its options, or the partition_format of files.
-    reading: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    reading: Reading = field(default_factory=Reading, repr=False)
     #: "name:version" and fingerprint of the registered dataset that this one selects from.
     origin: tuple[str, str | None] | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_folder(cls: type[D], reference: DataReference, path: str | os.PathLike[str]) -> D:
+        """Create the dataset of a direct input downloaded to `path`."""
+        # Dataset names contain no colon, so this splits "digits:3".
+        name, _, version = (reference.dataset or "").rpartition(":")
+        return cls(
+            sources=(Source(path=os.path.abspath(path)),),
+            name=name or None,
+            version=int(version) if version else None,
+            fingerprint=reference.fingerprint,
+        )
 
     def take(self: D, count: int) -> D:
         """Select the first `count`, or all if there are fewer."""
@@ -164,18 +175,17 @@ class AnyDataset:
         The run finds the dataset under `name` in `run.input_datasets`. With `.as_mount()` or `.as_download()` the script gets
         the path of a folder instead of the dataset.
         """
-        taken: dict[str, Any] = {"name": name, "sources": self._reference_sources(), "mode": "direct"}
-        reading = self._reference_reading()
-        if reading is not None:
-            # JSON text: a reference has plain fields only, and becomes part of the job's JSON.
-            taken["table"] = json.dumps(reading, sort_keys=True)
-        if self.name is not None:
-            taken["dataset"], taken["fingerprint"] = f"{self.name}:{self.version}", self.fingerprint
-        elif self.origin is not None:
+        sources = self._reference_sources()
+        dataset, fingerprint = self._identity or (None, None)
+        return DataReference(
+            name=name,
+            sources=sources,
+            mode="direct",
+            dataset=dataset,
             # A part has the fingerprint of the whole dataset only if it reads all files.
-            taken["dataset"] = self.origin[0]
-            taken["fingerprint"] = self.origin[1] if self._reference_sources() == self.sources else None
-        return DataReference(**taken)
+            fingerprint=fingerprint if sources == self.sources or self.name is not None else None,
+            table=self._reference_table(),
+        )
 
     def as_reference(self) -> DataReference:
         """Return the reference that a job uses for a bare dataset: `as_mount`."""
@@ -195,11 +205,22 @@ class AnyDataset:
 
     def _with(self: D, step: Step) -> D:
         # A selection of a registered dataset is a new, unregistered dataset.
-        origin = self.origin if self.name is None else (f"{self.name}:{self.version}", self.fingerprint)
-        nameless = replace(
-            self, name=None, version=None, id=None, description=None, tags={}, fingerprint=None, origin=origin
+        return replace(
+            self,
+            name=None,
+            version=None,
+            id=None,
+            description=None,
+            tags={},
+            fingerprint=None,
+            origin=self._identity,
+            steps=(*self.steps, step),
         )
-        return replace(nameless, steps=(*self.steps, step))
+
+    @property
+    def _identity(self) -> tuple[str, str | None] | None:
+        """ID and fingerprint of this registered dataset, or of the one that it selects from."""
+        return self.origin if self.name is None else (f"{self.name}:{self.version}", self.fingerprint)
 
     def _of(self: D, record: registered.DatasetRecord) -> D:
         return replace(
@@ -213,14 +234,15 @@ class AnyDataset:
             origin=None,
         )
 
-    def _reading(self) -> Mapping[str, Any] | None:
+    def _reading(self) -> Reading | None:
         """Return the read options to store, or None without any."""
-        return dict(self.reading) or None
+        return self.reading or None
 
     def _reference_sources(self) -> tuple[Source, ...]:
         return self.sources
 
-    def _reference_reading(self) -> Mapping[str, Any] | None:
+    def _reference_table(self) -> str | None:
+        """Return the JSON text from which a worker reads the table; None for plain files."""
         return None
 
     def _input_name(self) -> str:
@@ -268,20 +290,3 @@ class AnyDataset:
 
     def _where(self) -> str:
         return ", ".join(repr(f"{source.datastore or ''}:{source.path}".lstrip(":")) for source in self.sources)
-
-
-def fields_of(reference: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the fields of the dataset of a direct input downloaded to `path`.
-
-    Args:
-        reference: `DataReference.to_json()`.
-        path: The folder or file on this machine.
-    """
-    # Dataset names contain no colon, so this splits "digits:3".
-    name, _, version = str(reference.get("dataset") or "").rpartition(":")
-    return {
-        "sources": (Source(path=os.path.abspath(path)),),
-        "name": name or None,
-        "version": int(version) if version else None,
-        "fingerprint": reference.get("fingerprint"),
-    }

@@ -17,6 +17,7 @@ from paceline.data.datasets.file import FileDataset, TabularDataset
 from paceline.data.datasets.read import TYPES, path_pattern
 from paceline.data.datasets.registered import ContentCheck, check_dataset_name
 from paceline.data.datasets.sources import sources_of, workspace_dir_of
+from paceline.data.datasets.steps import Reading
 from paceline.errors import DataError, PacelineError
 from paceline.job.data_reference import DataReference
 
@@ -55,7 +56,7 @@ class _Files:
             TransferError: A store can't be read.
         """
         reading = _columns(None, False, partition_format)
-        return _validated(FileDataset(**_place(path, workspace), reading=reading), validate)
+        return _new(FileDataset, path, workspace, reading, validate)
 
     @staticmethod
     def upload_directory(
@@ -118,7 +119,7 @@ class _Tables:
         Raises:
             DataError: As for `Dataset.File.from_files`, or a column type is unknown.
         """
-        reading = {
+        reading: Reading = {
             "format": "delimited",
             "separator": separator,
             "header": bool(header),
@@ -127,7 +128,7 @@ class _Tables:
             "encoding": encoding,
             **_columns(set_column_types, include_path, partition_format),
         }
-        return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
+        return _new(TabularDataset, path, workspace, reading, validate)
 
     @staticmethod
     def from_parquet_files(
@@ -140,8 +141,8 @@ class _Tables:
         workspace: Workspace | None = None,
     ) -> TabularDataset:
         """Create a dataset of the rows of Parquet files, as `from_delimited_files` does."""
-        reading = {"format": "parquet", **_columns(set_column_types, include_path, partition_format)}
-        return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
+        reading: Reading = {"format": "parquet", **_columns(set_column_types, include_path, partition_format)}
+        return _new(TabularDataset, path, workspace, reading, validate)
 
     @staticmethod
     def from_json_lines_files(
@@ -155,12 +156,12 @@ class _Tables:
         workspace: Workspace | None = None,
     ) -> TabularDataset:
         """Create a dataset of files with one JSON object per line, as `from_delimited_files` does."""
-        reading = {
+        reading: Reading = {
             "format": "json_lines",
             "encoding": encoding,
             **_columns(set_column_types, include_path, partition_format),
         }
-        return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
+        return _new(TabularDataset, path, workspace, reading, validate)
 
     @staticmethod
     def register_pandas_dataframe(
@@ -253,11 +254,10 @@ class Dataset:
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
     """Return the dataset of a direct input downloaded to `path`, for a worker's script."""
-    data = reference.to_json()
-    return (TabularDataset if data.get("table") else FileDataset).from_folder(data, path)
+    return (TabularDataset if reference.table else FileDataset).from_folder(reference, path)
 
 
-def _columns(types: Mapping[str, str] | None, include_path: bool, partition_format: str | None) -> dict[str, Any]:
+def _columns(types: Mapping[str, str] | None, include_path: bool, partition_format: str | None) -> Reading:
     """Return the column options that are set.
 
     Unset ones are left out, to keep equal records equal.
@@ -265,10 +265,15 @@ def _columns(types: Mapping[str, str] | None, include_path: bool, partition_form
     for name, kind in (types or {}).items():
         if str(kind).partition(":")[0] not in TYPES:
             raise DataError(f"set_column_types: the type {kind!r} of {name!r} must be one of {', '.join(TYPES)}.")
+    reading = Reading()
+    if types:
+        reading["types"] = dict(types)
+    if include_path:
+        reading["include_path"] = True
     if partition_format is not None:
         path_pattern(partition_format)
-    given = {"types": dict(types or {}), "include_path": bool(include_path), "partition_format": partition_format}
-    return {name: value for name, value in given.items() if value}
+        reading["partition_format"] = partition_format
+    return reading
 
 
 def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | TabularDataset:
@@ -280,16 +285,14 @@ def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | Tabul
     raise DataError(f"dataset {record.name!r} is of kind {record.kind!r}, which this version does not know.")
 
 
-def _place(path: Any, workspace: Workspace | None) -> dict[str, Any]:
+def _new(kind: type[D], path: Any, workspace: Workspace | None, reading: Reading, validate: bool) -> D:
+    """Create a dataset. With `validate`, raise DataError if it has no files."""
     sources, folder = sources_of(path)
-    return {"sources": sources, "workspace_dir": folder if workspace is None else workspace_dir_of(workspace)}
-
-
-def _validated(dataset: D, validate: bool) -> D:
-    """Return the dataset. With `validate`, raise DataError if it has no files."""
+    folder = folder if workspace is None else workspace_dir_of(workspace)
+    dataset = kind(sources=sources, workspace_dir=folder, reading=reading)
     # Without a workspace the datastores are unknown until the run, so nothing can be listed.
-    known = dataset.workspace_dir is not None or all(source.datastore is None for source in dataset.sources)
-    if validate and known and not dataset.list_files():
+    is_known = folder is not None or all(source.datastore is None for source in sources)
+    if validate and is_known and not dataset.list_files():
         raise DataError(f"there are no files at {dataset._where()}. Give validate=False if there will be.")
     return dataset
 

@@ -6,18 +6,18 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.data.datasets import steps
-from paceline.data.datasets.base import AnyDataset, fields_of
+from paceline.data.datasets.base import AnyDataset
 from paceline.data.datasets.read import format_of, read_frames
 from paceline.data.datasets.sources import local_files
-from paceline.data.datasets.steps import chosen, steps_from_json
+from paceline.data.datasets.steps import Reading, chosen, steps_from_json
 from paceline.errors import DataError, TransferError
-from paceline.job.data_reference import Source
+from paceline.job.data_reference import DataReference, Source
 from paceline.system.files import replacing
 
 if TYPE_CHECKING:
@@ -32,11 +32,6 @@ class FileDataset(AnyDataset):
     """
 
     kind: ClassVar[str] = "file"
-
-    @classmethod
-    def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> FileDataset:
-        """Create the dataset of a direct input downloaded to `path`."""
-        return cls(**fields_of(reference, path))
 
     def list_files(self) -> list[FileInfo]:
         return self._selected(super().list_files())
@@ -115,7 +110,7 @@ class TabularDataset(AnyDataset):
     kind: ClassVar[str] = "tabular"
 
     @classmethod
-    def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> TabularDataset:
+    def from_folder(cls, reference: DataReference, path: str | os.PathLike[str]) -> TabularDataset:
         """Create the dataset of a direct input downloaded to `path`.
 
         If the reference has no format, the file extensions decide.
@@ -124,16 +119,14 @@ class TabularDataset(AnyDataset):
             DataError: The reference's `table` can't be read.
         """
         try:
-            table = json.loads(reference.get("table") or "{}")
+            table = json.loads(reference.table or "{}")
             taken = steps_from_json(table.get("steps"))
         except (TypeError, ValueError, AttributeError) as error:
             # DataError is a ValueError, and has its own message.
             if isinstance(error, DataError):
                 raise
-            raise DataError(
-                f"input {reference.get('name')!r}: its table={reference.get('table')!r} is not JSON."
-            ) from error
-        return cls(**fields_of(reference, path), reading=table.get("reading") or {}, steps=taken)
+            raise DataError(f"input {reference.name!r}: its table={reference.table!r} is not JSON.") from error
+        return replace(super().from_folder(reference, path), reading=table.get("reading") or Reading(), steps=taken)
 
     def to_pandas_dataframe(self) -> Any:
         """Read all rows into one pandas frame with a new index from 0.
@@ -145,8 +138,7 @@ class TabularDataset(AnyDataset):
         with local_files(self.sources, self._workspace_dir()) as files:
             if not files:
                 raise DataError(f"there are no files at {self._where()} to read a table from.")
-            reading = self.reading or {"format": format_of(files)}
-            return read_frames(files, reading, self.steps)
+            return read_frames(files, self.reading or {"format": format_of(files)}, self.steps)
 
     def keep_columns(self, columns: str | Sequence[str]) -> TabularDataset:
         """Keep only these columns, in this order."""
@@ -156,8 +148,8 @@ class TabularDataset(AnyDataset):
         """Drop these columns."""
         return self._with(steps.columns_step("drop", columns))
 
-    def _reading(self) -> Mapping[str, Any]:
-        return dict(self.reading)
+    def _reading(self) -> Reading:
+        return self.reading
 
-    def _reference_reading(self) -> Mapping[str, Any]:
-        return {"reading": self._reading(), "steps": self.steps}
+    def _reference_table(self) -> str:
+        return json.dumps({"reading": self.reading, "steps": self.steps}, sort_keys=True)

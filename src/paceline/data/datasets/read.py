@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.data.datasets.sources import LocalFile
-from paceline.data.datasets.steps import COLUMNS, Steps, chosen
+from paceline.data.datasets.steps import COLUMNS, Reading, Step, Steps, chosen
 from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
 
 _ENDINGS = {
     **{".csv": "delimited", ".tsv": "delimited", ".txt": "delimited"},
@@ -48,7 +51,7 @@ def format_of(files: Sequence[LocalFile]) -> str:
     return str(found.pop())
 
 
-def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: Steps) -> Any:
+def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> pandas.DataFrame:
     """Read the rows of all files and apply the steps.
 
     Empty text files have no rows. After a leading `take`, further files are not read.
@@ -56,11 +59,16 @@ def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: S
     Raises:
         DataError: pandas is missing, a file can't be read, or a column does not exist.
     """
-    pandas = _pandas()
+    try:
+        import pandas
+    except ImportError as error:
+        raise DataError(
+            "a tabular dataset is read with pandas, which is not installed: pip install 'paceline[tabular]'."
+        ) from error
     # Only a leading `take` limits the rows to read.
     enough = steps[0][1] if steps and steps[0][0] == "take" else None
     frames, rows = [], 0
-    for frame in _frames(pandas, files, reading):
+    for frame in _frames(files, reading):
         frames.append(frame)
         rows += len(frame)
         if enough is not None and rows >= enough:
@@ -69,18 +77,17 @@ def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: S
     filled = [frame for frame in frames if len(frame)] or frames[:1]
     table = pandas.concat(filled, ignore_index=True) if filled else pandas.DataFrame()
     for step in steps:
-        table = _after(pandas, table, step)
+        table = _after(table, step)
     return table.reset_index(drop=True)
 
 
-def _frames(pandas: Any, files: Sequence[LocalFile], reading: Mapping[str, Any]) -> Iterator[Any]:
+def _frames(files: Sequence[LocalFile], reading: Reading) -> Iterator[pandas.DataFrame]:
     for file in files:
         try:
             # pandas fails on an empty CSV file. An empty Parquet file is broken: it lacks the footer.
             if file.path.stat().st_size == 0 and reading["format"] != "parquet":
                 continue
-            frame = typed(pandas, _read(pandas, file, reading), reading)
-            yield with_path(pandas, frame, file, reading)
+            yield with_path(typed(_read(file, reading), reading), file, reading)
         except ImportError as error:
             raise DataError(
                 f"{file.relative!r} needs {error.name or 'pyarrow'}: pip install 'paceline[tabular]'."
@@ -93,7 +100,9 @@ def _frames(pandas: Any, files: Sequence[LocalFile], reading: Mapping[str, Any])
             ) from error
 
 
-def _read(pandas: Any, file: LocalFile, reading: Mapping[str, Any]) -> Any:
+def _read(file: LocalFile, reading: Reading) -> pandas.DataFrame:
+    import pandas
+
     if reading["format"] == "parquet":
         # Given a path, pyarrow would turn a folder name such as a=1 into a column.
         with open(file.path, "rb") as opened:
@@ -103,26 +112,31 @@ def _read(pandas: Any, file: LocalFile, reading: Mapping[str, Any]) -> Any:
     if reading["format"] == "json_lines":
         return pandas.read_json(file.path, lines=True, encoding=encoding, compression=compression)
     separator = reading.get("separator") or ("\t" if file.relative.removesuffix(".gz").endswith(".tsv") else ",")
-    options: dict[str, Any] = {"sep": separator, "encoding": encoding, "compression": compression}
-    if not reading.get("header", True):
-        options["header"] = None
+    types: type[str] | dict[str, type[str]] | None = None
     if not reading.get("infer_column_types", True):
-        options["dtype"] = str
+        types = str
     elif texts := [name for name, kind in (reading.get("types") or {}).items() if kind in ("str", "bool")]:
         # As written in the file: "007" must not become 7.
-        options["dtype"] = dict.fromkeys(texts, str)
-    if reading.get("empty_as_string"):
-        options["keep_default_na"] = False
-    frame = pandas.read_csv(file.path, **options)
-    if not reading.get("header", True):
+        types = dict.fromkeys(texts, str)
+    has_header = reading.get("header", True)
+    frame = pandas.read_csv(
+        file.path,
+        sep=separator,
+        encoding=encoding,
+        compression=compression,
+        header="infer" if has_header else None,
+        dtype=types,
+        keep_default_na=not reading.get("empty_as_string"),
+    )
+    if not has_header:
         frame.columns = [f"Column{number}" for number in range(1, len(frame.columns) + 1)]
     return frame
 
 
-def _after(pandas: Any, table: Any, step: tuple[Any, ...]) -> Any:
+def _after(table: pandas.DataFrame, step: Step) -> pandas.DataFrame:
     verb = step[0]
     if verb == "filter":
-        return table[mask(pandas, table, step[1])].reset_index(drop=True)
+        return table[mask(table, step[1])].reset_index(drop=True)
     if verb not in COLUMNS:
         return table.iloc[list(chosen(step, len(table)))]
     names = list(step[1])
@@ -131,17 +145,7 @@ def _after(pandas: Any, table: Any, step: tuple[Any, ...]) -> Any:
     return table[names] if verb == "keep" else table.drop(columns=names)
 
 
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise DataError(
-            "a tabular dataset is read with pandas, which is not installed: pip install 'paceline[tabular]'."
-        ) from error
-    return pandas
-
-
-def mask(pandas: Any, table: Any, condition: tuple[Any, ...]) -> Any:
+def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
     """Return the rows that match a condition. A missing value matches no comparison.
 
     Raises:
@@ -149,10 +153,10 @@ def mask(pandas: Any, table: Any, condition: tuple[Any, ...]) -> Any:
     """
     verb, *values = condition
     if verb in ("and", "or"):
-        one, other = (mask(pandas, table, each) for each in values)
-        return one & other if verb == "and" else one | other
+        left, right = (mask(table, each) for each in values)
+        return left & right if verb == "and" else left | right
     if verb == "not":
-        return ~mask(pandas, table, values[0])
+        return ~mask(table, values[0])
     name = values[0]
     if name not in table.columns:
         raise DataError(f"filter: there is no column {name!r}; there are {[*map(str, table.columns)]}.")
@@ -161,6 +165,8 @@ def mask(pandas: Any, table: Any, condition: tuple[Any, ...]) -> Any:
         return column.isna()
     value = values[1]
     if isinstance(value, tuple):
+        import pandas
+
         # Compare as datetimes, even if the file has text.
         column, value = pandas.to_datetime(column, utc=True), pandas.Timestamp(value[1])
         value = value.tz_localize("UTC") if value.tzinfo is None else value.tz_convert("UTC")
@@ -170,12 +176,14 @@ def mask(pandas: Any, table: Any, condition: tuple[Any, ...]) -> Any:
         raise DataError(f"filter: the column {name!r} can't be compared with {value!r}: {error}.") from error
 
 
-def typed(pandas: Any, frame: Any, reading: Mapping[str, Any]) -> Any:
+def typed(frame: pandas.DataFrame, reading: Reading) -> pandas.DataFrame:
     """Convert columns to the requested types. Values that can't be converted are missing.
 
     Raises:
         DataError: A column does not exist.
     """
+    import pandas
+
     for name, wanted in (reading.get("types") or {}).items():
         if name not in frame.columns:
             raise DataError(f"set_column_types: there is no column {name!r}; there are {[*map(str, frame.columns)]}.")
@@ -193,12 +201,14 @@ def typed(pandas: Any, frame: Any, reading: Mapping[str, Any]) -> Any:
     return frame
 
 
-def with_path(pandas: Any, frame: Any, file: LocalFile, reading: Mapping[str, Any]) -> Any:
+def with_path(frame: pandas.DataFrame, file: LocalFile, reading: Reading) -> pandas.DataFrame:
     """Add the columns that come from the file's path.
 
     Raises:
         DataError: The path does not match the partition_format.
     """
+    import pandas
+
     if reading.get("include_path"):
         frame.insert(0, "Path", f"/{file.relative}")
     if form := reading.get("partition_format"):

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from paceline.data.datasets.steps import Steps, steps_from_json
+from paceline.data.datasets.steps import Reading, Steps, steps_from_json
 from paceline.errors import DataError
 from paceline.job.data_reference import Source
 from paceline.system.files import read_json, write_json
@@ -49,7 +49,7 @@ class DatasetRecord:
     kind: str
     sources: tuple[Source, ...]
     fingerprint: str
-    reading: Mapping[str, Any] | None = None
+    reading: Reading | None = None
     steps: Steps = ()
     version: int = 0
     id: str = ""
@@ -60,7 +60,7 @@ class DatasetRecord:
     size_bytes: int = 0
 
     @property
-    def definition(self) -> tuple[Any, ...]:
+    def definition(self) -> tuple[object, ...]:
         """The values that are equal for the same data and the same selection."""
         return self.kind, self.sources, self.reading, self.steps, self.fingerprint
 

@@ -12,13 +12,31 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from paceline.data.sampling.order import GlobalOrder
 from paceline.errors import DataError
 
 Step: TypeAlias = "tuple[Any, ...]"
 Steps: TypeAlias = "tuple[Step, ...]"
+
+
+class Reading(TypedDict, total=False):
+    """The options that a dataset's files are read with. A table has a format, files only a partition_format."""
+
+    format: str
+    separator: str
+    header: bool
+    infer_column_types: bool
+    empty_as_string: bool
+    encoding: str
+    types: dict[str, str]
+    include_path: bool
+    partition_format: str
+    # Of tables of the Azure SDK.
+    partition_keys: list[str]
+    timestamp: str | None
+
 
 ROWS = ("take", "skip", "split", "sample")
 COLUMNS = ("keep", "drop", "filter")

@@ -153,7 +153,7 @@ def write_record(workspace_dir: Path, record: StoreRecord) -> None:
         registry.put(check_store_name(str(record.name)), record.to_json())
     except OSError as error:
         raise DataError(
-            f"datastore {record.name!r} can't be registered in {str(registry.folder)!r}: {error.strerror}. Fix that and try again."
+            f"datastore {record.name!r} can't be registered in {str(registry.folder)!r}: {error.strerror}. Fix that."
         ) from error
 
 

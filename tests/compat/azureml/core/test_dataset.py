@@ -39,7 +39,7 @@ def test_the_default_store_by_its_names_in_azure(ws):
     store.upload_files(["kept"], show_progress=False)
     assert store.download("back", prefix="kept", show_progress=False) == 1
     assert Path("back/kept").read_text() == "first"
-    with pytest.raises(UserErrorException, match="no file"):
+    with pytest.raises(UserErrorException, match="is not a file"):
         store.upload_files(["nothing"])
     with pytest.raises(UserErrorException, match="nowhere"):
         Datastore.get(ws, "nowhere")
