@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from paceline.collectives import world
 from paceline.collectives.background_loop import BackgroundLoop
@@ -32,12 +32,28 @@ from paceline.collectives.settings import EngineSettings
 from paceline.collectives.transport import Transport
 from paceline.collectives.world import RankedWorld
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _DYING_S, _LET_GO_S = 0.3, 3.0
 _NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
 #: Of arrays that hold another type than NumPy says: of all of them, or of each.
 Dtype = str | Sequence[str | None] | None
+
+
+class ReductionOptions(TypedDict, total=False):
+    """Keyword arguments of the reductions.
+
+    `op` is one of `OPERATIONS`, by default "sum". Arrays are multiplied by `prescale` before, and by `postscale` after it.
+    """
+
+    op: str
+    prescale: float
+    postscale: float
+    process_set: int
+    dtype: Dtype
 
 
 class _Observer(NamedTuple):
@@ -85,67 +101,27 @@ class Engine:
 
     # Reductions.
 
-    def allreduce(
-        self,
-        name: str,
-        array: Any,
-        *,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        process_set: int = 0,
-        out: Any = None,
-        dtype: Dtype = None,
-    ) -> Handle:
+    def allreduce(self, name: str, array: Any, *, out: Any = None, **how: Unpack[ReductionOptions]) -> Handle:
         """Start an all-reduce of `array`, into `out` if given (which may be `array` itself).
 
         "average" divides the sum by the number of ranks and truncates integers towards 0. float16 and bfloat16 are summed in
         float32. "adasum" takes floating-point arrays and a power of two of ranks.
         """
-        return self._reduce(ALLREDUCE, name, [array], op, prescale, postscale, process_set, dtype, [out])
+        return self._reduce(ALLREDUCE, name, [array], [out], **how)
 
     def grouped_allreduce(
-        self,
-        name: str,
-        arrays: Sequence[Any],
-        *,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        process_set: int = 0,
-        outs: Sequence[Any] | None = None,
-        dtype: Dtype = None,
+        self, name: str, arrays: Sequence[Any], *, outs: Sequence[Any] | None = None, **how: Unpack[ReductionOptions]
     ) -> Handle:
         """Start an all-reduce of several arrays, which begins when all of them are ready on all ranks."""
-        return self._reduce(ALLREDUCE, name, arrays, op, prescale, postscale, process_set, dtype, outs, grouped=True)
+        return self._reduce(ALLREDUCE, name, arrays, outs, grouped=True, **how)
 
-    def reducescatter(
-        self,
-        name: str,
-        array: Any,
-        *,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        process_set: int = 0,
-        dtype: Dtype = None,
-    ) -> Handle:
+    def reducescatter(self, name: str, array: Any, **how: Unpack[ReductionOptions]) -> Handle:
         """Start a reduce-scatter; the result is this rank's rows. The first ranks get the rows left over."""
-        return self._reduce(REDUCESCATTER, name, [array], op, prescale, postscale, process_set, dtype)
+        return self._reduce(REDUCESCATTER, name, [array], **how)
 
-    def grouped_reducescatter(
-        self,
-        name: str,
-        arrays: Sequence[Any],
-        *,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        process_set: int = 0,
-        dtype: Dtype = None,
-    ) -> Handle:
+    def grouped_reducescatter(self, name: str, arrays: Sequence[Any], **how: Unpack[ReductionOptions]) -> Handle:
         """Start a reduce-scatter of several arrays; the result is the list of this rank's rows."""
-        return self._reduce(REDUCESCATTER, name, arrays, op, prescale, postscale, process_set, dtype, grouped=True)
+        return self._reduce(REDUCESCATTER, name, arrays, grouped=True, **how)
 
     def device_allreduce(
         self,
@@ -296,13 +272,14 @@ class Engine:
         kind: str,
         name: str,
         arrays: Sequence[Any],
-        op: str,
-        prescale: float,
-        postscale: float,
-        process_set: int,
-        dtype: Dtype,
         outs: Sequence[Any] | None = None,
+        *,
         grouped: bool = False,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+        dtype: Dtype = None,
     ) -> Handle:
         if op not in OPERATIONS:
             raise ArgumentError(f"op={op!r} is unknown. The operations are {', '.join(OPERATIONS)}.")
