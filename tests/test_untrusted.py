@@ -64,7 +64,7 @@ ALLOWED = {
     ("collectives/request.py", "pickle.Unpickler"): "refuses every name but those of two of our own tuples",
     ("compat/horovod/common/objects.py", "pickle.loads"): "signed by a rank with the run's secret, where there is one",
     (
-        "compat/horovod/runner/common/util/codec.py",
+        "compat/horovod/runner/common/util/__init__.py",
         "pickle.loads",
     ): "Horovod's own function for launchers built on it, which say what they give it; nothing here calls it",
     (

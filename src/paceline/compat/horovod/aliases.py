@@ -16,6 +16,11 @@ _ABSENT = {
     "ray": "use a compute target of Paceline",
     "tensorflow.data": "read with tf.data on each rank, or with torch's DataLoader",
 }
+#: Small modules of Horovod that are one module here.
+_MERGED = {
+    "runner.common.util": ("codec", "env", "secret", "settings", "timeout"),
+    "torch.elastic": ("sampler", "state"),
+}
 _JOBS = (
     "Horovod's own services for starting ranks are not here. A job is started by horovod.run, by horovodrun, or, with "
     "horovod.runner._HorovodArgs, by horovod.runner.launch._run"
@@ -70,6 +75,7 @@ _FINDER = AliasFinder(
     absent={name: f"{instead} (docs/horovod.md)." for name, instead in _ABSENT.items()},
     # This file is no part of Horovod's interface, so it has no name there.
     hidden=("aliases",),
+    renamed={f"{module}.{name}": module for module, names in _MERGED.items() for name in names},
 )
 uninstall = _FINDER.uninstall
 

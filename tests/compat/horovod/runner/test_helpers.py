@@ -12,17 +12,15 @@ import threading
 import pytest
 
 from paceline.compat.horovod.runner import _HorovodArgs, launch
+from paceline.compat.horovod.runner.common import util
 from paceline.compat.horovod.runner.common.util import (
-    codec,
-    env,
+    Timeout,
+    TimeoutException,
     host_hash,
     hosts,
     safe_shell_exec,
-    secret,
-    settings,
     tiny_shell_exec,
 )
-from paceline.compat.horovod.runner.common.util.timeout import Timeout, TimeoutException
 from paceline.compat.horovod.runner.util.threads import execute_function_multithreaded, in_thread, on_event
 from paceline.errors import RunFailedError, UserError
 from paceline.system import processes
@@ -146,24 +144,28 @@ def test_threads():
 
 
 def test_a_digest_proves_the_key():
-    key = secret.make_secret_key()
-    digest = secret.compute_digest(key, b"message")
-    assert (len(key), len(digest)) == (secret.SECRET_LENGTH, secret.DIGEST_LENGTH)
-    assert secret.check_digest(key, b"message", digest)
-    assert not secret.check_digest(key, b"another", digest)
+    key = util.make_secret_key()
+    digest = util.compute_digest(key, b"message")
+    assert (len(key), len(digest)) == (util.SECRET_LENGTH, util.DIGEST_LENGTH)
+    assert util.check_digest(key, b"message", digest)
+    assert not util.check_digest(key, b"another", digest)
 
 
 def test_a_rank_is_read_from_the_environment(monkeypatch):
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
         monkeypatch.delenv(f"{prefix}_RANK", raising=False)
         monkeypatch.delenv(f"{prefix}_SIZE", raising=False)
-    assert env.get_env_rank_and_size() == (0, 1)
+    assert util.get_env_rank_and_size() == (0, 1)
     monkeypatch.setenv("PMI_RANK", "3")
     with pytest.raises(RuntimeError, match="PMI_RANK is set and PMI_SIZE is not"):
-        env.get_env_rank_and_size()
+        util.get_env_rank_and_size()
     monkeypatch.setenv("PMI_SIZE", "4")
-    assert env.get_env_rank_and_size() == (3, 4)
-    assert [env.is_exportable(name) for name in ("PATH", "CUDA_VISIBLE_DEVICES", "BASH_FUNC_a")] == [True, False, False]
+    assert util.get_env_rank_and_size() == (3, 4)
+    assert [util.is_exportable(name) for name in ("PATH", "CUDA_VISIBLE_DEVICES", "BASH_FUNC_a")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_hosts_and_the_places_of_ranks(tmp_path):
@@ -181,12 +183,12 @@ def test_hosts_and_the_places_of_ranks(tmp_path):
 
 
 def test_small_things(monkeypatch):
-    text = codec.dumps_base64({"a": [1]})
+    text = util.dumps_base64({"a": [1]})
     assert isinstance(text, str)
-    assert codec.loads_base64(text) == {"a": [1]} == codec.loads_base64(codec.dumps_base64({"a": [1]}, to_ascii=False))
+    assert util.loads_base64(text) == {"a": [1]} == util.loads_base64(util.dumps_base64({"a": [1]}, to_ascii=False))
     assert host_hash.host_hash() == host_hash.host_hash()
     assert host_hash.host_hash("other") != host_hash.host_hash()
     assert Timeout(1000, "no").remaining() > 900
     with pytest.raises(TimeoutException, match=r"waiting for x\. Timeout after -1 seconds\."):
         Timeout(-1, "waiting for {activity}").check_time_out_for("x")
-    assert settings.Settings(hosts="a:1", num_proc=2).num_proc == 2
+    assert util.Settings(hosts="a:1", num_proc=2).num_proc == 2

@@ -1,9 +1,223 @@
-"""`hvd.elastic`: training that continues after a failed collective."""
+"""`hvd.elastic`: training that continues after a failed collective.
+
+The state of models, optimizers and samplers, and a sampler that shares the rest of an epoch among the present ranks. Scripts
+import this module as `horovod.torch.elastic.state` and `.sampler` as well (`aliases`).
+"""
 
 from __future__ import annotations
 
-from paceline.compat.horovod.common.elastic import run
-from paceline.compat.horovod.torch.elastic.sampler import ElasticSampler
-from paceline.compat.horovod.torch.elastic.state import TorchState
+import copy
+import math
+import random
+import sys
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.elastic import Kept, ObjectState, from_first, run
+from paceline.compat.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
+
+
+class ElasticSampler(Sampler[int]):
+    """A sampler of each rank's share of the rest of an epoch.
+
+    All ranks get equally many samples, so some samples appear twice. Call record_batch after each batch, and set_epoch at the END
+    of an epoch.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch with no sample processed."""
+        self.epoch, self.processed_num = epoch, 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that each rank has processed a batch of this size."""
+        # Each rank takes every n-th sample of the epoch's order, so the processed samples are a prefix of it, and another
+        # number of ranks can share the rest.
+        self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
+
+    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
+        """Return this rank's samples of a batch."""
+        return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Share the rest among the present ranks."""
+        self.num_replicas, self.rank = basics.size(), basics.rank()
+        left = list(range(len(self.dataset)))
+        if self.shuffle:
+            # A text as seed gives the same order in every process, for any PYTHONHASHSEED, and leaves torch's random state alone.
+            random.Random(f"{self.seed}-{self.epoch}").shuffle(left)
+        left = left[self.processed_num :]
+        self.num_samples = math.ceil(len(left) / self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+        while left and len(left) < self.total_size:
+            # From the front again, more than once where fewer samples are left than there are ranks.
+            left += left[: self.total_size - len(left)]
+        self.remaining_indices = left
+        self.indices = left[self.rank :: self.num_replicas]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self.indices))
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class TorchState(ObjectState):
+    """A model, an optimizer, samplers, and plain values, each an attribute.
+
+    Saving copies values that have a handler (models, optimizers, ElasticSamplers and registered types). Other values are not
+    copied.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        given = {"model": model, "optimizer": optimizer, **kwargs}
+        self._handlers = {name: made for name, value in given.items() if (made := _handler(value)) is not None}
+        for name, handler in self._handlers.items():
+            # Past `__setattr__` below, which would save the value a second time.
+            object.__setattr__(self, name, handler.value)
+        plain = {name: value for name, value in given.items() if name not in self._handlers}
+        super().__init__(from_first, basics.rank, **plain)
+
+    def save(self) -> None:
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        # Sort by name: another order of the keyword arguments on another rank would mix up the broadcasts.
+        for name in sorted(self._handlers):
+            self._handlers[name].sync()
+        super().sync()
+
+    def reset(self) -> None:
+        for handler in self._handlers.values():
+            handler.reset()
+
+    def kept(self) -> dict[str, Any] | None:
+        # A user's handler may store its saved value in another attribute.
+        saved = {name: handler.__dict__.get("_saved") for name, handler in self._handlers.items()}
+        return {**(super().kept() or {}), "handlers": saved}
+
+    def take_kept(self, kept: dict[str, Any]) -> None:
+        for name, saved in kept["handlers"].items():
+            if name in self._handlers and saved is not None:
+                self._handlers[name]._saved = saved
+        super().take_kept(kept)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # By way of `__dict__`, as the constructor sets attributes before there are handlers.
+        if name in self.__dict__.get("_handlers", ()):
+            self._handlers[name].set_value(value)
+        super().__setattr__(name, value)
+
+
+class StateHandler(Kept):
+    """The saving, restoring and broadcasting of one value. Subclasses can be registered for other types."""
+
+    _saved: Any
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def set_value(self, value: Any) -> None:
+        """Replace the value, and save it."""
+        self.value = value
+        self.save()
+
+
+class StateDictHandler(StateHandler):
+    """A handler of a value with a `state_dict`. Subclasses broadcast the first rank's."""
+
+    def save(self) -> None:
+        # A copy, for a module's state_dict refers to the parameters themselves.
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        self._spread()
+        # After a failure, all ranks return to the present values.
+        self.save()
+
+    def _spread(self) -> None:
+        raise NotImplementedError
+
+
+class ModelStateHandler(StateDictHandler):
+    """A handler of a module's parameters and buffers."""
+
+    def _spread(self) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+
+
+class OptimizerStateHandler(StateDictHandler):
+    """A handler of an optimizer's state and options."""
+
+    def _spread(self) -> None:
+        broadcast_optimizer_state(self.value, root_rank=0)
+
+
+class SamplerStateHandler(StateDictHandler):
+    """A handler of an ElasticSampler's progress."""
+
+    def _spread(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), name="sampler_state"))
+
+    def reset(self) -> None:
+        self.value.reset()
+
+
+_registry: list[tuple[type, type[StateHandler]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
+    """Return (type, handler) pairs in the order of their use."""
+    return _registry
+
+
+def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
+    """Use these handlers for new states."""
+    global _registry
+    _registry = registry
+
+
+def _handler(value: Any) -> StateHandler | None:
+    made = next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
+    if made is not None:
+        made.save()
+    return made
+
+
+# For `from horovod.torch.elastic import state`.
+sampler = state = sys.modules[__name__]

@@ -1,1 +1,153 @@
-"""`horovod.runner.common.util`: codec, env, host_hash, hosts, safe_shell_exec, secret, settings, timeout, tiny_shell_exec."""
+"""`horovod.runner.common.util`, with its small modules codec, env, secret, settings and timeout in one.
+
+Scripts import each of them by its own name (`aliases`), and get this module. A pickle in `codec` runs code: read only
+those of this user's own processes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import pickle
+import re
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+#: Bytes of a key, and of a digest.
+SECRET_LENGTH = DIGEST_LENGTH = 32
+#: The environment variable that a key travels in.
+HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
+
+LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
+#: Variables that are not exported.
+IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", HOROVOD_SECRET_KEY}
+#: The remote shell of Kubeflow's MPI operator.
+KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
+_RSH_AGENT = "OMPI_MCA_plm_rsh_agent"
+
+
+def make_secret_key() -> bytes:
+    """Return a new key."""
+    return secrets.token_bytes(SECRET_LENGTH)
+
+
+def compute_digest(key: bytes, message: bytes) -> bytes:
+    """Return the message's digest, 32 bytes."""
+    return hmac.digest(key, message, hashlib.sha256)
+
+
+def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
+    """Return whether the digest is the message's, in constant time."""
+    return hmac.compare_digest(compute_digest(key, message), digest)
+
+
+@dataclass(eq=False, repr=False)
+class BaseSettings:
+    """Settings of a job. `start_timeout` is a `timeout.Timeout`, `nics` names network interfaces."""
+
+    num_proc: int | None = None
+    verbose: int = 0
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    extra_mpi_args: str | None = None
+    tcp_flag: bool | None = None
+    binding_args: str | None = None
+    key: Any = None
+    start_timeout: Any = None
+    output_filename: str | None = None
+    run_func_mode: bool | None = None
+    nics: Any = None
+    elastic: bool = False
+    prefix_output_with_timestamp: bool = False
+
+
+class Settings(BaseSettings):
+    """Settings with hosts as `host:slots,host:slots`."""
+
+    def __init__(self, hosts: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.hosts = hosts
+
+
+class TimeoutException(Exception):  # noqa: N818
+    """The time is up."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Timeout:
+    """A time limit in seconds from its creation. `message` is the error's text, with `{activity}` in it."""
+
+    def __init__(self, timeout: float, message: str) -> None:
+        self._timeout, self._message = timeout, message
+        self._end_s = time.monotonic() + timeout
+
+    def remaining(self) -> float:
+        """Return the remaining seconds, at least 0."""
+        return max(0.0, self._end_s - time.monotonic())
+
+    def timed_out(self) -> bool:
+        """Return whether the time is up."""
+        return time.monotonic() > self._end_s
+
+    def check_time_out_for(self, activity: str) -> None:
+        """Raise TimeoutException if the time is up."""
+        if self.timed_out():
+            told = self._message.format(activity=activity).rstrip()
+            raise TimeoutException(f"{told.rstrip('.')}. Timeout after {self._timeout} seconds.")
+
+
+def loads_base64(encoded: str | bytes) -> Any:
+    """Return the object. Needs cloudpickle if the object does."""
+    return pickle.loads(base64.b64decode(encoded))
+
+
+def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
+    """Encode the object as text, or bytes with `to_ascii=False`. Needs cloudpickle (`pip install 'paceline[mpi]'`)."""
+    # The standard library's pickle knows a function by its name alone, so not a lambda, nor one of the caller's main
+    # program.
+    import cloudpickle
+
+    encoded = base64.b64encode(cloudpickle.dumps(obj))
+    return encoded.decode("ascii") if to_ascii else encoded
+
+
+def is_exportable(v: str) -> bool:
+    """Return whether the variable of this name may go to another machine."""
+    return not any(re.match(pattern, v) for pattern in IGNORE_REGEXES)
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks from its launcher; (0, 1) without one.
+
+    Raises:
+        RuntimeError: Only one of the two is set.
+    """
+    # In this order: below horovodrun and mpirun, the first two are there, and HOROVOD_RANK is the rank of this job.
+    for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
+        names = (f"{prefix}_RANK", f"{prefix}_SIZE")
+        values = [os.environ.get(name) for name in names]
+        if None not in values:
+            return int(values[0] or ""), int(values[1] or "")
+        if values != [None, None]:
+            missing, there = (names if values[0] is None else names[::-1])[:2]
+            raise RuntimeError(
+                f"{there} is set and {missing} is not: a launcher sets both. Unset it, or set the other."
+            )
+    return 0, 1
+
+
+def is_kubeflow_mpi() -> bool:
+    """Return whether Kubeflow's MPI operator starts the ranks."""
+    return os.environ.get(_RSH_AGENT) == KUBEFLOW_MPI_EXEC
+
+
+# For `from horovod.runner.common.util import codec`.
+codec = env = secret = settings = timeout = sys.modules[__name__]
