@@ -214,7 +214,7 @@ RUN = (
         "--notify",
         "Receiver of a message at the run's end: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook: and the "
         "place of a URL, such as env:SLACK_URL; may be repeated.",
-        "WHOM",
+        "RECEIVER",
         list,
         key="notify",
     ),
