@@ -8,7 +8,7 @@ So a change is atomic even if its process is killed, and the log is the history.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from paceline.errors import ModelError, ModelNotFoundError
 from paceline.models.names import check_alias
@@ -17,6 +17,16 @@ from paceline.system.files import append_line, json_lines
 from paceline.system.registry import VersionFolders
 
 _LOG = "aliases.jsonl"
+
+
+class AliasChange(TypedDict):
+    """A change of an alias. version is None for a removed alias, was for a new one."""
+
+    alias: str
+    version: int | None
+    was: int | None
+    time_utc: str
+    by: str
 
 
 def current(versions: VersionFolders, name: str) -> dict[str, int]:
@@ -30,12 +40,9 @@ def current(versions: VersionFolders, name: str) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def history(versions: VersionFolders, name: str, alias: str | None = None) -> list[dict[str, Any]]:
-    """Return every change, oldest first, of one alias or all.
-
-    version None means removed, was None means new.
-    """
-    changes = []
+def history(versions: VersionFolders, name: str, alias: str | None = None) -> list[AliasChange]:
+    """Return every change, oldest first, of one alias or all."""
+    changes: list[AliasChange] = []
     for line in json_lines(_log(versions, name)):
         match line:
             case {"alias": str(word), "version": int() | None} if alias in (None, word):
@@ -67,7 +74,13 @@ def move(versions: VersionFolders, name: str, alias: str, version: int | None) -
                     f"model {name!r} has no alias {alias!r}. It has: {', '.join(there) or 'none'}."
                 )
             if version != was:
-                change = {"alias": alias, "version": version, "was": was, "time_utc": utc_now(), "by": user_name()}
+                change: AliasChange = {
+                    "alias": alias,
+                    "version": version,
+                    "was": was,
+                    "time_utc": utc_now(),
+                    "by": user_name(),
+                }
                 append_line(_log(versions, name), change)
     except OSError as error:
         raise ModelError(f"alias {alias!r} of model {name!r} can't be written: {error.strerror}.") from error

@@ -68,17 +68,18 @@ def can_be_made_again(model: Model) -> bool:
 def data_texts(model: Model) -> list[str]:
     """Return a line for each dataset or input of the training."""
     lines = []
-    for one in model.record.run.get("datasets") or ():
-        place = one.get("dataset") or ", ".join(
+    for data in model.record.run.get("datasets") or ():
+        place = data.get("dataset") or ", ".join(
             f"{source['datastore']}:{source['path']}" if source.get("datastore") else str(source.get("path"))
-            for source in one.get("sources") or ()
+            for source in data.get("sources") or ()
         )
-        fingerprint = one.get("content") or one.get("fingerprint") or ""
-        lines.append(f"{one['name']}: {place}{f', fingerprint {fingerprint[:16]}' if fingerprint else ''}")
-    for one in model.record.datasets:
-        fingerprint = one.get("fingerprint") or ""
-        lines.append(f"{one['purpose']}: {one['dataset']}{f', fingerprint {fingerprint[:16]}' if fingerprint else ''}")
-    return lines
+        lines.append(_data_text(data["name"], place, data.get("content") or data.get("fingerprint")))
+    named = model.record.datasets
+    return lines + [_data_text(data["purpose"], data["dataset"], data.get("fingerprint")) for data in named]
+
+
+def _data_text(what: str, place: str, fingerprint: str | None) -> str:
+    return f"{what}: {place}{f', fingerprint {fingerprint[:16]}' if fingerprint else ''}"
 
 
 def _file(folder: Path, file: ModelFile) -> dict[str, Any]:

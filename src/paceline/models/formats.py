@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.models.record import ModelFile
+from paceline.models.record import Lineage, ModelFile
 from paceline.system.safetensors import read_header
 
 #: Formats that contain a pickle, alone or in an archive, which their readers run.
@@ -191,7 +191,7 @@ def _start_of(archive: zipfile.ZipFile, name: str) -> bytes:
         return entry.read(256)
 
 
-def framework_of(folder: Path, files: Sequence[ModelFile], run: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def framework_of(folder: Path, files: Sequence[ModelFile], run: Lineage) -> tuple[str | None, str | None]:
     """Return (framework, version), each None if unknown.
 
     Args:
@@ -236,7 +236,7 @@ def _sklearn_version(text: bytes) -> str | None:
     return found[3][:length].decode("ascii")
 
 
-def _version(framework: str, run: Mapping[str, Any]) -> str | None:
+def _version(framework: str, run: Lineage) -> str | None:
     environment = run.get("environment") or {}
     listed = [*(environment.get("packages") or ()), *(environment.get("pip") or ())]
     versions = {_canonical(name): version for name, _, version in (one.partition("==") for one in listed)}

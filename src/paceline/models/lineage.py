@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any
+from typing import cast
 
 from paceline.models.packages import ask, installed_here
+from paceline.models.record import InputData, Lineage, MetricSummary, RunEnvironment
 from paceline.runs import series, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
@@ -21,12 +22,8 @@ from paceline.system.files import read_json
 _INPUT = ("name", "dataset", "fingerprint", "content", "sources", "files", "bytes", "mode")
 
 
-def of_run(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    """Return the run's lineage as JSON.
-
-    The keys are run_id, experiment, status, snapshot_id, git, source_directory, entry, arguments, framework, topology,
-    environment, datasets and metrics.
-    """
+def of_run(folder: RunFolder, record: RunRecord) -> Lineage:
+    """Return the run's lineage."""
     job = record.job
     return {
         "run_id": record.run_id,
@@ -54,9 +51,9 @@ def _status(record: RunRecord) -> str:
     return states.RUNNING if record.status == states.STARTING and _is_own(record) else record.status
 
 
-def _topology(record: RunRecord) -> dict[str, Any]:
+def _topology(record: RunRecord) -> dict[str, object]:
     job = record.job
-    found: dict[str, Any] = {"target": record.target, "attempts": len(record.attempts)}
+    found: dict[str, object] = {"target": record.target, "attempts": len(record.attempts)}
     if record.attempts:
         found["nodes"] = list(record.attempts[-1].nodes)
     if job is not None:
@@ -68,27 +65,26 @@ def _topology(record: RunRecord) -> dict[str, Any]:
     return found
 
 
-def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    """Return the requested and the installed environment.
-
-    asked: the request. locked: with exact versions, if built. python_version, packages: of the interpreter. seen: "in the run"
-    or "at registration".
-    """
+def _environment(folder: RunFolder, record: RunRecord) -> RunEnvironment:
+    """Return the requested and the installed environment."""
     job, built = record.job, read_json(folder.environment)
-    found: dict[str, Any] = {"asked": job.environment.to_json() if job else {}}
+    found: RunEnvironment = {"asked": job.environment.to_json() if job else {}}
     if isinstance(built, dict):
-        found |= {name: built.get(name) for name in ("key", "locked", "pip", "conda", "base_python", "is_layered")}
+        names = ("key", "locked", "pip", "conda", "base_python", "is_layered")
+        found.update(cast(RunEnvironment, {name: built.get(name) for name in names}))
     if _is_own(record):
-        return found | installed_here() | {"seen": "in the run"}
+        return _with_packages(found, installed_here(), "in the run")
     if job is None:
         return found
     if job.environment.docker_image:
-        return found | {"image": job.environment.docker_image}
+        return {**found, "image": job.environment.docker_image}
     if isinstance(built, dict):
-        return found | _asked(str(built.get("python")), built.get("variables") or {})
+        packages = ask(str(built.get("python")), built.get("variables") or {})
+        return _with_packages(found, packages, "at registration")
     # On another machine, the same path may be another interpreter.
     if record.target == "local":
-        return found | _asked(job.environment.python or sys.executable, {})
+        packages = ask(job.environment.python or sys.executable, {})
+        return _with_packages(found, packages, "at registration")
     return found
 
 
@@ -99,25 +95,33 @@ def _is_own(record: RunRecord) -> bool:
     return os.environ.get("PACELINE_RUN_ID") == record.run_id
 
 
-def _asked(python: str, variables: dict[str, str]) -> dict[str, Any]:
-    found = ask(python, variables)
-    return found | {"seen": "at registration"} if found else {}
+def _with_packages(environment: RunEnvironment, packages: dict[str, object], seen: str) -> RunEnvironment:
+    """Add the packages of an interpreter, unless it did not answer."""
+    return cast(RunEnvironment, {**environment, **packages, "seen": seen}) if packages else environment
 
 
-def _datasets(folder: RunFolder) -> list[dict[str, Any]]:
-    told = read_json(folder.data)
-    inputs = told.get("inputs", ()) if isinstance(told, dict) else ()
+def _datasets(folder: RunFolder) -> list[InputData]:
+    data = read_json(folder.data)
+    inputs = data.get("inputs", ()) if isinstance(data, dict) else ()
     # Every node reports its inputs; the first reports all that the nodes share.
-    first = {one["name"]: one for one in reversed(list(inputs))}
-    return [{name: first[each][name] for name in _INPUT if first[each].get(name)} for each in sorted(first)]
+    first = {each["name"]: each for each in reversed(list(inputs))}
+    return [
+        cast(InputData, {name: first[key][name] for name in _INPUT if first[key].get(name)}) for key in sorted(first)
+    ]
 
 
-def _metrics(folder: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _metrics(folder: RunFolder) -> dict[str, MetricSummary]:
+    metrics: dict[str, MetricSummary] = {}
     with contextlib.suppress(OSError):
-        for name, one in series.read(folder.metrics).items():
-            last = one.last if isinstance(one.last, (int, float, str, bool)) else None
-            found[name] = json_safe(
-                {"last": last, "min": one.min, "max": one.max, "last_step": one.last_step, "count": len(one)}
+        for name, values in series.read(folder.metrics).items():
+            last = values.last if isinstance(values.last, (int, float, str, bool)) else None
+            metrics[name] = json_safe(
+                {
+                    "last": last,
+                    "min": values.min,
+                    "max": values.max,
+                    "last_step": values.last_step,
+                    "count": len(values),
+                }
             )
-    return found
+    return metrics

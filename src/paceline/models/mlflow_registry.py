@@ -141,9 +141,9 @@ def _log_metrics(client: Any, run_id: str, record: ModelRecord) -> None:
 
     now = int(time.time() * 1000)
     found = [
-        Metric(name, float(one["last"]), now, one.get("last_step") or 0)
-        for name, one in (record.run.get("metrics") or {}).items()
-        if type(one.get("last")) in (int, float) and math.isfinite(one["last"])
+        Metric(name, float(last), now, metric.get("last_step") or 0)
+        for name, metric in (record.run.get("metrics") or {}).items()
+        if isinstance(last := metric.get("last"), (int, float)) and type(last) is not bool and math.isfinite(last)
     ]
     for start in range(0, len(found), 1000):  # MLflow's limit on one call
         client.log_batch(run_id, metrics=found[start : start + 1000])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from paceline.data.transfer.progress import Meter, Progress
 from paceline.errors import ModelError, ModelNotFoundError
 from paceline.models import aliases, check, lineage, mlflow_registry, names, on_store, registry, sources
-from paceline.models.record import ModelRecord
+from paceline.models.record import ModelRecord, TrainingData
 from paceline.models.sources import ModelSource
 from paceline.runs import read, store, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # `list` is a method of the class.
 _Names: TypeAlias = "list[str]"
-_Changes: TypeAlias = "list[dict[str, Any]]"
+_Changes: TypeAlias = "list[aliases.AliasChange]"
 
 
 class Model:
@@ -479,7 +479,7 @@ def _add(
     return record
 
 
-def _dataset(given: Any) -> dict[str, Any]:
+def _dataset(given: Any) -> TrainingData:
     """Convert a (purpose, dataset) pair of the SDK to JSON."""
     if not (isinstance(given, (tuple, list)) and len(given) == 2):
         raise ModelError(f"datasets: {given!r} is not (purpose, dataset), such as ('training', dataset).")

@@ -5,13 +5,87 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.system.serialization import known_fields
 
 RECORD_VERSION = 1
 #: The file in a version's folder, and the folder beside it.
 DOCUMENT, FILES = "model.json", "files"
+
+
+class InputData(TypedDict, total=False):
+    """An input of a run, as `data.json` has it."""
+
+    name: str
+    dataset: str
+    fingerprint: str
+    content: str
+    sources: list[dict[str, str | None]]
+    files: int
+    bytes: int
+    mode: str
+
+
+class MetricSummary(TypedDict):
+    """The values of a metric at the registration."""
+
+    last: float | str | None
+    min: float | None
+    max: float | None
+    last_step: int | None
+    count: int
+
+
+class RunEnvironment(TypedDict, total=False):
+    """A run's environment.
+
+    asked is the request, locked the same with exact versions. packages and python_version are those of the interpreter,
+    read "in the run" or "at registration" (seen).
+    """
+
+    asked: dict[str, object]
+    locked: dict[str, object]
+    key: str
+    pip: list[str]
+    conda: list[str]
+    base_python: str
+    is_layered: bool
+    image: str
+    python: str
+    python_version: str
+    packages: list[str]
+    seen: str
+
+
+class Lineage(TypedDict, total=False):
+    """The run that made a model, as it was at the registration."""
+
+    run_id: str
+    experiment: str
+    parent_run_id: str | None
+    kind: str
+    status: str
+    submitted_by: str
+    created_utc: str
+    snapshot_id: str | None
+    git: dict[str, object]
+    source_directory: str | None
+    entry: list[str]
+    arguments: list[str]
+    framework: str | None
+    topology: dict[str, object]
+    environment: RunEnvironment
+    datasets: list[InputData]
+    metrics: dict[str, MetricSummary]
+
+
+class TrainingData(TypedDict):
+    """A dataset that the caller of `register` names, with its purpose."""
+
+    purpose: str
+    dataset: str
+    fingerprint: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +113,7 @@ class ModelRecord:
         digest: Hash of names and contents of all files, equal for equal models.
         framework, framework_version: Such as "pytorch", "sklearn", "tensorflow" or "onnx", or None.
         run: The lineage (`lineage.of_run`), or empty.
-        datasets: {"purpose", "dataset", "fingerprint"} of training data that the run's inputs do not have.
+        datasets: Training data that the run's inputs do not have.
     """
 
     name: str
@@ -50,8 +124,8 @@ class ModelRecord:
     digest: str = ""
     framework: str | None = None
     framework_version: str | None = None
-    run: Mapping[str, Any] = field(default_factory=dict)
-    datasets: tuple[Mapping[str, Any], ...] = ()
+    run: Lineage = field(default_factory=Lineage)
+    datasets: tuple[TrainingData, ...] = ()
     created_utc: str = ""
     registered_by: str = ""
 
@@ -70,7 +144,7 @@ class ModelRecord:
         """The size of all files."""
         return sum(file.size_bytes for file in self.files)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"record_version": RECORD_VERSION, **asdict(self), "size_bytes": self.size_bytes}
 
     @classmethod

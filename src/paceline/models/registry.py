@@ -15,7 +15,7 @@ from paceline.errors import ModelError, ModelNotFoundError
 from paceline.models import aliases, keep, staging
 from paceline.models.formats import format_of, framework_of
 from paceline.models.names import NAME, ModelReference, check_model_name, parse
-from paceline.models.record import DOCUMENT, FILES, ModelFile, ModelRecord, digest_of
+from paceline.models.record import DOCUMENT, FILES, Lineage, ModelFile, ModelRecord, TrainingData, digest_of
 from paceline.models.sources import ModelSource
 from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -64,8 +64,8 @@ def add(
     name: str,
     source: ModelSource,
     *,
-    run: Mapping[str, Any] | None = None,
-    datasets: Sequence[Mapping[str, Any]] = (),
+    run: Lineage | None = None,
+    datasets: Sequence[TrainingData] = (),
     framework: str | None = None,
     framework_version: str | None = None,
     tags: Mapping[str, object] | None = None,
@@ -87,7 +87,7 @@ def add(
     try:
         with staging.staged(parts) as folder:
             files = tuple(_kept(workspace_dir, source, folder, came))
-            seen = framework_of(folder, files, run or {})
+            seen = framework_of(folder, files, run or Lineage())
             made = ModelRecord(
                 name=name,
                 top=source.top,
@@ -96,7 +96,7 @@ def add(
                 digest=digest_of(files),
                 framework=framework or seen[0],
                 framework_version=framework_version or (seen[1] if framework in (None, seen[0]) else None),
-                run=run or {},
+                run=run or Lineage(),
                 datasets=tuple(datasets),
                 created_utc=utc_now(),
                 registered_by=user_name(),
