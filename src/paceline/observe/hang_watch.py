@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.plan import Launch
+from paceline.observe.node.messages import WorkersReport
 from paceline.observe.stack_dumps import Looks
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
@@ -46,7 +47,7 @@ class HangWatch:
         self._last_utc = utc_now()
         self._next_sizes = self._next_look = 0.0
         self._is_looking = False
-        self._first: dict[str, Any] | None = None
+        self._first: WorkersReport | None = None
         self._hangs = False
         #: Pairs of dumps without progress.
         self._still = 0
@@ -69,7 +70,7 @@ class HangWatch:
         self._is_looking = True
         self._looks.begin(self._take)
 
-    def _take(self, told: dict[str, Any]) -> None:
+    def _take(self, told: WorkersReport) -> None:
         """Compare this dump with the one before."""
         now = time.monotonic()
         self._is_looking = False

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import EngineError
 from paceline.job.plan import Launch
 from paceline.launchers import environment
+from paceline.observe.node.messages import WatchedWorkers
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.system.files import write_json
@@ -120,11 +121,11 @@ class LoadWatch:
         for log in self._logs.values():
             log.close()
 
-    def _workers(self) -> dict[int, dict[str, Any]]:
+    def _workers(self) -> dict[int, WatchedWorkers]:
         pids = self._pids()
         # Processes in a container have other pids.
         is_apart = self._launch.prepared[0].container is not None
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, WatchedWorkers] = {}
         for place in self._launch.places:
             one = found.setdefault(
                 place.node_rank,

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import UserError
 from paceline.observe import wait_graph
+from paceline.observe.node.messages import WorkerFacts, WorkersReport
 from paceline.observe.stacks import BETWEEN, LIMIT_S, ask
 from paceline.runs.folder import RunFolder
 
@@ -45,7 +46,7 @@ class FunctionTime:
 class RunProfile:
     """The samples of a run's workers. told: plain values, as in `to_json`."""
 
-    told: Mapping[str, Any]
+    told: WorkersReport
 
     @property
     def notes(self) -> list[str]:
@@ -53,7 +54,7 @@ class RunProfile:
         return list(self.told["notes"])
 
     @property
-    def ranks(self) -> dict[int, Mapping[str, Any]]:
+    def ranks(self) -> dict[int, WorkerFacts]:
         """Rank -> profile: by, rate, frames, stacks (docs/when-it-is-slow.md), or silent with the reason."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
@@ -183,7 +184,7 @@ def take(folder: RunFolder, *, seconds: float = SECONDS, rate: float = RATE) -> 
     return RunProfile(ask(folder, {"profile": {"seconds": seconds, "rate": rate}}, seconds + 2 * LIMIT_S))
 
 
-def _stacks(one: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, str, int]], int]]:
+def _stacks(one: WorkerFacts) -> Iterator[tuple[str, list[tuple[str, str, int]], int]]:
     """Yield (thread, frames from outermost without Paceline's, count) of each stack."""
     frames = [(str(function), str(file), int(line)) for function, file, line in one.get("frames", ())]
     for where, numbers, count in one.get("stacks", ()):
@@ -198,7 +199,7 @@ def _stacks(one: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, str, 
 _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict[tuple[str, str], int]]
 
 
-def _shares(one: Mapping[str, Any], *, below: bool) -> _Shares:
+def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
     """Return (file, function) -> own share, share with callees, and a line."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
@@ -221,7 +222,7 @@ def _parts(counts: Mapping[tuple[str, str], int], total: int) -> dict[tuple[str,
     return {key: count / total for key, count in counts.items()}
 
 
-def _place(frames: list[tuple[str, str, int]], told: Mapping[str, Any]) -> tuple[str, str, int]:
+def _place(frames: list[tuple[str, str, int]], told: WorkersReport) -> tuple[str, str, int]:
     """Return (file, function, line) of the innermost frame of the script, else of the innermost frame."""
     own = next((frame for frame in reversed(frames) if wait_graph.is_own(frame[1], told)), frames[-1])
     return own[1], own[0], own[2]
@@ -238,7 +239,7 @@ def _line(places: Mapping[tuple[str, str, int], int], file: str, function: str) 
     return max((count, line) for (f, g, line), count in places.items() if (f, g) == (file, function))[1]
 
 
-def _loader_share(one: Mapping[str, Any]) -> float:
+def _loader_share(one: WorkerFacts) -> float:
     """Return the share of time in which a main thread waited for its DataLoader's processes."""
     counts = Counter[bool]()
     for where, stack, count in _stacks(one):

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paceline.job.plan import Command, Launch, ProcessExit
 from paceline.launchers import environment
+from paceline.observe.node.messages import NodeReport, WorkerFacts, WorkersReport
 from paceline.runs.folder import RunFolder
 from paceline.targets import Nodes
 
@@ -28,13 +28,13 @@ class _Look:
     """One request. done: called with the result. asked_ranks: only these ranks."""
 
     number: int
-    done: Callable[[dict[str, Any]], None]
+    done: Callable[[WorkersReport], None]
     begun_s: float
     limit_s: float
     asked_ranks: frozenset[int]
     #: (pid, node rank) -> ranks that the program examines, and its output file
     waiting: dict[tuple[int, int], tuple[tuple[int, ...], Path]] = field(default_factory=dict)
-    ranks: dict[str, Any] = field(default_factory=dict)
+    ranks: dict[str, WorkerFacts] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     ended: set[tuple[int, int]] = field(default_factory=set)
 
@@ -52,7 +52,7 @@ class Looks:
         folder: RunFolder,
         nodes: Nodes,
         shells: Sequence[Mapping[str, str]],
-        about: Callable[[int], dict[str, Any]],
+        about: Callable[[int], WorkerFacts],
         command_of: Callable[..., Command],
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
@@ -60,14 +60,14 @@ class Looks:
         self._under_way: list[_Look] = []
         self._count = 0
 
-    def begin(self, done: Callable[[dict[str, Any]], None], *, native: bool = False) -> None:
+    def begin(self, done: Callable[[WorkersReport], None], *, native: bool = False) -> None:
         """Dump all workers; `done` is called with {"time", "attempt", "ranks": {rank: ...}, "notes"}."""
         every = [place.rank for place in self._launch.places]
         self._begin(done, "observe/node/look.py", every, {"native": native}, LIMIT_S)
 
     def begin_profile(
         self,
-        done: Callable[[dict[str, Any]], None],
+        done: Callable[[WorkersReport], None],
         *,
         seconds: float,
         rate: float,
@@ -81,10 +81,10 @@ class Looks:
 
     def _begin(
         self,
-        done: Callable[[dict[str, Any]], None],
+        done: Callable[[WorkersReport], None],
         program: str,
         wanted: Sequence[int],
-        asked: Mapping[str, Any],
+        asked: Mapping[str, float],
         limit_s: float,
     ) -> None:
         self._count += 1
@@ -144,17 +144,15 @@ class Looks:
                 output.unlink(missing_ok=True)
         self._under_way.clear()
 
-    def _told(self, one: _Look) -> dict[str, Any]:
-        ranks = {}
+    def _told(self, one: _Look) -> WorkersReport:
+        ranks: dict[str, WorkerFacts] = {}
         for place in self._launch.places:
             if place.rank not in one.asked_ranks:
                 continue
             found = one.ranks.get(str(place.rank)) or {"silent": "its node has not told of it"}
-            ranks[str(place.rank)] = {
-                **found,
-                **self._about(place.rank),
-                "node": self._launch.nodes[place.node_rank].name,
-            }
+            found.update(self._about(place.rank))
+            found["node"] = self._launch.nodes[place.node_rank].name
+            ranks[str(place.rank)] = found
         return {
             "run_id": self._launch.run_id,
             "attempt": self._launch.attempt,
@@ -175,7 +173,7 @@ class Looks:
         return [tuple(ranks) for ranks in groups.values()]
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> NodeReport | None:
     """Return a program's result, or None if it is incomplete."""
     try:
         data = path.read_bytes()
@@ -183,5 +181,5 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     if not data.endswith(b"\n"):
         return None
-    told: dict[str, Any] = json.loads(data)
+    told: NodeReport = json.loads(data)
     return told

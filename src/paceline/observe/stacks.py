@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import RunStateError
 from paceline.observe import wait_graph
+from paceline.observe.node.messages import ProcessFacts, Thread, WorkerFacts, WorkersReport
 from paceline.runs import read, states
 from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
@@ -30,7 +31,7 @@ _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/thread
 class RunStacks:
     """The positions of a run's workers at one moment. told: plain values, as in `to_json`."""
 
-    told: Mapping[str, Any]
+    told: WorkersReport
 
     @property
     def waiting(self) -> list[str]:
@@ -54,16 +55,16 @@ class RunStacks:
         return list(self.told["notes"])
 
     @property
-    def ranks(self) -> dict[int, Mapping[str, Any]]:
+    def ranks(self) -> dict[int, WorkerFacts]:
         """Rank -> pid, state, threads, children and open collectives (docs/when-it-hangs.md)."""
         return {int(rank): found for rank, found in self.told["ranks"].items()}
 
     def to_json(self) -> dict[str, Any]:
         return {**self.told, "waiting": self.waiting}
 
-    def groups(self) -> Iterator[tuple[list[int], str, list[Mapping[str, Any]]]]:
+    def groups(self) -> Iterator[tuple[list[int], str, list[Thread]]]:
         """Return (ranks, process, threads) of equal stacks, the smallest group first."""
-        found: dict[str, tuple[list[int], str, list[Mapping[str, Any]]]] = {}
+        found: dict[str, tuple[list[int], str, list[Thread]]] = {}
         for rank, one in sorted(self.ranks.items()):
             for process in (one, *one.get("children", ())):
                 threads = process.get("threads") or []
@@ -95,7 +96,7 @@ class RunStacks:
         return "\n".join(lines).strip("\n")
 
 
-def _without_ours(thread: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _without_ours(thread: Thread) -> Thread | None:
     """Return the thread without frames of Paceline and of imports; None for Paceline's own threads."""
     frames = [
         frame
@@ -109,7 +110,7 @@ def _without_ours(thread: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return {**thread, "frames": frames}
 
 
-def _program(process: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+def _program(process: ProcessFacts, worker: WorkerFacts) -> str:
     """Describe a child process of a worker. A forked one has the worker's command line."""
     if process["command"] == worker.get("command"):
         return "a process forked from it"
@@ -128,7 +129,7 @@ def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -
     return RunStacks(ask(folder, {"stacks": {"native": native}}, limit_s))
 
 
-def ask(folder: RunFolder, request: ExecRequest, limit_s: float) -> dict[str, Any]:
+def ask(folder: RunFolder, request: ExecRequest, limit_s: float) -> WorkersReport:
     """Return the supervisor's answer to a question about the workers' stacks.
 
     Raises:
@@ -146,7 +147,7 @@ def ask(folder: RunFolder, request: ExecRequest, limit_s: float) -> dict[str, An
         channel.close()
 
 
-def _answer(channel: Channel, folder: RunFolder, limit_s: float) -> dict[str, Any]:
+def _answer(channel: Channel, folder: RunFolder, limit_s: float) -> WorkersReport:
     text, begun_s = b"", time.monotonic()
     looked_s = begun_s
     while True:
@@ -156,7 +157,7 @@ def _answer(channel: Channel, folder: RunFolder, limit_s: float) -> dict[str, An
             if "out" in told:
                 text += base64.b64decode(told["out"])
             if "exit" in told:
-                found: dict[str, Any] = json.loads(text)
+                found: WorkersReport = json.loads(text)
                 return found
         now_s = time.monotonic()
         is_over = channel.is_over

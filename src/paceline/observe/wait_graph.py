@@ -15,8 +15,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from paceline.observe.node.messages import Collective, Frame, ProcessFacts, WorkerFacts, WorkersReport
 from paceline.system.collective_state import ranks_of
 from paceline.system.units import size_text
 
@@ -52,15 +52,15 @@ _IO = 16_000
 class Op:
     """An open collective. ages: rank -> seconds since the rank entered it."""
 
-    entry: Mapping[str, Any]
+    entry: Collective
     members: list[int]
     ages: dict[int, float] = field(default_factory=dict)
     #: Rank -> entry, if the rank is in another collective at the same position of the order.
-    others: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    others: dict[int, Collective] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
 
 
-def sentences(told: Mapping[str, Any]) -> list[str]:
+def sentences(told: WorkersReport) -> list[str]:
     """Return why the workers wait, the cause first; empty if none waits or stands still."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
     found, explained = [], set[int]()
@@ -82,10 +82,10 @@ def sentences(told: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def ops(told: Mapping[str, Any]) -> list[Op]:
+def ops(told: WorkersReport) -> list[Op]:
     """Return the open collectives, the oldest first."""
     ranks = {int(rank): found for rank, found in told["ranks"].items()}
-    found: dict[tuple[Any, ...], Op] = {}
+    found: dict[tuple[object, ...], Op] = {}
     for rank, one in ranks.items():
         for entry in entries(one):
             # If all ranks start them in one order, their number identifies them; else kind and name do.
@@ -111,14 +111,14 @@ def ops(told: Mapping[str, Any]) -> list[Op]:
     return sorted(found.values(), key=lambda op: -max(op.ages.values(), default=0.0))
 
 
-def entries(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def entries(one: WorkerFacts) -> list[Collective]:
     """Return a rank's open collectives, from its board and torch's recorder."""
     return [*one.get("board", ()), *one.get("torch", {}).get("entries", ())]
 
 
-def where(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
+def where(one: ProcessFacts, told: WorkersReport) -> str | None:
     """Return the main thread's position, such as "data.py:41, `__getitem__`", or None."""
-    frames = (one.get("threads") or [{"frames": []}])[0]["frames"]
+    frames = _main(one)
     if not frames:
         return None
     own = next((frame for frame in frames if is_own(frame["file"], told)), None)
@@ -130,7 +130,7 @@ def where(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
     return place
 
 
-def trouble(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
+def trouble(one: WorkerFacts, told: WorkersReport) -> str | None:
     """Return why a process outside collectives is stuck (stopped, full pipe, file server), or None."""
     place = where(one, told)
     at = f" in {place}" if place else ""
@@ -159,7 +159,7 @@ def trouble(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
     return None
 
 
-def in_debugger(one: Mapping[str, Any]) -> str | None:
+def in_debugger(one: WorkerFacts) -> str | None:
     """Return a worker's debugger: a module's name, or "process 123" for gdb and the like; or None."""
     if one.get("tracer"):
         return f"process {one['tracer']}"
@@ -172,7 +172,7 @@ def in_debugger(one: Mapping[str, Any]) -> str | None:
     return None
 
 
-def stands(rank: int, told: Mapping[str, Any]) -> str:
+def stands(rank: int, told: WorkersReport) -> str:
     """Return a rank's position, to follow the word "it"."""
     one = told["ranks"][str(rank)]
     if (text := trouble(one, told)) is not None:
@@ -186,7 +186,7 @@ def stands(rank: int, told: Mapping[str, Any]) -> str:
     return text
 
 
-def op_text(entry: Mapping[str, Any]) -> str:
+def op_text(entry: Collective) -> str:
     """Return a collective in words: "all_reduce 512 (bucket 3, [3, 4] float, 1.2 MB)"."""
     number = f" {entry['number']}" if entry["number"] else ""
     # Horovod's interface puts the kind before the script's name.
@@ -207,7 +207,7 @@ def ranks_words(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, shown[:-1]))} and {shown[-1]}"
 
 
-def _sentence(op: Op, told: Mapping[str, Any], ranks: Mapping[int, Any], inside: Mapping[int, Op]) -> str:
+def _sentence(op: Op, told: WorkersReport, ranks: Mapping[int, WorkerFacts], inside: Mapping[int, Op]) -> str:
     age = max(op.ages.values(), default=0.0)
     group = "" if len(op.members) >= len(ranks) else f" of the group of {ranks_words(op.members)}"
     what = f"{op_text(op.entry)}{group}"
@@ -231,7 +231,7 @@ def _sentence(op: Op, told: Mapping[str, Any], ranks: Mapping[int, Any], inside:
     )
 
 
-def _whereabouts(missing: Sequence[int], told: Mapping[str, Any], inside: Mapping[int, Op], op: Op) -> str:
+def _whereabouts(missing: Sequence[int], told: WorkersReport, inside: Mapping[int, Op], op: Op) -> str:
     """Return the positions of the missing ranks, equal ones together."""
     places: dict[str, list[int]] = {}
     for rank in missing:
@@ -260,7 +260,7 @@ def _no_double(text: str) -> str:
     return text.replace("It its ", "Its ").replace("it its ", "its ").replace("each its ", "its ")
 
 
-def _let_most_rule(op: Op, told: Mapping[str, Any]) -> None:
+def _let_most_rule(op: Op, told: WorkersReport) -> None:
     kinds: dict[str, list[int]] = {}
     for rank, entry in op.others.items():
         kinds.setdefault(str(entry["kind"]), []).append(rank)
@@ -274,28 +274,28 @@ def _let_most_rule(op: Op, told: Mapping[str, Any]) -> None:
     op.entry, op.ages = entry, ages
 
 
-def _is_past(one: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+def _is_past(one: WorkerFacts, entry: Collective) -> bool:
     """Return whether a rank has already left this collective, which may end earlier on one rank."""
     group = str(entry["channel"]).removeprefix("torch ")
     last = one.get("torch", {}).get("last", {}).get(group, 0) if str(entry["channel"]).startswith("torch ") else 0
     return bool(entry["number"] and last >= entry["number"])
 
 
-def _main(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    frames: list[Mapping[str, Any]] = (one.get("threads") or [{"frames": []}])[0]["frames"]
-    return frames
+def _main(one: ProcessFacts) -> list[Frame]:
+    threads = one.get("threads")
+    return threads[0]["frames"] if threads else []
 
 
 def _at(place: str | None) -> str:
     return f", in {place}" if place else ""
 
 
-def is_own(file: str, told: Mapping[str, Any]) -> bool:
+def is_own(file: str, told: WorkersReport) -> bool:
     """Return whether a file belongs to the script's own folder."""
     return file.startswith(f"{told['work_dir']}/") or f"/{told['run_id']}/work/" in file
 
 
-def short(file: str, told: Mapping[str, Any]) -> str:
+def short(file: str, told: WorkersReport) -> str:
     """Return a short path: below the script's folder, or from the package's name on."""
     for top in (f"{told['work_dir']}/", f"/{told['run_id']}/work/"):
         if top in file:
@@ -307,7 +307,7 @@ def _last_two(file: str) -> str:
     return "/".join(file.split("/")[-2:])
 
 
-def gets_on(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
     """Return why the run does not hang, such as "rank 0 computes", or None."""
     passed_s = max(0.1, float(second["time"]) - float(first["time"]))
     for rank, after in second["ranks"].items():
@@ -322,9 +322,7 @@ def gets_on(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _gets_on(
-    before: Mapping[str, Any], after: Mapping[str, Any], passed_s: float, told: Mapping[str, Any]
-) -> str | None:
+def _gets_on(before: WorkerFacts, after: WorkerFacts, passed_s: float, told: WorkersReport) -> str | None:
     if (debugger := in_debugger(after)) is not None:
         return f"is in a debugger ({debugger})"
     if after.get("state") == "T":
@@ -352,14 +350,13 @@ def _gets_on(
     return None
 
 
-def _same_collective(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    def keys(one: Mapping[str, Any]) -> set[tuple[Any, ...]]:
+def _same_collective(before: WorkerFacts, after: WorkerFacts) -> bool:
+    def keys(one: WorkerFacts) -> set[tuple[object, ...]]:
         return {(e["channel"], e["kind"], e["name"], e["number"], e["began"]) for e in entries(one)}
 
     return bool(keys(before) & keys(after))
 
 
-def _own_place(one: Mapping[str, Any], told: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _own_place(one: ProcessFacts, told: WorkersReport) -> list[tuple[str, int]]:
     """Return the script's own open calls, outermost last; calls inside libraries are no progress."""
-    frames = (one.get("threads") or [{"frames": []}])[0]["frames"]
-    return [(frame["file"], frame["line"]) for frame in frames if is_own(frame["file"], told)]
+    return [(frame["file"], frame["line"]) for frame in _main(one) if is_own(frame["file"], told)]

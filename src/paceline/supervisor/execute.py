@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job.plan import Launch, ProcessExit
+from paceline.observe.node.messages import WorkersReport
 from paceline.observe.stack_dumps import LIMIT_S, Looks
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
@@ -154,7 +155,7 @@ class ExecCommands:
             self._told.pop(name, None)
             self._open.pop(name).close()
 
-    def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[dict[str, Any]], None]], None]) -> None:
+    def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[WorkersReport], None]], None]) -> None:
         """Examine all workers, and write the result as a command's output.
 
         begin: called with the function that receives the result.
@@ -163,7 +164,7 @@ class ExecCommands:
         # Known from now on; forgotten when its client is gone.
         self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S
 
-        def tell(found: dict[str, Any]) -> None:
+        def tell(found: WorkersReport) -> None:
             if name not in self._told:
                 return
             import base64  # rarely needed

@@ -26,6 +26,7 @@ from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
 from paceline.observe.hang_watch import HangWatch, hang_text
 from paceline.observe.load_watch import LoadWatch
+from paceline.observe.node.messages import WorkerFacts, WorkersReport
 from paceline.observe.stack_dumps import Looks
 from paceline.remote.wire import SILENCE_S
 from paceline.runs.driver_log import say
@@ -213,7 +214,7 @@ class WorkerWatch:
         """Sample the first straggler once, to find its line."""
         from paceline.observe.profile import RunProfile
 
-        def take(told: dict[str, Any]) -> None:
+        def take(told: WorkersReport) -> None:
             if (found := RunProfile(told).place(ranks[0])) is not None:
                 self._loads.note_place(ranks, *found)
 
@@ -350,7 +351,7 @@ class WorkerWatch:
         """Return whether a rank's worker has reported its start and not ended."""
         return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
 
-    def _about(self, rank: int) -> dict[str, Any]:
+    def _about(self, rank: int) -> WorkerFacts:
         """Return the supervisor's facts on a rank for a stack dump."""
         return {"exit_code": self._exit_codes[rank]} if rank in self._exit_codes else {}
 

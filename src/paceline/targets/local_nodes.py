@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
 from paceline.observe.node.load import LoadMeter
+from paceline.observe.node.messages import WatchedWorkers
 from paceline.remote.agent.commands import Commands
 from paceline.remote.agent.machine import REPORT_BYTES, disk_of, disks_here, oom_kills
 from paceline.runs.folder import RunFolder
@@ -110,15 +111,16 @@ class LocalNodes:
         assert self._folder is not None, "send comes first"
         return disk_of(str(self._folder.path))[0] < REPORT_BYTES
 
-    def loads(self, workers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    def loads(self, workers: Mapping[int, WatchedWorkers]) -> dict[int, dict[str, Any]]:
         """Return the load of the machine under the first node, with the workers of all nodes."""
         if self._meter is None:
             gpus = tuple(dict.fromkeys(gpu for node in self.nodes for gpu in node.gpus))
             self._meter = LoadMeter(gpus or None)
-        here = dict(workers.get(0, {}))
-        if here:
-            here["ranks"] = {rank: pid for one in workers.values() for rank, pid in one["ranks"].items()}
-        return {0: self._meter.look(here or None)}
+        here: WatchedWorkers | None = None
+        if 0 in workers:
+            ranks = {rank: pid for one in workers.values() for rank, pid in one["ranks"].items()}
+            here = {**workers[0], "ranks": ranks}
+        return {0: self._meter.look(here)}
 
     def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
         return disks_here(paths)

@@ -11,6 +11,7 @@ import math
 import re
 from typing import Any
 
+from paceline.observe.node.messages import Collective, Frame, Recorded, Thread
 from paceline.system.collective_state import ranks_text
 
 _THREAD = re.compile(
@@ -37,9 +38,9 @@ def is_whole(text: str) -> bool:
     return _LAST.search(text) is not None or text.endswith(_CUT)
 
 
-def from_faulthandler(text: str) -> list[dict[str, Any]]:
+def from_faulthandler(text: str) -> list[Thread]:
     """Return the threads of a dump, the main one first."""
-    threads: list[dict[str, Any]] = []
+    threads: list[Thread] = []
     for line in text.splitlines():
         if line.startswith("Stack (most recent call first):"):
             threads.append({"name": "", "current": True, "frames": []})
@@ -55,11 +56,11 @@ def from_faulthandler(text: str) -> list[dict[str, Any]]:
     return threads[::-1]
 
 
-def from_py_spy(text: str, pid: int) -> list[dict[str, Any]]:
+def from_py_spy(text: str, pid: int) -> list[Thread]:
     """Return the threads in the output of `py-spy dump --json`."""
-    threads = []
+    threads: list[Thread] = []
     for thread in json.loads(text):
-        frames = [
+        frames: list[Frame] = [
             {
                 "file": frame.get("filename") or frame.get("module") or "",
                 "line": frame.get("line") or 0,
@@ -73,7 +74,7 @@ def from_py_spy(text: str, pid: int) -> list[dict[str, Any]]:
     return sorted(threads, key=lambda thread: thread["name"] != "main")
 
 
-def under_way(data: bytes) -> dict[str, Any]:
+def under_way(data: bytes) -> Recorded:
     """Return {"entries": as `BoardEntry`, "last": group -> number of the last collective that was started}.
 
     Raises:
@@ -83,7 +84,7 @@ def under_way(data: bytes) -> dict[str, Any]:
     if not text:
         return {"entries": [], "last": {}}
     told, ranks = json.loads(text), json.loads(more)
-    entries: list[dict[str, Any]] = []
+    entries: list[Collective] = []
     last: dict[str, int] = {}
     for one in told.get("entries") or ():
         group = str(one["process_group"][0])
@@ -95,7 +96,7 @@ def under_way(data: bytes) -> dict[str, Any]:
     return {"entries": entries, "last": last}
 
 
-def _entry(one: dict[str, Any], group: str, number: int, ranks: str) -> dict[str, Any]:
+def _entry(one: dict[str, Any], group: str, number: int, ranks: str) -> Collective:
     shapes = one.get("input_sizes") or one.get("output_sizes") or []
     dtypes = one.get("input_dtypes") or one.get("output_dtypes") or []
     sizes = [math.prod(shape) * _ITEM_BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]

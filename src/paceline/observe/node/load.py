@@ -25,6 +25,7 @@ from typing import Any
 
 from paceline.observe.node import process_state
 from paceline.observe.node.counters import Gpu, Nvml, TcpCounts
+from paceline.observe.node.messages import WatchedWorkers
 from paceline.system import processes, step_clock
 from paceline.system.memory import memory
 
@@ -50,9 +51,9 @@ class LoadMeter:
         self._counts: dict[str, tuple[float, int]] = {}
         self._nvml: Nvml | None = None
         self._has_looked = False
-        self._workers: Any = None
+        self._workers: WorkerLoads | None = None
 
-    def look(self, workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def look(self, workers: WatchedWorkers | None = None) -> dict[str, Any]:
         """Return the machine's load, without values that it does not report.
 
         cpu_percent: all cores since the last look. memory_gib, memory_total_gib: used and installed. disk_read_mib_s,
@@ -191,7 +192,7 @@ class WorkerLoads:
         self._found: dict[str, int] = {}
         self._tcp = TcpCounts()
 
-    def look(self, workers: Mapping[str, Any], gpus: Sequence[Gpu]) -> dict[str, dict[str, float]]:
+    def look(self, workers: WatchedWorkers, gpus: Sequence[Gpu]) -> dict[str, dict[str, float]]:
         """Return rank -> load. workers: as for `LoadMeter.look`."""
         ranks = {str(rank): int(pid) for rank, pid in workers["ranks"].items()}
         now = time.monotonic()

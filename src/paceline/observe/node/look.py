@@ -23,13 +23,14 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import cast
 
 if __name__ == "__main__":
     # Started by path, isolated from the script's environment: add the library alone.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import dumps, process_state
+from paceline.observe.node.messages import Collective, ProcessFacts, Thread, WorkerFacts
 from paceline.system import collective_state, processes
 
 #: Timeout of an answer. A handler in C answers within a millisecond on an idle machine.
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def answer(output: str, found: dict[str, Any], notes: list[str]) -> None:
+def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None:
     """Append the facts on each rank to a file, as one line of JSON."""
     text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -66,7 +67,7 @@ def answer(output: str, found: dict[str, Any], notes: list[str]) -> None:
         out.write(text.encode() + b"\n")
 
 
-def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, dict[str, Any]]:
+def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, WorkerFacts]:
     """Return the facts on the workers of these ranks. notes: receives what is not allowed on this machine."""
     workers = [Worker(folder, rank) for rank in ranks]
     # Ask all at once: the stacks are of one moment, and silent workers delay no others.
@@ -86,7 +87,7 @@ class Worker:
 
     def __init__(self, folder: str, rank: int) -> None:
         self.rank = rank
-        self.found: dict[str, Any] = {}
+        self.found: WorkerFacts = {}
         self._folder = folder
         self._stacks = os.path.join(folder, f"stacks_{rank}")
         self._told = os.path.join(folder, f"told_{rank}")
@@ -98,7 +99,8 @@ class Worker:
     def ask(self) -> None:
         """Collect the facts that need no answer, and ask for the others."""
         self.found["board"] = [
-            entry._asdict() for entry in collective_state.read(os.path.join(self._folder, f"board_{self.rank}"))
+            cast("Collective", entry._asdict())
+            for entry in collective_state.read(os.path.join(self._folder, f"board_{self.rank}"))
         ]
         state = process_state.state_of(self.pid) if self.pid else None
         if state is None:
@@ -107,7 +109,7 @@ class Worker:
                 "its process has ended" if self.pid else "it has not started, or is no Python program"
             )
             return
-        self.found |= state
+        self.found = cast("WorkerFacts", {**self.found, **state})
         _add_call(self.found)
         self._dump = self.asked_of(self.pid, self.found)
 
@@ -174,7 +176,7 @@ class Worker:
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 notes.append(why_not(str(error)))
 
-    def asked_of(self, pid: int, found: dict[str, Any], *, only_main: bool = False) -> Dump | None:
+    def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
         """Request a dump from this process; otherwise store the reason in `found` and return None."""
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"
@@ -191,7 +193,7 @@ class Worker:
             return Dump(self._stacks, pid, self._number, limit_s, only_main=only_main)
         return None
 
-    def _take(self, dump: Dump | None, found: dict[str, Any]) -> None:
+    def _take(self, dump: Dump | None, found: ProcessFacts) -> None:
         if dump is None:
             return
         found["answer_bytes"] = found.get("answer_bytes", 0) + dump.size
@@ -236,7 +238,7 @@ class Dump:
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
         # A sampler cannot wait as long for the end of a dump.
         self._quiet_s = _SHORT_QUIET_S if only_main else _QUIET_S
-        self.threads: list[dict[str, Any]] = []
+        self.threads: list[Thread] = []
         #: Bytes that the process wrote for it.
         self.size = 0
         self._path, self._pid, self._number, self._limit_s = path, pid, number, limit_s
@@ -309,7 +311,7 @@ def _wait_for(workers: list[Worker]) -> None:
         time.sleep(_LOOK_S)
 
 
-def _add_call(found: dict[str, Any]) -> None:
+def _add_call(found: ProcessFacts) -> None:
     """Add the system call in which a process waits for another process, and that process."""
     if "pipe" not in found["wchan"] or (call := process_state.waits_for(found["pid"])) is None:
         return
@@ -324,7 +326,7 @@ def py_spy() -> str | None:
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
-def _spied(spy: str, pid: int, *, native: bool) -> list[dict[str, Any]]:
+def _spied(spy: str, pid: int, *, native: bool) -> list[Thread]:
     # Frames of C require stopping the process.
     words = [spy, "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
     done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SPY_S, stdin=subprocess.DEVNULL)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
+from paceline.observe.node.messages import ProcessFacts
 from paceline.system import processes
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -16,7 +16,7 @@ _TGKILL = {"x86_64": 234, "aarch64": 131, "ppc64le": 250}
 _NATIVE = ("pt_", "gloo", "nccl", "NCCL", "cuda", "omp", "iou-", "jemalloc", "grpc", "async-")
 
 
-def state_of(pid: int) -> dict[str, Any] | None:
+def state_of(pid: int) -> ProcessFacts | None:
     """Return the process's state, or None for a zombie or no process.
 
     state: the letter of ps(1): R, S, D (waits in the kernel for a disk or file server), T (stopped), t (stopped by a debugger).

@@ -24,7 +24,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 if __name__ == "__main__":
     # Started by path, isolated from the script's environment: add the library alone.
@@ -32,6 +31,7 @@ if __name__ == "__main__":
 
 from paceline.observe.node import process_state
 from paceline.observe.node.look import Dump, Worker, answer, py_spy, why_not
+from paceline.observe.node.messages import Thread, WorkerFacts
 from paceline.system import processes
 
 #: Maximum rate by signals: each sample takes a millisecond of the worker.
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: list[str]) -> dict[str, dict[str, Any]]:
+def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: list[str]) -> dict[str, WorkerFacts]:
     """Return rank -> profile. notes: receives what is not allowed on this machine."""
     workers = {rank: Worker(folder, rank) for rank in ranks}
     spy = py_spy()
@@ -65,7 +65,7 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
         )
     begun = time.monotonic()
     spied = {rank: _Spied(spy, folder, worker, seconds, rate) for rank, worker in workers.items() if spy}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, WorkerFacts] = {}
     left: dict[int, Worker] = dict(workers)
     # All at once, so that the profiles cover the same time.
     for rank, one in spied.items():
@@ -96,14 +96,14 @@ class StackCounts:
         key = (where, numbers)
         self._stacks[key] = self._stacks.get(key, 0) + count
 
-    def told(self, by: str, rate: float) -> dict[str, Any]:
+    def told(self, by: str, rate: float) -> WorkerFacts:
         if not self._stacks:
             return {"silent": "no sample could be had of it"}
         return {
             "by": by,
             "rate": rate,
-            "frames": [list(frame) for frame in self._frames],
-            "stacks": [[where, list(numbers), count] for (where, numbers), count in self._stacks.items()],
+            "frames": [*self._frames],
+            "stacks": [(where, list(numbers), count) for (where, numbers), count in self._stacks.items()],
         }
 
 
@@ -130,7 +130,7 @@ class _Spied:
                 text=True,
             )
 
-    def end(self, deadline: float) -> dict[str, Any]:
+    def end(self, deadline: float) -> WorkerFacts:
         """Return the profile.
 
         Raises:
@@ -179,7 +179,7 @@ def from_raw(text: str, worker: int) -> Iterator[tuple[str, list[tuple[str, str,
         record = ""
 
 
-def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: float) -> dict[int, dict[str, Any]]:
+def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: float) -> dict[int, WorkerFacts]:
     rate = min(rate, _MOST_BY_SIGNAL)
     counted = {rank: StackCounts() for rank in workers}
     taken = dict.fromkeys(workers, 0)
@@ -239,7 +239,7 @@ def _wait_for(dumps: list[Dump]) -> None:
         time.sleep(_LOOK_S)
 
 
-def _outermost_first(thread: dict[str, Any]) -> list[tuple[str, str, int]]:
+def _outermost_first(thread: Thread) -> list[tuple[str, str, int]]:
     return [(frame["function"], frame["file"], frame["line"]) for frame in reversed(thread["frames"])]
 
 
