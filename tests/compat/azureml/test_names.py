@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.compat.azureml.aliases import RENAMED
 from paceline.compat.azureml.check.findings import missing
 from paceline.compat.azureml.check.names import by_module, table
 from tests.helpers import run_python
@@ -117,7 +118,7 @@ REFUSED = {
 @pytest.mark.parametrize("module", IMPORTED)
 def test_what_programs_import_is_there(module):
     for name in IMPORTED[module].split():
-        exec(f"from paceline.compat.azureml.{module} import {name}", {})
+        exec(f"from paceline.compat.azureml.{RENAMED.get(module, module)} import {name}", {})
         why = missing(f"azureml.{module}.{name}")
         assert (why is not None) == (name in REFUSED), (name, why)
         assert why is None or why.endswith("."), (name, why)

@@ -11,7 +11,7 @@ from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.packages import spec_of
 from paceline.compat.azureml.policy import SubmissionNotes
-from paceline.compat.azureml.train.dnn import TensorFlow
+from paceline.compat.azureml.train.estimator import TensorFlow
 
 
 @pytest.fixture

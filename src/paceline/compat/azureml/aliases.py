@@ -30,6 +30,21 @@ _ABSENT = {
 #: Modules of the SDK's whose names stand in one of ours.
 RENAMED = {
     "exceptions._azureml_exception": "exceptions",
+    "core.compute_target": "core.compute.targets",
+    "core.databricks": "refused",
+    "core.image.container": "core.image.image",
+    "core.private_endpoint": "refused",
+    "core.profile": "refused",
+    "core.webservice.aci": "core.webservice.webservice",
+    "core.webservice.aks": "core.webservice.webservice",
+    "core.webservice.local": "core.webservice.webservice",
+    "data.azure_data_lake_datastore": "core.datastore",
+    "data.azure_storage_datastore": "core.datastore",
+    "data.dataset_error_handling": "exceptions",
+    "train.dnn": "train.estimator",
+    "train.hyperdrive.exceptions": "exceptions",
+    "train.sklearn": "train.estimator",
+    "train.widgets": "widgets",
     **{
         f"core.compute.{name}": "core.compute"
         for name in (
@@ -52,12 +67,10 @@ RENAMED = {
 
 #: What the package is made of, beside the SDK's modules; these have no name there.
 OUR_OWN = (
+    "curated",
     "aliases",
     "check",
-    "curated",
     "everywhere",
-    "late",
-    "named",
     "packages",
     "parallel_run",
     "policy",

@@ -18,6 +18,8 @@ __all__ = [
     "AuthenticationException",
     "AzureMLException",
     "ComputeTargetException",
+    "DatasetExecutionError",
+    "DatasetValidationError",
     "DiscoveryUrlNotFoundException",
     "ExperimentExecutionException",
     "ExperimentNotFoundException",
@@ -233,3 +235,7 @@ def sdk_class(kind: Kind) -> Kind:
                 setattr(kind, name, property(sdk_errors(value.fget), value.fset, value.fdel, value.__doc__))
     kind._is_sdk_class = True  # type: ignore[attr-defined]
     return kind
+
+
+# A fault of a dataset is one exception here.
+DatasetValidationError = DatasetExecutionError = UserErrorException

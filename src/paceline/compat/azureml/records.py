@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.system.names import name_rule
@@ -11,6 +12,8 @@ from paceline.system.registry import Documents, Versions
 
 #: Names of what is kept.
 RULE = name_rule("_.-", 255)
+
+T = TypeVar("T")
 
 
 def add_version(workspace: Any, kind: str, name: str, data: dict[str, Any]) -> int:
@@ -59,3 +62,15 @@ def _registry(workspace: Any, kind: str) -> Versions:
 
 def _folder(workspace: Any) -> Path:
     return Path(workspace.path) / "azureml"
+
+
+def late(module: str, name: str) -> Any:
+    """A name of a module of this package (`core.model`), loaded now."""
+    return getattr(importlib.import_module(f"paceline.compat.azureml.{module}"), name)
+
+
+class NamedObjects(dict[str, T]):
+    """Name -> object; called, it gives itself."""
+
+    def __call__(self) -> NamedObjects[T]:
+        return self

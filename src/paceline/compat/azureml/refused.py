@@ -1,4 +1,4 @@
-"""Classes of the SDK that need a service of Azure's, or a program that is not here. Each says what to do instead."""
+"""Classes of the SDK that need a service of Azure. Each says what to do instead."""
 
 from __future__ import annotations
 
@@ -6,11 +6,45 @@ from typing import Any, ClassVar
 
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
 
+_NO_DATABRICKS = "There is no Databricks: run the script by a PythonScriptStep."
+_NO_NETWORK = "A workspace is a folder, to which no network leads. Leave the endpoint out."
+
+#: Each class that does nothing but refuse, with what to do instead. `paceline azureml check` says the same.
+INSTEAD = {
+    # azureml.core.profile
+    "ModelProfile": "Measure a service: paceline service bench NAME.",
+    # azureml.core.private_endpoint
+    "PrivateEndPoint": _NO_NETWORK,
+    "PrivateEndPointConfig": _NO_NETWORK,
+    # azureml.core.databricks
+    "DatabricksCluster": _NO_DATABRICKS,
+    "DatabricksEnvironment": _NO_DATABRICKS,
+    "DatabricksSection": _NO_DATABRICKS,
+    "EggLibrary": _NO_DATABRICKS,
+    "JarLibrary": _NO_DATABRICKS,
+    "MavenLibrary": _NO_DATABRICKS,
+    "PyPiLibrary": _NO_DATABRICKS,
+    "RCranLibrary": _NO_DATABRICKS,
+    # azureml.pipeline.steps
+    "AdlaStep": "There is no Data Lake Analytics: query the data in a PythonScriptStep.",
+    "AutoMLStep": "Search by a sweep: HyperDriveStep.",
+    "AutoMLStepRun": "Search by a sweep: HyperDriveStep.",
+    "AzureBatchStep": "Run the program by a CommandStep.",
+    "DataTransferStep": "Copy the files in a PythonScriptStep: its inputs are fetched, its outputs stored where they name.",
+    "DatabricksStep": _NO_DATABRICKS,
+    "KustoStep": "There is no Kusto: query the data in a PythonScriptStep.",
+    "ModuleStep": "There are no modules: name the script itself in a PythonScriptStep.",
+    "RScriptStep": "Run the script by a CommandStep: command='Rscript train.R'.",
+    "SynapseSparkStep": "There is no Synapse: run spark-submit by a CommandStep.",
+}
+
+__all__ = [*INSTEAD]  # noqa: PLE0604 - the names are strings
+
 
 class Refused:
-    """Raises ScenarioNotSupportedException, as each of its calls does."""
+    """Base of classes whose every call raises ScenarioNotSupportedException."""
 
-    #: What to do instead. `paceline azureml check` says the same.
+    #: What to do instead.
     refused: ClassVar[str] = ""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -19,3 +53,15 @@ class Refused:
     @classmethod
     def refusal(cls) -> ScenarioNotSupportedException:
         return ScenarioNotSupportedException(f"{cls.__name__} is not here. {cls.refused}")
+
+
+def __getattr__(name: str) -> type[Refused]:
+    if name not in INSTEAD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    kind = type(
+        name,
+        (Refused,),
+        {"refused": INSTEAD[name], "__doc__": "Raises ScenarioNotSupportedException.", "__module__": __name__},
+    )
+    globals()[name] = kind
+    return kind

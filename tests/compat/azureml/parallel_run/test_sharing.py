@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from paceline.compat.azureml.parallel_run.batches import Batch
-from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
+from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSettings
 from paceline.compat.azureml.parallel_run.sharing import Sharing
 
 SETTINGS = ParallelRunSettings(

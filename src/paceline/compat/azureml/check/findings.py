@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from paceline.compat.azureml import aliases
-from paceline.compat.azureml.check import cells, instances
-from paceline.compat.azureml.check.replaced import CLUSTER, of_call, of_old_library
+from paceline.compat.azureml.check import instances
 
 #: What becomes of a use: it works as written; it works with something else in its place; it does not work.
 WORKS, REPLACED, MISSING = "works", "replaced", "missing"
 _OURS = "paceline.compat.azureml"
+
+CLUSTER = "means this machine, or a target that is added under this name (paceline compute add)."
+_OLD = (
+    # Not np.bool and np.long, which NumPy 2 has again.
+    (r"^(?:np|numpy)\.(float|int|object|str|complex)$", "np.{0} was removed in NumPy 1.24: write {0}."),
+    (r"^sklearn\.externals", "it was removed in scikit-learn 0.23: import joblib itself."),
+    (r"^(?:tf|tensorflow)\.contrib", "tf.contrib ended with TensorFlow 1."),
+    (
+        r"^tf\.(?:placeholder|Session|global_variables_initializer|app|flags|ConfigProto)\b",
+        "it is TensorFlow 1: write `import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()`.",
+    ),
+    (r"^horovod\.spark", "horovod.spark is not here: submit the training as a run on ranks."),
+    (r"^tensorflow\.examples", "tensorflow.examples ended with TensorFlow 1: use tf.keras.datasets."),
+)
+_COMPILED = tuple((re.compile(pattern), text) for pattern, text in _OLD)
+
+#: Magics whose cells are Python, and that which writes a script.
+_PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
+_WRITES = re.compile(r"%%(?:writefile|file)\b.*\.py\s*$")
+#: A line of IPython's: its indentation, and the name that gets the result of a command.
+_LINE = re.compile(r"(\s*)(?:(\w[\w, ]*=)\s*)?(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
 
 
 @dataclass(frozen=True)
@@ -37,7 +60,7 @@ def of_folder(top: Path) -> list[DriverFinding]:
     """The uses in all Python files and notebooks below a folder, or in one of these, by file and line."""
     found: list[DriverFinding] = []
     for file in [top] if top.is_file() else sorted(_written(top)):
-        found += _of_file(str(file if top.is_file() else file.relative_to(top)), cells.programs(file))
+        found += _of_file(str(file if top.is_file() else file.relative_to(top)), programs(file))
     return found
 
 
@@ -54,7 +77,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
     visitor = _Visitor(file)
     for before, text in parts:
         try:
-            tree = cells.parsed(text)
+            tree = parsed(text)
         except (SyntaxError, ValueError) as error:
             # print statements of Python 2, and the like.
             line = before + (getattr(error, "lineno", None) or 1)
@@ -64,7 +87,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
             )
             continue
         ast.increment_lineno(tree, before)
-        if not cells.writes_script(text):
+        if not writes_script(text):
             visitor.visit(tree)
             continue
         script = _Visitor(file)
@@ -296,3 +319,108 @@ def _dotted(node: ast.AST) -> str | None:
     if isinstance(node, ast.Attribute) and (head := _dotted(node.value)) is not None:
         return f"{head}.{node.attr}"
     return None
+
+
+def of_old_library(name: str) -> str | None:
+    """The edit that a name of a library needs, which that has removed since; None for any other."""
+    for pattern, text in _COMPILED:
+        if (match := pattern.search(name)) is not None:
+            return text.format(*match.groups())
+    return None
+
+
+def of_call(name: str, values: Mapping[str, Any], words: Sequence[Any]) -> Iterator[str]:
+    """What is replaced in a call. name: of what is called; values: its constants by keyword; words: those by position."""
+    last = name.rpartition(".")[2]
+    if last == "provisioning_configuration":
+        yield f"vm_size={values['vm_size']!r} {CLUSTER}" if values.get("vm_size") else f"a cluster {CLUSTER}"
+    target = values.get("compute_target")
+    if name.startswith("azureml.") and isinstance(target, str) and target.lower() not in ("local", "amlcompute", ""):
+        yield f"compute_target={target!r} {CLUSTER}"
+    if name in ("azureml.core.Workspace", "azureml.core.workspace.Workspace") or name.endswith(".Workspace.get"):
+        yield "whatever its name, it is this machine's workspace (docs/from-azureml.md)."
+    if last in ("register_azure_file_share", "register_azure_data_lake", "register_hdfs", "register_dbfs"):
+        yield "it means a folder that is added under the store's name: paceline data add NAME /mnt/NAME"
+    if name.startswith("azureml.train.") and values.get("use_gpu") is True:
+        yield "use_gpu=True: on a machine without GPUs the workers run on its CPUs."
+    if name.startswith("azureml.train.") and values.get("framework_version"):
+        yield f"framework_version={values['framework_version']!r}: the version that is installed is used."
+    if name.startswith("azureml.train.") and (image := values.get("custom_docker_image")):
+        yield f"custom_docker_image={image!r} is used where podman or docker answers."
+    if last == "init_process_group" and ("nccl" in words or values.get("backend") == "nccl"):
+        yield "NCCL works on GPUs alone: write 'gloo' where there is none."
+    if last == "Environment" and words and str(words[0]).lower().startswith("azureml-"):
+        yield f"the curated environment {words[0]!r} is what is installed here."
+    for package in (word for word in words if isinstance(word, str)):
+        if last in ("add_conda_package", "add_pip_package") and package.startswith("azureml"):
+            yield f"{package} is left out: scripts have the names of azureml from Paceline."
+
+
+def programs(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield (lines before it, text) of each part that is parsed by itself: of a notebook its code cells, else the file.
+
+    A file that can't be read, or a notebook of another language, has none.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
+        if file.suffix != ".ipynb":
+            yield 0, text
+            return
+        book = json.loads(text)
+        kernel = book.get("metadata", {}).get("kernelspec", {}).get("language", "python")
+        cells = ["".join(cell.get("source", [])) for cell in book.get("cells", []) if cell.get("cell_type") == "code"]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return
+    before = 0
+    for cell in cells if "python" in str(kernel).lower() else ():
+        yield before, cell
+        before += len(cell.splitlines())
+
+
+def writes_script(text: str) -> bool:
+    """Return whether a cell is a script that is written to a file, which has none of the notebook's variables."""
+    return _WRITES.match(text.strip().partition("\n")[0]) is not None
+
+
+def parsed(text: str) -> ast.Module:
+    """Parse a program or a cell.
+
+    Raises:
+        SyntaxError: It is no Python 3.
+    """
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if first.startswith("%%"):
+        if not first.startswith(_PYTHON_CELLS) and not _WRITES.match(first):
+            return ast.Module(body=[], type_ignores=[])
+        text = text.replace(first, "", 1)
+    text = textwrap.dedent(text)
+    try:
+        return _tree(text)
+    except SyntaxError:
+        return _tree(_plain(text))
+
+
+def _tree(text: str) -> ast.Module:
+    found = compile(text, "<cell>", "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    assert isinstance(found, ast.Module)
+    return found
+
+
+def _plain(text: str) -> str:
+    """Return the text with `pass`, or an assignment of None, in the place of each line that only IPython knows."""
+    # A first line that is indented, as IPython takes it though later lines are not.
+    lines = text.splitlines()
+    if lines and (indent := len(lines[0]) - len(lines[0].lstrip())):
+        lines = [line[indent:] if not line[:indent].strip() else line for line in lines]
+    kept: list[str] = []
+    goes_on = False
+    for line in lines:
+        match = _LINE.match(line)
+        if goes_on:
+            kept.append("")
+        elif match is not None:
+            kept.append(f"{match[1]}{f'{match[2]} None' if match[2] else 'pass'}")
+        else:
+            kept.append(line)
+        goes_on = (goes_on or match is not None) and line.rstrip().endswith("\\")
+    return "\n".join(kept)

@@ -10,7 +10,7 @@ import re
 import textwrap
 from typing import Any
 
-from paceline.compat.azureml.late import late
+from paceline.compat.azureml.records import late
 
 #: Classes of which calls give an object, where their annotations say less. A run may be any of these.
 _RUNS = (("core.run", "Run"), ("train.hyperdrive.run", "HyperDriveRun"), ("pipeline.core.run", "PipelineRun"))

@@ -11,7 +11,7 @@ from paceline.compat.azureml import aliases
 
 
 def by_module() -> dict[str, list[str]]:
-    """Module, such as "azureml.core.run" -> its names, sorted; a module that only repeats its package's names is left out."""
+    """Return the sorted names of each module, such as "azureml.core.run". Modules without names are left out."""
     found: dict[str, list[str]] = {}
     for name in _modules(azureml.__path__, azureml.__name__):
         module = importlib.import_module(name)
@@ -22,8 +22,11 @@ def by_module() -> dict[str, list[str]]:
 
 
 def table() -> str:
-    """The table, as Markdown."""
+    """Return the table as Markdown, with the modules whose names another one has at its end."""
     rows = [f"| `{module}` | {', '.join(f'`{name}`' for name in names)} |" for module, names in by_module().items()]
+    for module, own in sorted(aliases.RENAMED.items()):
+        names = "each refused with what to do instead" if own == "refused" else f"those of `azureml.{own}`"
+        rows.append(f"| `azureml.{module}` | {names} |")
     return "\n".join(("| module | names |", "|---|---|", *rows)) + "\n"
 
 

@@ -14,8 +14,7 @@ from paceline.compat.azureml.data.data_reference import SdkDataReference
 from paceline.compat.azureml.data.datapath import DataPath
 from paceline.compat.azureml.data.tabular_dataset import of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.late import late
-from paceline.compat.azureml.named import NamedObjects
+from paceline.compat.azureml.records import NamedObjects, late
 from paceline.compat.azureml.stores import ARTIFACTS
 from paceline.data.datasets import dataset
 from paceline.job.data_reference import PATH_VARIABLES

@@ -11,12 +11,20 @@ from typing import Any
 
 from paceline.compat.azureml.data.data_reference import of_plain
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.named import NamedObjects
+from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.stores import DEFAULT_NAMES, place_in, real_name
 from paceline.data.stores import datastore
 from paceline.job.data_reference import DataReference
 
-__all__ = ["Datastore"]
+__all__ = [
+    "AbstractADLSDatastore",
+    "AbstractAzureStorageDatastore",
+    "AzureBlobDatastore",
+    "AzureDataLakeDatastore",
+    "AzureDataLakeGen2Datastore",
+    "AzureFileDatastore",
+    "Datastore",
+]
 
 _NO_TABLES = "stores are files here. Query it in the script: pandas.read_sql."
 
@@ -206,3 +214,8 @@ def _added(workspace: Any, name: str, what: str) -> Datastore:
         f"{what} can't be read from here. Mount it, or copy its files, and add the folder under the store's name before "
         f"this line is run: paceline data add {name} /mnt/{name}"
     )
+
+
+# All stores are of one class here.
+AbstractADLSDatastore = AzureDataLakeDatastore = AzureDataLakeGen2Datastore = Datastore
+AbstractAzureStorageDatastore = AzureBlobDatastore = AzureFileDatastore = Datastore

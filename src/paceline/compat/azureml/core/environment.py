@@ -18,7 +18,7 @@ from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
 from paceline.compat.azureml.core.container_registry import ContainerRegistry
 from paceline.compat.azureml.curated import CURATED, is_curated
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.compat.azureml.named import NamedObjects
+from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.refused import Refused
 from paceline.compat.azureml.strict import Strict
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from paceline import workspace
 from paceline.compat.azureml.core.run import TYPES, Run, ScriptRun
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.late import late
+from paceline.compat.azureml.records import late
 from paceline.errors import WorkspaceError
 from paceline.runs import tags_and_properties
 from paceline.runs.ids import new_run_id

@@ -19,7 +19,7 @@ from paceline.compat.azureml.exceptions import (
     WebserviceException,
     sdk_class,
 )
-from paceline.compat.azureml.late import late
+from paceline.compat.azureml.records import late
 from paceline.errors import ModelError, RunNotFoundError
 from paceline.errors import ModelNotFoundError as NotFound
 from paceline.models import model

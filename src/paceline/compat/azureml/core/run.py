@@ -22,7 +22,7 @@ from paceline.compat.azureml.exceptions import (
     UserErrorException,
     sdk_class,
 )
-from paceline.compat.azureml.late import late
+from paceline.compat.azureml.records import late
 from paceline.compat.azureml.stores import ARTIFACTS
 from paceline.errors import MetricError, RunNotFoundError, RunStateError
 from paceline.runs import artifacts, interactive, offline, run, states

@@ -11,13 +11,13 @@ from typing import Any
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
 from paceline.compat.azureml.core.container_registry import ContainerRegistry
-from paceline.compat.azureml.core.databricks import EggLibrary, JarLibrary, MavenLibrary, PyPiLibrary, RCranLibrary
 from paceline.compat.azureml.core.environment import (
     DEFAULT_CPU_IMAGE,
     DEFAULT_GPU_IMAGE,
     Environment,
 )
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
+from paceline.compat.azureml.refused import EggLibrary, JarLibrary, MavenLibrary, PyPiLibrary, RCranLibrary
 from paceline.compat.azureml.strict import Strict, camel_case
 
 __all__ = [

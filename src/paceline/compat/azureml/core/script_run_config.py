@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.compat.azureml.core.runconfig import DockerConfiguration, RunConfiguration, set_distribution
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.compat.azureml.late import late
+from paceline.compat.azureml.records import late
 
 __all__ = ["ScriptRunConfig"]
 

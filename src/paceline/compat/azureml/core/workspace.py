@@ -19,7 +19,7 @@ from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.keyvault import Keyvault
 from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException, sdk_class
-from paceline.compat.azureml.named import NamedObjects
+from paceline.compat.azureml.records import NamedObjects
 from paceline.runs import read
 from paceline.workspace_dir import WORKSPACE_VARIABLE, configured, nearest_sdk_config, project_of
 

@@ -11,7 +11,7 @@ import uuid
 from typing import Any
 
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.compat.azureml.late import late
+from paceline.compat.azureml.records import late
 from paceline.compat.azureml.stores import real_name
 from paceline.job.data_reference import DataReference, Source
 from paceline.pipelines.data import NOWHERE, PendingReference

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.data.file_dataset import FileDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.late import late
+from paceline.compat.azureml.records import late
 from paceline.data.datasets import dataset, file
 
 __all__ = ["TabularDataset"]

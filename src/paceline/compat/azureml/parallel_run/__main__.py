@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.parallel_run import asking, batches
-from paceline.compat.azureml.parallel_run.batches import Batch
+from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSettings
 from paceline.compat.azureml.parallel_run.scoring import Scorer
-from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
 from paceline.compat.azureml.parallel_run.sharing import Sharing
 
 

@@ -22,8 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.compat.azureml.parallel_run.batches import Batch, content, folder_of, values_of
-from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
+from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSettings, content, folder_of, values_of
 
 
 class Scorer:

@@ -7,8 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.compat.azureml.parallel_run.batches import Batch
-from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
+from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSettings
 
 
 class Sharing:

@@ -9,7 +9,7 @@ from paceline.compat.azureml.core.compute import (
     DatabricksCompute,
     RemoteCompute,
 )
-from paceline.compat.azureml.core.compute_target import ComputeTargetException
+from paceline.compat.azureml.core.compute.targets import ComputeTargetException
 from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.targets import resolve
 from paceline.targets import configured

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException, sdk_class
-from paceline.compat.azureml.named import NamedObjects
+from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.strict import Strict, camel_case
 from paceline.compat.azureml.targets import workspace_targets
 
@@ -23,6 +23,7 @@ __all__ = [
     "BatchCompute",
     "ComputeInstance",
     "ComputeTarget",
+    "ComputeTargetException",
     "DataFactoryCompute",
     "DatabricksCompute",
     "DsvmCompute",

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.late import late
+from paceline.compat.azureml.records import late
 from paceline.job.data_reference import DataReference
 from paceline.pipelines import data as native
 

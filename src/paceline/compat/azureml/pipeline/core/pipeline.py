@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.late import late
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, flat_steps
 from paceline.compat.azureml.pipeline.core.published import refuse
+from paceline.compat.azureml.records import late
 from paceline.pipelines.data import check_parameters
 from paceline.pipelines.plan import ordered, spec_of
 from paceline.pipelines.spec import PipelineSpec

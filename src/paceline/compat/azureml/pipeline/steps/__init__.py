@@ -9,7 +9,14 @@ from paceline.system.lazy_import import face
 if TYPE_CHECKING:
     from paceline.compat.azureml.pipeline.core.run import HyperDriveStepRun
     from paceline.compat.azureml.pipeline.steps.parallel import ParallelRunConfig, ParallelRunStep
-    from paceline.compat.azureml.pipeline.steps.refused import (
+    from paceline.compat.azureml.pipeline.steps.steps import (
+        CommandStep,
+        EstimatorStep,
+        MpiStep,
+        PythonScriptStep,
+    )
+    from paceline.compat.azureml.pipeline.steps.sweep import HyperDriveStep
+    from paceline.compat.azureml.refused import (
         AdlaStep,
         AutoMLStep,
         AutoMLStepRun,
@@ -21,13 +28,6 @@ if TYPE_CHECKING:
         RScriptStep,
         SynapseSparkStep,
     )
-    from paceline.compat.azureml.pipeline.steps.steps import (
-        CommandStep,
-        EstimatorStep,
-        MpiStep,
-        PythonScriptStep,
-    )
-    from paceline.compat.azureml.pipeline.steps.sweep import HyperDriveStep
 
 __all__ = [
     "AdlaStep",
@@ -55,7 +55,7 @@ __getattr__ = face(
     {
         "paceline.compat.azureml.pipeline.core.run": ("HyperDriveStepRun",),
         f"{__name__}.parallel": ("ParallelRunConfig", "ParallelRunStep"),
-        f"{__name__}.refused": (
+        "paceline.compat.azureml.refused": (
             "AdlaStep",
             "AutoMLStep",
             "AutoMLStepRun",

@@ -17,7 +17,7 @@ from paceline.compat.azureml.core.runconfig import RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
+from paceline.compat.azureml.parallel_run.batches import ParallelRunSettings
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep
 from paceline.compat.azureml.pipeline.filling import Filling
 from paceline.job.data_reference import DataReference

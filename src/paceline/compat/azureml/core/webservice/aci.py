@@ -1,5 +1,0 @@
-"""`azureml.core.webservice.aci`."""
-
-from paceline.compat.azureml.core.webservice.webservice import AciWebservice, AksWebservice, LocalWebservice
-
-__all__ = ["AciWebservice", "AksWebservice", "LocalWebservice"]

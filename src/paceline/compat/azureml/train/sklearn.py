@@ -1,5 +1,0 @@
-"""`azureml.train.sklearn`."""
-
-from paceline.compat.azureml.train.estimator import SKLearn
-
-__all__ = ["SKLearn"]
