@@ -12,7 +12,7 @@ from paceline.runs import read, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.sweeps import controller
-from paceline.sweeps.__main__ import _more_is_asked
+from paceline.sweeps.controller import Controller
 from paceline.sweeps.results import MORE
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
@@ -109,14 +109,14 @@ def failed_with(tmp_path: Path, *errors: str, **values: Any) -> RunFolder:
 def wanted(folder: RunFolder) -> str | None:
     sweep = SweepState(folder)
     sweep.take_up()
-    return controller.wanted(sweep)
+    return controller.end_reason(sweep)
 
 
 def test_the_common_cause_is_told_and_where_there_is_more_of_it(tmp_path: Path) -> None:
     folder = failed_with(tmp_path, "E: a", "E: a")
     sweep = SweepState(folder)
     sweep.take_up()
-    controller.write(sweep)
+    controller.write_end(sweep)
     report = store.stored(folder).failure
     assert report is not None
     assert report.message == "all trials have failed. 2 of 2 failed with the same error: E: a"
@@ -152,9 +152,9 @@ def test_trials_without_the_metric_end_a_sweep_and_count_anew_with_more(tmp_path
         add_trial(folder, number, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
     assert "3 trials have ended, and none has logged the primary metric" in str(wanted(folder))
     # As the controller finds it that has just written the end.
-    assert not _more_is_asked(folder)
+    assert not Controller.reopens(folder)
     write_json(folder.path / MORE, {"trials": 5})
-    assert _more_is_asked(folder)
+    assert Controller.reopens(folder)
     assert store.stored(folder).sweep["trials"] == 8  # type: ignore[index]
     assert wanted(folder) is None
 
@@ -165,7 +165,7 @@ def test_a_sweep_that_was_failed_from_outside_says_so_and_waits_for_nothing(tmp_
     sweep = SweepState(folder)
     sweep.wait_for("compute target 'cluster', which does not take trial 0")
     read.request_cancel(folder, by="somebody", reason="fail()", fail="it is enough")
-    controller.write(sweep)
+    controller.write_end(sweep)
     record = store.stored(folder)
     assert (record.status, record.waiting_for) == (states.FAILED, None)
     assert "the sweep is Failed" in capsys.readouterr().out

@@ -16,7 +16,7 @@ import paceline as pl
 from paceline.errors import EngineError
 from paceline.runs import states, store
 from paceline.sweeps import dispatch
-from paceline.sweeps.dispatch import HandingOver
+from paceline.sweeps.dispatch import Dispatcher
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial_runs import PROMOTED, RUNG
 from tests.helpers import make_run
@@ -74,7 +74,7 @@ class Engine:
         os.close(fd)
         return folder
 
-    def pass_time(self, handing: HandingOver, first: int, last: int) -> None:
+    def pass_time(self, handing: Dispatcher, first: int, last: int) -> None:
         for self.now in range(first, last):
             handing.fill()
 
@@ -86,7 +86,7 @@ def test_an_engine_that_takes_nothing_is_asked_ever_less_and_not_without_an_end(
     monkeypatch.setattr(dispatch, "submit", engine.submit)
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, concurrent=2, sampler="random") as folder:
         sweep = SweepState(folder)
-        handing = HandingOver(sweep, clock=lambda: engine.now)
+        handing = Dispatcher(sweep, clock=lambda: engine.now)
         with pytest.raises(
             EngineError, match=r"'local' has taken no trial for 6\d minutes: slurmctld is away"
         ) as caught:
@@ -106,7 +106,7 @@ def test_an_engine_that_takes_trials_again_is_forgiven(tmp_path: Path, monkeypat
     monkeypatch.setattr(dispatch, "submit", engine.submit)
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, concurrent=2) as folder:
         sweep = SweepState(folder)
-        handing = HandingOver(sweep, clock=lambda: engine.now)
+        handing = Dispatcher(sweep, clock=lambda: engine.now)
         engine.pass_time(handing, 0, 3000)
         engine.is_up = True
         engine.pass_time(handing, 3000, 3400)
@@ -139,7 +139,7 @@ def test_a_trial_whose_submission_was_cut_off_is_handed_over_as_it_is(
         ]
         # As its record says, it has failed; but nothing of it has ever run.
         assert sweep.look() == []
-        HandingOver(sweep).fill()
+        Dispatcher(sweep).fill()
         assert again == [f"{folder.run_id}_0", f"{folder.run_id}_1"]
         # Where it does not start again, that is no kill any more.
         assert [trial.status for trial in sweep.look()] == [states.FAILED] * 2
@@ -166,10 +166,10 @@ def test_trials_in_arrays_are_handed_over_together_and_one_array_after_the_other
         tmp_path, space={"x": pl.choice(*range(12))}, sampler="grid", trials=11, concurrent=3, array_size=5
     ) as folder:
         sweep, now = SweepState(folder), 0.0
-        handing = HandingOver(sweep, clock=lambda: now)
+        handing = Dispatcher(sweep, clock=lambda: now)
         handing.fill()
         assert taken == [[0, 1, 2, 3, 4]]
-        sweep.live = {4: sweep.live[4]}
+        sweep._live = {4: sweep._live[4]}
         handing.fill()
         assert len(taken) == 1, "an array of more than may run at a time waits for the end of the one before"
         sweep.live.clear()

@@ -1,3 +1,1 @@
-"""What controllers of runs with children have in common, those of sweeps and of pipelines: their process, and how they look at,
-end and hand over what is below them.
-"""
+"""What the controllers of sweeps and pipelines share: their engine, their view of a child, and retried requests."""

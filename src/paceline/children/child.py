@@ -1,28 +1,35 @@
-"""A child's record, looked at once or again and again; and whether a child ever began."""
+"""A child as its parent sees it: its record, its log, and whether it ever began."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypedDict
 
 from paceline.errors import PacelineError, RunNotFoundError
-from paceline.runs import read, states
+from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import LineAssembler, Tail
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json
 
-#: How often a record that has not changed is read all the same, to see that somebody still looks after the child.
+#: How often an unchanged record is read again, to detect that the child's supervisor is gone.
 _RECORD_S = 1.0
+_LOG_S = 0.1
 
-_PAUSE_S = 0.1
+
+class ChildState(TypedDict):
+    """The fields of a child's record that its controller needs."""
+
+    status: str
+    started_utc: str | None
+    ended_utc: str | None
 
 
 class RecordWatch:
-    """Reads a record where it has changed."""
+    """A reader of a record that skips unchanged files."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -30,55 +37,67 @@ class RecordWatch:
         self._stamp: tuple[int, int] | None = None
         self._read_at = time.monotonic()
 
-    def changed(self) -> Mapping[str, Any] | None:
-        """State and times of the record, where it may be another one than at the last look."""
+    def changed(self) -> ChildState | None:
+        """Return the child's state if its record may have changed since the last call."""
         try:
             found = os.stat(self._path)
         except OSError:
             return None
-        # The inode as well: a record is replaced by a rename, and two writes may fall into one tick of the file system's clock.
+        # With the inode: a record is replaced by a rename, and two writes may fall into one clock tick of the file system.
         stamp, now = (found.st_mtime_ns, found.st_ino), time.monotonic()
         if now - self._read_at >= _RECORD_S:
             self._stamp, self._read_at = stamp, now
             with contextlib.suppress(PacelineError, OSError):
-                # Looks whether somebody still cares for the child, and asks an engine.
+                # Also checks that the supervisor lives, and asks the engine.
                 record = read.record(self._folder)
                 return {"status": record.status, "started_utc": record.started_utc, "ended_utc": record.ended_utc}
         elif stamp != self._stamp:
             self._stamp = stamp
-            told = read_json(self._folder.record)
-            return told if isinstance(told, dict) and told.get("status") in states.ALL else None
+            data = read_json(self._folder.record)
+            if isinstance(data, dict) and data.get("status") in states.ALL:
+                return {
+                    "status": data["status"],
+                    "started_utc": data.get("started_utc"),
+                    "ended_utc": data.get("ended_utc"),
+                }
         return None
 
 
 def record_of(folder: RunFolder) -> RunRecord | None:
-    """A child's record as it is now; None where there is no such child."""
+    """Return a child's current record, or None if there is no such child."""
     if not folder.record.exists():
         return None
     try:
         return read.record(folder)
     except RunNotFoundError:
-        # It was removed between the two looks.
+        # Removed since the check above.
         return None
 
 
 def never_began(record: RunRecord) -> bool:
-    """Whether a child was made, and its submission ended there: no process of it has ever run."""
+    """Return whether the submission of a child was interrupted, so that no process of it ever ran."""
     return not record.attempts and record.failure is not None and record.failure.cause in ("not_started", "reboot")
 
 
+def is_cut_off(folder: RunFolder) -> bool:
+    """Return whether the submission of a failed child was interrupted, and nobody has canceled the child."""
+    with contextlib.suppress(PacelineError):
+        return not folder.cancel_request.exists() and never_began(store.stored(folder))
+    return False
+
+
 def follow_log(folder: RunFolder, line: Callable[[str], None]) -> RunRecord:
-    """Call `line` for each line of the controller's log from its start, until the run has ended; the final record."""
+    """Call `line` for each line of a controller's log until the run has ended. Return the final record."""
     tail, lines = Tail(folder.driver_log), LineAssembler()
     try:
         while True:
-            # The record first: what is said before the end is there once the end is seen.
+            # Before the log: lines written before the end are then read before the loop stops.
             record = read.record(folder)
             for data in tail.read():
                 for text in lines.feed(data):
                     line(text)
             if record.is_terminal:
                 return record
-            time.sleep(_PAUSE_S)
+            time.sleep(_LOG_S)
     finally:
         tail.close()

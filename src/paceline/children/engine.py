@@ -1,20 +1,24 @@
-"""The process of a controller: `python -m MODULE RUN_DIR [FD]` sees one run with children through.
+"""The controller of a run with children: its state, its loop, its end, and its process.
 
-FD: its open lock. Without it an engine has started this, in a job of its own: it takes the lock itself, and a signal is the
-engine's, which starts it again or says how it ended. It just ends then, and its children run on.
+A sweep and a pipeline are such runs; trials and steps are the children. All that a controller must know is in the records of the
+run and its children, so a controller can replace a crashed one at any time.
 """
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import os
 import signal
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterable, Sized
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, TypeVar
 
-from paceline.errors import PacelineError
-from paceline.runs import controllers, read, states, store
+from paceline.children.retries import Canceling, Refusals
+from paceline.errors import EngineError, PacelineError
+from paceline.runs import controllers, read, removal, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
@@ -22,76 +26,222 @@ from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json
 
-#: For the submitting program, or this job's life before it was put back into the queue, to let go of the lock. On a file system
-#: without locks, and after this time, the engine alone sees to it that there is one controller.
+#: Pause between two ticks. When a trial ends, its core is idle for half of this time on average.
+_TICK_S = 0.05
+#: Pause between two checks of children that are being canceled after the controller has failed.
+_GIVE_UP_S = 0.5
+#: Time that the submitting program, or this job before its requeue, gets to release the lock. After it, and on a file system
+#: without locks, only the engine ensures that there is one controller.
 _LOCK_S = 20.0
 
 
-class SeesThrough(Protocol):
-    """What sees a run through once it is built."""
+class ParentState(abc.ABC):
+    """The record of a run with children. The caller holds the run's lock."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.record = store.stored(folder)
+
+    @property
+    @abc.abstractmethod
+    def live(self) -> Sized:
+        """The children that have begun and not ended."""
+
+    @property
+    def runs_dir(self) -> Path:
+        return self.folder.path.parent
+
+    def note(self, **changes: Any) -> None:
+        """Write changed fields into the record."""
+        self.record = dataclasses.replace(self.record, **changes)
+        store.write(self.folder, self.record)
+
+    def wait_for(self, text: str | None) -> None:
+        """Write down what the run waits for, or None."""
+        if text != self.record.waiting_for:
+            self.note(waiting_for=text)
+
+    def refused(
+        self, child: str, begun: Iterable[RunFolder], refusals: Refusals, error: EngineError, advice: str = ""
+    ) -> None:
+        """Remove children that the engine did not accept, and plan the next attempt.
+
+        Args:
+            child: For messages, such as "trial 3".
+            begun: Folders of these children. They have no process yet.
+            advice: Last sentence of the error after an hour without an accepted child.
+
+        Raises:
+            EngineError: The engine has accepted nothing for an hour.
+        """
+        for folder in begun:
+            if folder.record.exists():
+                removal.remove(folder)
+        pause = refusals.refused(child.partition(" ")[0], error, others_run=bool(len(self.live)), advice=advice)
+        say(f"{child} could not be handed over, and will be tried again in {pause:g} s: {error}")
+        self.wait_for(f"compute target {refusals.target!r}, which does not take {child}: {error}")
+
+
+State = TypeVar("State", bound=ParentState)
+
+
+class ParentController(abc.ABC, Generic[State]):
+    """The control loop of a run with children. The caller holds the run's lock.
+
+    Each tick reads the children and repeats cancel requests that failed. Then it cancels all children if the run must end, else
+    starts the children that may begin.
+    """
+
+    #: Cause in the failure report when the user's input ends the run.
+    CAUSE: ClassVar[str]
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.state: State = self.read_state(folder)
+        self.canceling = Canceling(f"{self.state.record.kind} {folder.run_id}")
 
     def run(self, record: RunRecord) -> None:
-        """To the run's end, which is written down; or until its folder is gone. record: as it is now, with this process as its
-        owner.
+        """Control the run until it has ended or its folder is removed.
+
+        Args:
+            record: The current record, with this process as the owner.
         """
+        state = self.state
+        state.record = record
+        self.take_up()
+        if state.record.status != states.RUNNING:
+            started = state.record.started_utc or utc_now()
+            state.record = store.change(state.folder, state.record, states.RUNNING, started_utc=started)
+        while state.folder.record.exists():
+            self.look()
+            self.canceling.again()
+            if reason := self.end_reason():
+                self.stop_all(reason)
+                is_over = not len(state.live)
+            else:
+                self.advance()
+                is_over = not len(state.live) and self.is_done()
+            if is_over:
+                self.write_end()
+                return
+            time.sleep(_TICK_S)
+        # Without a folder, cancel requests have no place and the end cannot be recorded.
+        self.stop_all(f"the {state.record.kind}'s folder is gone")
+
+    @staticmethod
+    @abc.abstractmethod
+    def read_state(folder: RunFolder) -> State:
+        """Return the state of the run in this folder."""
+
+    @abc.abstractmethod
+    def take_up(self) -> None:
+        """Read the children of an earlier controller."""
+
+    @abc.abstractmethod
+    def look(self) -> None:
+        """Update the children and log what has changed."""
+
+    @abc.abstractmethod
+    def end_reason(self) -> str | None:
+        """Return why the run must end now, or None."""
+
+    @abc.abstractmethod
+    def stop_all(self, reason: str) -> None:
+        """Cancel all live children."""
+
+    @abc.abstractmethod
+    def advance(self) -> None:
+        """Start the children that may begin."""
+
+    @abc.abstractmethod
+    def is_done(self) -> bool:
+        """Return whether no child will begin any more."""
+
+    @abc.abstractmethod
+    def write_end(self) -> None:
+        """Write down the end of the run. No child is live."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def living(folder: RunFolder) -> Iterable[RunFolder]:
+        """Return the folders of children that have not ended, by their records alone."""
+
+    @staticmethod
+    def reopens(folder: RunFolder) -> bool:
+        """Return whether a run that has just ended must continue."""
+        return False
 
 
-def see_through(
-    argv: list[str],
-    make: Callable[[RunFolder], SeesThrough],
-    give_up: Callable[[RunFolder, Exception], None],
-    goes_on: Callable[[RunFolder], bool] = lambda folder: False,
-) -> int:
-    """See the run of this command line through; the exit code.
+def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -> RunRecord:
+    """Write down how a run ended whose children have all ended. Return its record.
 
-    give_up: ends the run as Failed. goes_on: whether a run that has just ended is to go on, for more was asked of it.
+    Args:
+        failure: None for a Completed run. A cancel request takes precedence: it is why the run ended.
+    """
+    fields: dict[str, Any]
+    if folder.cancel_request.exists():
+        by = (read_json(folder.cancel_request) or {}).get("by", "unknown")
+        status, fields = states.CANCELED, {"exit_code": EXIT_CANCELED, "canceled_by": str(by)}
+    elif failure is not None:
+        status, fields = states.FAILED, {"exit_code": failure.exit_code, "failure": failure}
+    else:
+        status, fields = states.COMPLETED, {"exit_code": 0}
+    record = store.change(folder, record, status, ended_utc=utc_now(), waiting_for=None, **fields)
+    # `record` may differ from `status`: the cancel may have come from `Run.fail`.
+    say(f"the {record.kind} is {record.status}")
+    return record
+
+
+def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: Exception) -> None:
+    """Cancel the children of a run whose controller has failed, and mark the run Failed."""
+    kind = store.stored(folder).kind
+    is_bug = not isinstance(error, PacelineError)
+    message = f"{'The controller has failed' if is_bug else f'The {kind} can not go on'}: {error}"
+    say(message)
+    canceling = Canceling(f"{kind} {folder.run_id}")
+    # Read from the records: the controller's own view of the children may be what has failed.
+    while left := list(controller.living(folder)):
+        for child in left:
+            canceling.ask(child, message)
+        canceling.again()
+        time.sleep(_GIVE_UP_S)
+    report = FailureReport(cause="internal" if is_bug else controller.CAUSE, message=message)
+    store.change(
+        folder, store.stored(folder), states.FAILED, failure=report, exit_code=1, ended_utc=utc_now(), waiting_for=None
+    )
+
+
+def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
+    """Control one run as `python -m MODULE RUN_DIR [FD]`. Return the exit code.
+
+    FD is the run's open lock. Without it, an engine has started this process as a job: the process takes the lock itself, and
+    ends at a signal while its children run on. The engine then restarts it or reports how it ended.
     """
     folder = RunFolder(Path(argv[0]))
-    # This process's own PYTHONPATH is Paceline's library alone. The children get the one of the shell that submitted the run.
+    # The PYTHONPATH of this process is Paceline's library alone. The children get that of the submitting shell.
     os.environ["PYTHONPATH"] = os.environ.pop("PACELINE_SHELL_PYTHONPATH", "")
     if len(argv) > 1:
-        # No program that is started from here may inherit the lock: it would seem held after this controller has died, and then
-        # nobody could take the run over.
+        # No child process may inherit the lock: it would seem held after this controller has died, and nobody could take over.
         os.set_inheritable(int(argv[1]), False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # The loop sees the request at its next look and ends the children in order; an exception raised here would cut off
-            # whatever runs.
+            # The next tick sees the request and ends the children in order. An exception here would interrupt any statement.
             signal.signal(number, lambda *_: read.request_cancel(folder, by="a signal"))
     else:
         locks.take_within(folder.lock, _LOCK_S)
     try:
         while True:
-            controller = make(folder)
-            # Noted as the owner only once it is built: this takes back the count of starts that came to nothing.
-            controller.run(controllers.own(folder))
-            if not goes_on(folder):
-                break
-            # Asked for in the moment in which the end was written.
+            built = controller(folder)
+            # Only now: becoming the owner resets the count of starts that failed.
+            built.run(controllers.own(folder))
+            if not controller.reopens(folder):
+                return 0
+            # The cancel request may have arrived while the end was written.
             folder.cancel_request.unlink(missing_ok=True)
             controllers.reopen(folder, store.stored(folder))
     except Exception as error:
-        # The error came after the end was written: the end that readers have seen stands.
+        # An error after the end was written does not change an end that readers have seen.
         if store.stored(folder).is_terminal:
             return 0
         if not isinstance(error, PacelineError):
             say(traceback.format_exc())
-        give_up(folder, error)
+        give_up(controller, folder, error)
         return 1
-    return 0
-
-
-def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -> RunRecord:
-    """Write down the end of a run none of whose children runs any more; its record then. failure: None where it is Completed."""
-    told: dict[str, Any]
-    # A cancel goes before a failure: it is why the run ended, however its children did.
-    if folder.cancel_request.exists():
-        by = (read_json(folder.cancel_request) or {}).get("by", "unknown")
-        status, told = states.CANCELED, {"exit_code": EXIT_CANCELED, "canceled_by": str(by)}
-    elif failure is not None:
-        status, told = states.FAILED, {"exit_code": failure.exit_code, "failure": failure}
-    else:
-        status, told = states.COMPLETED, {"exit_code": 0}
-    record = store.change(folder, record, status, ended_utc=utc_now(), waiting_for=None, **told)
-    # Not always what was asked for: a cancel may have been `Run.fail`.
-    say(f"the {record.kind} is {record.status}")
-    return record

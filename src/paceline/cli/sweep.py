@@ -169,7 +169,7 @@ def _print_front(trials: Sequence[Trial], sweep: SweepSpec, *, as_json: bool) ->
         return
     for trial in trials:
         print(trial.run_id)
-        print(f"{visible(results.said(trial, sweep))}: {', '.join(_said(trial.legs[-1]))}", file=sys.stderr)
+        print(f"{visible(results.values_text(trial, sweep))}: {', '.join(_said(trial.legs[-1]))}", file=sys.stderr)
 
 
 def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:

@@ -1,4 +1,4 @@
-"""Steps as they are described, made into the spec of a pipeline with a run id: every place of data is known then."""
+"""Planning of a pipeline: from steps to a spec with all data places."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ T = TypeVar("T")
 class Planned:
     """A step whose run id is known.
 
-    job: what of its inputs is a `PendingReference` comes from another step. directory: of its source.
-    gives: what stands for its outputs in other steps, with the name of each among the job's.
+    Attributes:
+        job: Its inputs may be `PendingReference`s to other steps.
+        directory: Of its source.
+        gives: Data objects of its outputs, with their names in the job.
     """
 
     name: str
@@ -42,13 +44,17 @@ def spec_of(
     outputs: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> tuple[PipelineSpec, list[Path]]:
-    """The spec, and the source directory of each step.
+    """Return the spec, and the source directory of each step.
 
-    steps: in their order. plan: a step, made for its run id. after: those that have to be Completed before it, beside those
-    whose data it takes. outputs: name -> what stands for the data that the pipeline gives under it. values: as of `PipelineSpec`.
+    Args:
+        steps: In order.
+        plan: Makes a step for its run id.
+        after: Steps that must be Completed first, besides those whose data it takes.
+        outputs: Name -> data object that the pipeline gives under it.
+        values: Other fields of `PipelineSpec`.
 
     Raises:
-        PipelineError: data that no step leaves, or several; too many steps.
+        PipelineError: No step or several steps leave some data, or there are too many steps.
     """
     if not steps:
         raise PipelineError("a pipeline without steps has nothing to do. Give it at least one.")
@@ -91,14 +97,14 @@ def spec_of(
 
 
 def output(job: Job, name: str) -> DataReference:
-    """The reference of an output by its name."""
+    """Return the job's output of this name."""
     return next(reference for reference in job.inputs if reference.name == name and reference.is_output)
 
 
 def _inputs(
     planned: Planned, known: Mapping[int, tuple[int, str]], made: Sequence[StepSpec]
 ) -> tuple[tuple[DataReference, ...], dict[str, tuple[int, str]]]:
-    """The job's inputs with their places, and from which steps they come."""
+    """Return the job's inputs with their places, and the steps they come from."""
     inputs: list[DataReference] = []
     takes: dict[str, tuple[int, str]] = {}
     for reference in planned.job.inputs:
@@ -118,7 +124,7 @@ def _inputs(
 
 
 def flat(steps: Any) -> list[Any]:
-    """The steps of a list, in which there may be lists again."""
+    """Return the steps of nested lists."""
     found: list[Any] = []
     for one in steps:
         found += flat(one) if isinstance(one, (list, tuple)) else [one]
@@ -126,10 +132,13 @@ def flat(steps: Any) -> list[Any]:
 
 
 def ordered(steps: Sequence[T], needs: Callable[[T], Iterable[T]], name: Callable[[T], str]) -> list[T]:
-    """The steps, and those that they need which were not given, each after all that it needs. name: for messages.
+    """Return the steps and those they need, each after all that it needs.
+
+    Args:
+        name: For messages.
 
     Raises:
-        PipelineError: some of them need each other, round in a circle; all of these are named.
+        PipelineError: Steps need each other in a circle.
     """
     done: dict[int, T] = {}
     for step in steps:

@@ -1,7 +1,9 @@
-"""Steps that need not run: a former run of the same source, job, environment and inputs has left what they would leave.
+"""Reuse of outputs of a former run that has the same inputs.
 
-`<workspace>/pipelines/<key>.json` names the last run of a key. It is a help and no storage: what it names counts only while that
-run's record says the same, and what it has left is where it was.
+Source, job and environment must be the same too.
+
+`<workspace>/pipelines/<key>.json` is a cache: it names the last run of a key. It counts only while that run's record has the
+same key and the run's outputs exist.
 """
 
 from __future__ import annotations
@@ -22,30 +24,33 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.system.files import copy_tree, read_json, write_json
 
-#: Of the key: another way to make it needs another word.
+#: Part of the key. Change it when `key_of` changes.
 _VERSION = "paceline step 1"
 
 
 def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
-    """A hash of all that a step's outputs depend on. job: with the places of its inputs as they are.
+    """Return the cache key of a step: a hash of all that its outputs depend on.
+
+    Args:
+        job: With the actual places of its inputs.
 
     Raises:
-        DataError, TransferError: an input can't be listed.
+        DataError, TransferError: An input cannot be listed.
     """
     told = job.to_json()
-    # Where outputs go differs from run to run, and changes nothing in them.
+    # Places of outputs differ from run to run and do not matter.
     told["inputs"] = [
         {**reference.to_json(), "sources": None} if reference.is_output else _content(step, reference, workspace_dir)
         for reference in job.inputs
     ]
-    # Without an environment of its own a job has what the interpreter has that submits it.
+    # Without an environment, the job uses the packages of this interpreter.
     python = None if job.environment.needs_build else (sys.executable, sys.version)
     text = json.dumps([_VERSION, step.snapshot_id, told, python], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
-    """A run of another pipeline whose outputs may be taken; None where there is none."""
+    """Return a run of another pipeline whose outputs may be reused, or None."""
     named = read_json(_path(key, workspace_dir))
     run_id = named.get("run_id") if isinstance(named, dict) else None
     if not isinstance(run_id, str):
@@ -54,7 +59,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
         record = store.stored(RunFolder(workspace_dir / "runs" / run_id))
         if record.status != states.COMPLETED or (record.step or {}).get("key") != key:
             return None
-        # Two steps of one pipeline that are alike are meant to be two.
+        # Two equal steps of one pipeline are meant to run twice.
         if record.parent_run_id == pipeline_id:
             return None
         return record if _is_there(record, workspace_dir) else None
@@ -63,9 +68,9 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
 
 
 def note(record: RunRecord, workspace_dir: Path) -> None:
-    """Let later steps find this one, which is Completed."""
+    """Write a Completed step into the cache."""
     told = record.step or {}
-    # One that has taken over what another has left names nothing: of a chain of such runs any may be removed.
+    # Not a reused step: any run of such a chain may be removed.
     if (key := told.get("key")) and not told.get("reused_from"):
         path = _path(key, workspace_dir)
         path.parent.mkdir(exist_ok=True)
@@ -75,9 +80,12 @@ def note(record: RunRecord, workspace_dir: Path) -> None:
 def take_over(
     former: RunRecord, step: StepSpec, run_id: str, told: dict[str, Any], parent: RunRecord, runs_dir: Path
 ) -> None:
-    """Make the run of a step that is reused: Completed at once, with the former run's logs, metrics and outputs.
+    """Create the Completed run of a reused step.
 
-    told: what its record says of the step.
+    It gets the former run's logs, metrics and outputs.
+
+    Args:
+        told: The step's entry in the record.
     """
     source, now = RunFolder(runs_dir / former.run_id), utc_now()
     record = RunRecord(
@@ -92,7 +100,7 @@ def take_over(
         source_directory=step.source_directory,
         snapshot_id=step.snapshot_id,
         git=step.git,
-        # With the places at which its outputs are.
+        # It has the places of the outputs.
         job=former.job,
         owner=store.owner(),
     )
@@ -115,17 +123,17 @@ def _path(key: str, workspace_dir: Path) -> Path:
 
 def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, Any]:
     told = reference.to_json()
-    # What a step has left is known by its place, which has the run's id; and a dataset by its content, when it was registered.
+    # A step's output is identified by its place, which has the run's id; a dataset by its content at registration.
     if reference.name in step.takes or reference.fingerprint is not None:
         return told
-    # Imported by the call: most pipelines have no data but that of their steps.
+    # Imported late: most pipelines have only the data of their steps.
     from paceline.data.transfer.listing import fingerprint, list_files
 
     return {**told, "content": fingerprint(list_files(reference.sources, workspace_dir))}
 
 
 def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
-    """Whether what the run has left in datastores is still there, as far as names and sizes tell."""
+    """Return whether the run's outputs still exist in datastores, by names and sizes."""
     data = read_json(RunFolder(workspace_dir / "runs" / record.run_id).data) or {}
     stored = {one["name"]: one for one in data.get("outputs", ())}
     for reference in record.job.inputs if record.job else ():

@@ -1,4 +1,4 @@
-"""What a pipeline is, as frozen data that its record holds."""
+"""The frozen description of a pipeline, stored in its record."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import Any
 from paceline.job.job import Job
 from paceline.system.serialization import known_fields, plain_fields
 
-#: The most steps of one pipeline. A guess, far above what people draw.
+#: Limit of a pipeline's steps: a guess, far above what people need.
 MOST_STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """One step: a job, as it is submitted where no step before it is reused.
+    """One step of a pipeline.
 
-    after: numbers of the steps that have to be Completed before.
-    takes: name of an input -> number of the step and name of the output that it is.
-    snapshot_id, source_directory, git: of its source. allow_reuse: take the outputs of a former run where nothing has changed.
-    sweep: of a step that is a sweep, what it tries. warnings: of its run, from the start.
+    Attributes:
+        job: As submitted if no earlier step is reused.
+        after: Numbers of the steps that must be Completed first.
+        takes: Name of an input -> number of the step and name of its output.
+        source_directory: Of its source; so are snapshot_id and git.
+        allow_reuse: Take the outputs of a former run if nothing has changed.
+        sweep: Spec of a step that is a sweep.
+        warnings: Of its run, from the start.
     """
 
     name: str
@@ -49,10 +53,13 @@ class StepSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """The steps, each after all that it needs.
+    """The steps of a pipeline, each after all that it needs.
 
-    parameters: those that the pipeline was submitted with. outputs: name that the pipeline gives -> step and output.
-    continue_on_step_failure: steps that do not need the failed one go on. regenerate_outputs: run each step, whatever is known.
+    Attributes:
+        parameters: Those of the submission.
+        outputs: Name that the pipeline gives -> step and output.
+        continue_on_step_failure: Continue steps that do not need the failed one.
+        regenerate_outputs: Reuse nothing.
     """
 
     steps: tuple[StepSpec, ...]
@@ -67,7 +74,7 @@ class PipelineSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PipelineSpec:
-        """The spec that `to_json` wrote; fields of a newer version are left out."""
+        """Return the spec that `to_json` wrote, without fields of newer versions."""
         values = known_fields(cls, data)
         values["steps"] = tuple(StepSpec.from_json(step) for step in data["steps"])
         values["outputs"] = {name: (int(p[0]), str(p[1])) for name, p in (data.get("outputs") or {}).items()}
@@ -75,5 +82,5 @@ class PipelineSpec:
 
 
 def child_id(pipeline_id: str, number: int) -> str:
-    """The run id of a step: `<pipeline>_<number from 0>`."""
+    """Return the run id of a step: `<pipeline>_<number from 0>`."""
     return f"{pipeline_id}_{number}"

@@ -1,15 +1,13 @@
-"""What a controller knows of its pipeline while it goes on: the steps, read from the children."""
+"""The state of a pipeline that its controller keeps: the steps, read from the children."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
-from paceline.children.child import RecordWatch, never_began, record_of
-from paceline.errors import PacelineError
+from paceline.children.child import RecordWatch, is_cut_off, never_began, record_of
+from paceline.children.engine import ParentState
 from paceline.job.job import Job
 from paceline.pipelines.plan import output
 from paceline.pipelines.spec import PipelineSpec, StepSpec, child_id
@@ -20,7 +18,13 @@ from paceline.runs.record import RunRecord
 
 @dataclass
 class StepState:
-    """A step. status: of its run, None before it has one. is_cut_off: its run was made and never handed over."""
+    """A step and its run.
+
+    Attributes:
+        status: Status of the run, or None before it exists.
+        is_cut_off: The submission of the run was interrupted and must be repeated.
+        was_cut_off: The same, at any time.
+    """
 
     number: int
     spec: StepSpec
@@ -35,19 +39,17 @@ class StepState:
         return self.status is not None and self.status not in states.TERMINAL
 
 
-class PipelineState:
-    """The pipeline's record, and its steps as they were seen last. For the holder of its lock."""
+class PipelineState(ParentState):
+    """The pipeline's record and its steps. The caller holds the pipeline's lock."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self.record = store.stored(folder)
+        super().__init__(folder)
         assert self.record.pipeline is not None, "its kind is pipeline"
         self.spec = PipelineSpec.from_json(self.record.pipeline)
-        self.steps = [_step_of(folder, number, step) for number, step in enumerate(self.spec.steps)]
-
-    @property
-    def runs_dir(self) -> Path:
-        return self.folder.path.parent
+        self.steps: list[StepState] = []
+        for number, spec in enumerate(self.spec.steps):
+            child = RunFolder(self.runs_dir / child_id(folder.run_id, number))
+            self.steps.append(StepState(number=number, spec=spec, folder=child, watch=RecordWatch(child)))
 
     @property
     def live(self) -> list[StepState]:
@@ -58,7 +60,7 @@ class PipelineState:
         return [step for step in self.steps if step.status in (states.FAILED, states.CANCELED)]
 
     def ready(self) -> list[StepState]:
-        """The steps that may begin: all that they need is Completed."""
+        """Return the steps that have no run and whose predecessors are Completed."""
         return [
             step
             for step in self.steps
@@ -66,9 +68,9 @@ class PipelineState:
         ]
 
     def take_up(self) -> None:
-        """Read the children that are there; what was being made when an earlier controller died is made again."""
+        """Read the existing children, and remove those whose creation was interrupted."""
         for step in self.steps:
-            # A kill in the midst of a submission leaves the hidden folder, and `store.create` refuses to make one that is there.
+            # A submission that was killed leaves a hidden folder, and `store.create` refuses to make it again.
             shutil.rmtree(self.runs_dir / f"{removal.NEW}{step.folder.run_id}", ignore_errors=True)
             if not step.folder.record.exists():
                 continue
@@ -82,39 +84,39 @@ class PipelineState:
                 step.is_cut_off, step.was_cut_off, step.status = True, True, states.NOT_STARTED
 
     def look(self) -> list[StepState]:
-        """Bring the steps up to date; those whose state has changed."""
+        """Update the steps. Return those whose status has changed."""
         changed = []
         for step in self.live:
-            told = None if step.is_cut_off else step.watch.changed()
-            if not step.is_cut_off and not step.folder.record.exists():
-                # Removed by hand: nobody could ever say how it ended.
-                told = {"status": states.FAILED}
-            if told is None or told["status"] == step.status:
+            if step.is_cut_off:
                 continue
-            # An engine may take a while to know that it was never given the run. A second time it is not a kill that keeps the
-            # run from its start.
-            if told["status"] == states.FAILED and not step.was_cut_off and not step.folder.cancel_request.exists():
-                with contextlib.suppress(PacelineError):
-                    if never_began(store.stored(step.folder)):
-                        step.is_cut_off = step.was_cut_off = True
-                        continue
-            step.status = told["status"]
+            state = step.watch.changed()
+            status = state["status"] if state is not None else step.status
+            if not step.folder.record.exists():
+                # A removed run has no outputs to continue with.
+                status = states.FAILED
+            if status == step.status:
+                continue
+            # Only once: a second interruption is no crash of the controller.
+            if status == states.FAILED and not step.was_cut_off and is_cut_off(step.folder):
+                step.is_cut_off = step.was_cut_off = True
+                continue
+            step.status = status
             changed.append(step)
         return changed
 
     def give_up_cut_off(self) -> None:
-        """Let the steps that were never handed over be as their records say: the pipeline ends."""
+        """Mark the steps Failed whose submission was interrupted."""
         for step in self.steps:
             if step.is_cut_off:
                 step.is_cut_off, step.status = False, states.FAILED
 
     def job_of(self, step: StepState) -> Job:
-        """The step's job, with its inputs where the runs of the steps before it have left them."""
+        """Return the step's job with the actual places of its inputs."""
         inputs = []
         for reference in step.spec.job.inputs:
             if reference.name in step.spec.takes:
                 number, name = step.spec.takes[reference.name]
-                # Of a step that was reused, the former run's.
+                # If the earlier step was reused, these are the outputs of the former run.
                 job = store.stored(self.steps[number].folder).job
                 assert job is not None, "a step that leaves something has a job"
                 inputs.append(dataclasses.replace(reference, sources=output(job, name).sources))
@@ -122,20 +124,9 @@ class PipelineState:
                 inputs.append(reference)
         return dataclasses.replace(step.spec.job, inputs=tuple(inputs))
 
-    def wait_for(self, text: str | None) -> None:
-        """Write down what the pipeline waits for; None for nothing."""
-        if text != self.record.waiting_for:
-            self.record = dataclasses.replace(self.record, waiting_for=text)
-            store.write(self.folder, self.record)
-
-
-def _step_of(folder: RunFolder, number: int, step: StepSpec) -> StepState:
-    own = RunFolder(folder.path.parent / child_id(folder.run_id, number))
-    return StepState(number=number, spec=step, folder=own, watch=RecordWatch(own))
-
 
 def _is_half_made(record: RunRecord, folder: RunFolder) -> bool:
-    """Whether nothing can go on with the run: one that is to take over what another has left, or a sweep without its source."""
+    """Return whether a run cannot continue: a reused step without its outputs, or a sweep without its source."""
     if record.is_terminal and record.status == states.COMPLETED:
         return False
     if record.kind == "sweep":

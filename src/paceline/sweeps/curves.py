@@ -1,4 +1,4 @@
-"""The primary metric of a child, read as it grows."""
+"""Incremental readers of a trial's metrics and status."""
 
 from __future__ import annotations
 
@@ -21,53 +21,52 @@ from paceline.sweeps.trial import Trial
 
 @dataclass(frozen=True)
 class Series:
-    """A trial's values so far, and the steps with which they were logged; None for one without."""
+    """A trial's values so far, and their steps. A step is None if none was logged."""
 
     values: tuple[float, ...] = ()
     steps: tuple[float | None, ...] = ()
 
     def before(self, steps: Sequence[float | None]) -> Series:
-        """What of it stays when a later run has logged these steps: as attempts of one run are put together, all before the first
-        of them. A value without a step has no place that could be compared, and stays.
+        """Return the part that remains when a later run has logged these steps.
+
+        Attempts of one run are joined the same way: the values before the first new step remain, and values without a step.
         """
         first = min((step for step in steps if step is not None), default=math.inf)
         kept = [(v, s) for v, s in zip(self.values, self.steps, strict=True) if s is None or s < first]
         return Series(tuple(v for v, _ in kept), tuple(s for _, s in kept))
 
     def then(self, reader: CurveReader) -> Series:
-        """It, followed by what a later run has logged by its last look."""
+        """Return this series followed by the values of a later run."""
         values, steps = reader.look(), reader.steps
         head = self.before(steps)
         return Series(head.values + values, head.steps + steps)
 
 
 class CurveReader:
-    """Reads what is new in a run's metric logs, so that a look costs what has been added and not what is there.
+    """An incremental reader of one metric from a run's metric logs.
 
-    Of several ranks that log the metric, rank 0's series counts, else the lowest rank's that has it. After a restart a
-    series is put together from all attempts, as `runs.metrics` does it.
+    If several ranks log the metric, the lowest rank counts. After a restart, attempts are joined as in `runs.metrics`.
     """
 
     def __init__(self, directory: Path, metric: str) -> None:
         self._directory = directory
         self._metric = metric
-        # The bytes that the writer puts there, which uses `json.dumps` too: a line without them need not be parsed.
+        # The writer uses `json.dumps` too, so lines without these bytes need no parsing.
         self._needle = json.dumps(metric).encode()
         self._listing = FolderListing(directory)
         self._logs: dict[int, dict[int, Path]] = {}
         self._tails: dict[Path, LogTail] = {}
         self._sizes: dict[Path, int] = {}
         self._series: dict[int, list[float]] = {}
-        #: The steps that were logged with them.
+        #: Steps of the values in `_series`.
         self._steps: dict[int, list[float | None]] = {}
 
     def look(self) -> tuple[float, ...]:
-        """The curve as it is now: numbers in order of their logging; what is no number is left out."""
+        """Return the current curve: the metric's numbers in the order of logging."""
         if self._listing.is_due():
             self._logs = metric_logs(self._directory)
         logs = self._logs
-        # A rank with a second log was restarted and may have repeated steps, so the series is put together anew from all
-        # attempts.
+        # A restarted rank may have repeated steps, so all attempts are read and joined again.
         if any(len(paths) > 1 for paths in logs.values()):
             self._read_again(logs)
         else:
@@ -79,23 +78,23 @@ class CurveReader:
 
     @property
     def steps(self) -> tuple[float | None, ...]:
-        """The steps with which the values of the last look were logged; None for one without."""
+        """Steps of the values that `look` returned last; None for a value without one."""
         rank = self._rank
         return () if rank is None else tuple(self._steps[rank])
 
     @property
     def _rank(self) -> int | None:
-        # A lower rank that logs the metric later takes over; one with an empty series does not count.
+        # A lower rank may start later and then counts. Empty series do not count.
         return min((rank for rank, series in self._series.items() if series), default=None)
 
     @property
     def by_rank(self) -> dict[int, tuple[float, ...]]:
-        """What each rank has logged of the metric by the last look, of those that have logged it."""
+        """Values of each rank that has logged the metric, as of the last `look`."""
         return {rank: tuple(series) for rank, series in sorted(self._series.items()) if series}
 
     @property
     def names(self) -> set[str]:
-        """All metrics that the run has logged, for a message where the one that was asked for is not among them."""
+        """All metrics that the run has logged."""
         return set(metrics.entries_by_name(self._directory))
 
     def _read_on(self, rank: int, path: Path) -> None:
@@ -121,7 +120,7 @@ class CurveReader:
 
     def _read_again(self, logs: dict[int, dict[int, Path]]) -> None:
         sizes = {path: path.stat().st_size for paths in logs.values() for path in paths.values()}
-        # No log has grown: reading all attempts at each look would cost more the longer a trial runs.
+        # Skip unchanged logs: reading all attempts each time would cost ever more.
         if sizes == self._sizes:
             return
         self._sizes = sizes
@@ -132,7 +131,7 @@ class CurveReader:
 
 
 def _number(entry: Mapping[str, Any]) -> float | None:
-    """The value of a metric's line where it is a number; a list, a table, a text and a truth value are none."""
+    """Return the value of an entry if it is a number and no bool, else None."""
     value = entry.get("value")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or entry.get("kind"):
         return None
@@ -145,11 +144,11 @@ def _step(entry: Mapping[str, Any]) -> float | None:
 
 
 class Watch:
-    """Looks again and again at one trial, which runs."""
+    """A watcher of a live trial."""
 
     def __init__(self, trial: Trial, runs_dir: Path, spec: SweepSpec) -> None:
         folder = RunFolder(runs_dir / trial.run_id)
-        #: What its runs before have logged of the primary metric.
+        #: Values of the primary metric of its earlier runs.
         self._earlier = Series()
         for leg in trial.earlier:
             self._earlier = self._earlier.then(CurveReader(RunFolder(runs_dir / leg.run_id).metrics, spec.metric))
@@ -157,13 +156,13 @@ class Watch:
         self._record = RecordWatch(folder)
 
     def look(self, trial: Trial) -> Trial:
-        """The trial as it is now; the same object where nothing has changed."""
+        """Return the current trial: the same object if nothing has changed."""
         told = self._record.changed()
         if told is not None and told["status"] != trial.status:
             started = trial.started_utc if trial.earlier else told.get("started_utc")
             ended = told.get("ended_utc")
             trial = dataclasses.replace(trial, status=told["status"], started_utc=started, ended_utc=ended)
-        # After the record: what was logged before a run's end is in the curve that is seen with it.
+        # After the record, so that values logged before the end are in the curve that is seen with the end.
         if self._further:
             further = tuple(reader.look() for reader in self._further)
             trial = trial if further == trial.further else dataclasses.replace(trial, further=further)

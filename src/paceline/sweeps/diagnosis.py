@@ -1,4 +1,4 @@
-"""What trials have failed with, and what most of them have in common."""
+"""Explanations of failed trials, and warnings about strange metrics."""
 
 from __future__ import annotations
 
@@ -18,41 +18,49 @@ from paceline.sweeps.trial import Goal, Trial, best
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
-#: By what a sweep's warnings show that a kind has been told: the trials that come after have it for the same reason.
+#: Words that identify each kind of warning in a sweep's record: each kind is given once.
 _WITHOUT, _FINITE, _RANKS, _DIRECTION = (
     "without a value of",
     "no finite number",
     "with different values",
     "from its first value",
 )
-#: So many trials, each with so many values, that all go the wrong way.
+#: Trials, and values of each, that must all go the wrong way before a warning.
 _TRIALS, _VALUES = 3, 3
 _LOOKED_AT = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """text: one sentence or line. see: the command that shows more."""
+    """Why something failed.
+
+    Attributes:
+        text: One sentence or line.
+        see: Command that shows more.
+    """
 
     text: str = "?"
     see: str | None = None
 
 
 def cause(folder: RunFolder) -> Cause:
-    """What a run has failed with.
+    """Return why a run failed.
 
     Raises:
-        RunNotFoundError: the run was removed.
+        RunNotFoundError: The run was removed.
     """
     report = store.stored(folder).failure
     return Cause() if report is None else Cause(text=_text(report), see=report.see)
 
 
 def common(sweep: SweepState, failed: Sequence[Trial]) -> Cause:
-    """ "7 of 8 failed with the same error: ..."; numbers may differ, such as hyperparameters, addresses and sizes."""
+    """Return the most frequent error: "7 of 8 failed with the same error: ...".
+
+    Errors that differ only in numbers count as the same, such as addresses and sizes.
+    """
     alike: dict[str, list[Cause]] = {}
     for trial in failed:
-        # A trial's folder may have been removed by hand; the others still tell what they died of.
+        # A user may have removed the trial's folder.
         with contextlib.suppress(PacelineError):
             found = cause(sweep.folder_of(trial.number))
             alike.setdefault(_NUMBER.sub("0", found.text), []).append(found)
@@ -67,12 +75,12 @@ def _text(report: FailureReport) -> str:
     if report.exception:
         return report.exception.strip()
     last = last_words(report.last_lines)
-    # A script that leaves with an exit code has said why before, as argparse does.
+    # A script that exits with a code has printed the reason before, as argparse does.
     return f"{report.message.strip()} Its last line: {last}" if last and report.cause == "exception" else report.message
 
 
 def warn_of(sweep: SweepState, trial: Trial) -> None:
-    """Write down what is strange about what a trial, which has ended, has logged."""
+    """Warn about strange metrics of a trial that has ended, once for each kind."""
     for kind, text in _remarks(sweep, trial):
         if not any(kind in warning for warning in sweep.record.warnings):
             sweep.warn(text)
@@ -108,7 +116,7 @@ def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
     reader = CurveReader(sweep.folder_of(trial.number).metrics, metric)
     reader.look()
     ranks = reader.by_rank
-    # Scripts that log the same from all ranks lose nothing.
+    # Ranks that log the same values are no problem.
     if len(set(ranks.values())) < 2:
         return ""
     return f"{metric!r} is logged by {len(ranks)} ranks of trial {trial.number} {_RANKS}: those of rank {min(ranks)} count."
@@ -117,7 +125,7 @@ def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
 def _of_direction(sweep: SweepState, metric: str, goal: Goal) -> str:
     place = sweep.spec.metrics.index(metric)
     count = 0
-    # Were it the wrong way round, the first ones would have shown it: of thousands, not all are gone through each time.
+    # If the goal is wrong, the first trials show it.
     for trial in sweep.trials[:_LOOKED_AT]:
         if not trial.is_over or place >= len(trial.curves) or len(trial.curves[place]) < _VALUES:
             continue

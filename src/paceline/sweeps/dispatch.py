@@ -1,4 +1,4 @@
-"""Trials handed over to their target, as many at a time as may run."""
+"""Submits the trials of a sweep, as many at a time as may run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.children.retries import STOPPED, Refusals
 from paceline.errors import EngineError
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
-from paceline.runs import removal, tags_and_properties
+from paceline.runs import tags_and_properties
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.submit import SourceCopy, in_places_of, submit, submit_again, submit_alike
@@ -29,12 +29,16 @@ from paceline.system.files import read_json
 from paceline.system.units import value_text
 from paceline.targets.base import ALIKE_SPAN
 
-#: Trials that were paused without a checkpoint, and none with one, that end a sweep.
+#: A sweep fails when this many trials were paused and none has left a checkpoint.
 _WITHOUT = 3
 
 
-class HandingOver:
-    """Starts the trials of a sweep. clock: seconds, which only grow."""
+class Dispatcher:
+    """Submits the trials of a sweep.
+
+    Args:
+        clock: Monotonic seconds.
+    """
 
     def __init__(self, sweep: SweepState, clock: Callable[[], float] = time.monotonic) -> None:
         self._sweep = sweep
@@ -47,10 +51,10 @@ class HandingOver:
         self._refusals = Refusals(sweep.record.target, clock)
 
     def fill(self) -> None:
-        """Start trials until as many run as may: those that their policy goes on with, then new ones.
+        """Submit trials until the limit is reached: paused trials first, then new ones.
 
         Raises:
-            PacelineError: a trial can't be submitted, or the engine has not taken any for an hour.
+            PacelineError: A trial cannot be submitted, or the engine has accepted nothing for an hour.
         """
         sweep = self._sweep
         while self._refusals.may_ask:
@@ -75,20 +79,23 @@ class HandingOver:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a trial is to be handed over that the engine does not take yet."""
+        """Whether the engine has refused a trial that is still to be submitted."""
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
-        """begun: the folders that `start` makes."""
+        """Call `start`, which makes the folders `begun`, and handle a refusal of the engine."""
+        sweep = self._sweep
         try:
             start()
         except EngineError as error:
-            # The engine may answer again: nothing is wrong with the sweep. What was begun has no process yet. The last one first:
-            # a number that is not there is the end of a sweep's children.
-            for folder in reversed(begun):
-                if folder.record.exists():
-                    removal.remove(folder)
-            self._refused(number, error)
+            # The last folder first: readers stop at the first number without a folder.
+            sweep.refused(
+                f"trial {number}",
+                reversed(begun),
+                self._refusals,
+                error,
+                f" Once it does again: paceline sweep more {sweep.folder.run_id} --trials N",
+            )
         else:
             self._taken()
 
@@ -97,22 +104,22 @@ class HandingOver:
         self._sweep.wait_for(None)
 
     def _count(self) -> int:
-        """How many trials may be handed over now; in arrays, as many as the next one has, or none."""
+        """Return how many trials to submit now: 1, or the size of the next array."""
         sweep = self._sweep
         number, spec = len(sweep.trials), sweep.spec
         if spec.array_size is None:
             return 1
         count = min(spec.array_size, spec.trials - number, ALIKE_SPAN - number % ALIKE_SPAN)
-        # An array that is larger than what may run at a time has its engine see to that, and no other beside it.
+        # The engine limits an array that is larger than the limit; no other may run beside it.
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:
-        """The next trials, so many or fewer where the space has no more points."""
+        """Return up to `count` new trials. Fewer if the space has no more points."""
         sweep = self._sweep
         known = list(sweep.trials)
         for ahead in range(count):
             number = len(known)
-            # Points that the engine has not taken are kept: a sampler that is asked once more proposes others.
+            # Keep refused points: the sampler would propose others next time.
             if ahead == len(sweep.pending):
                 proposal = self._proposals.propose(number, known)
                 if proposal is None:
@@ -125,20 +132,8 @@ class HandingOver:
             known.append(Trial(number=number, run_id=run_id, chosen=chosen, values=values, notes=notes))
         return known[len(sweep.trials) :]
 
-    def _refused(self, number: int, error: EngineError) -> None:
-        pause = self._refusals.refused(
-            "trial",
-            error,
-            others_run=bool(self._sweep.live),
-            advice=f" Once it does again: paceline sweep more {self._sweep.folder.run_id} --trials N",
-        )
-        say(f"trial {number} could not be handed over, and will be tried again in {pause:g} s: {error}")
-        self._sweep.wait_for(
-            f"compute target {self._sweep.record.target!r}, which does not take trial {number}: {error}"
-        )
-
     def _start(self, trials: list[Trial]) -> None:
-        """Hand new trials over: one, or an array of them."""
+        """Submit new trials: one, or a job array."""
         sweep = self._sweep
         made = []
         for trial in trials:
@@ -168,7 +163,7 @@ class HandingOver:
             say(f"trial {trial.number} begins: {said}")
 
     def _go_on(self, following: Next) -> None:
-        """Hand over the next run of a trial that its policy goes on with."""
+        """Submit the next run of a paused trial."""
         sweep, number = self._sweep, following.number
         values = sweep.spec.space.values(following.chosen)
         told = {"number": number, "chosen": dict(following.chosen), "values": values}
@@ -177,21 +172,26 @@ class HandingOver:
         checkpoints = RunFolder(sweep.runs_dir / following.source).checkpoints
         self._submit(run_id, self._job(values, following.rung, run_id), told, checkpoints)
         if sweep.trials[number].stopped is not None:
-            # It was left behind when the sweep had ended, and more trials were asked for.
+            # It was waiting when the sweep ended, before more trials were requested.
             with contextlib.suppress(OSError):
                 tags_and_properties.remove_tags(sweep.folder_of(number).notes, [STOPPED])
         sweep.go_on(sweep.trials[number].gone_on(run_id, following, values))
         say(f"trial {number} goes on as {run_id}: {following.why}")
 
     def _start_again(self, number: int) -> None:
-        """Hand over a trial whose submission was cut off."""
+        """Submit a trial whose submission was interrupted."""
         sweep = self._sweep
         submit_again(sweep.folder_of(number), self._secrets)
         sweep.cut_off.remove(number)
         say(f"trial {number} begins: its submission was cut off before")
 
     def _submit(self, run_id: str, job: Job, told: Mapping[str, Any], checkpoints: Path | None) -> None:
-        """told: what its record says of the trial. checkpoints: that it starts from."""
+        """Submit one run.
+
+        Args:
+            told: The trial's entry in the run's record.
+            checkpoints: Folder that the run starts from.
+        """
         sweep = self._sweep
         submit(
             job,
@@ -209,7 +209,7 @@ class HandingOver:
         sweep = self._sweep
         spec = sweep.spec
         job = job_of(sweep.job, {**values, **budget(spec.stop, rung)}, spec.pass_as, self._snapshot, spec.switches)
-        # Or each trial would leave its outputs at the same place.
+        # Each trial needs output places of its own.
         return in_places_of(job, run_id, "{run}")
 
     def _source(self) -> SourceCopy:
@@ -220,7 +220,7 @@ class HandingOver:
 
 
 def _resumed(job: Job, former: RunFolder | None) -> Job:
-    """The job of a trial that goes on from a former one: it finds that one's outputs where the Azure SDK has them."""
+    """Add a former trial's outputs to the job, at the place that the Azure SDK uses."""
     if former is None:
         return job
     outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))
@@ -230,7 +230,7 @@ def _resumed(job: Job, former: RunFolder | None) -> Job:
 
 
 def next_run(sweep: SweepState) -> Next | None:
-    """The trial that goes on next; None where none is to, now, or the sweep's policy pauses none."""
+    """Return the paused trial to continue now, or None."""
     policy = pausing(sweep.spec.stop)
     if policy is None:
         return None
@@ -242,15 +242,15 @@ def next_run(sweep: SweepState) -> Next | None:
 
 
 def without_checkpoints(sweep: SweepState) -> str | None:
-    """Why a sweep ends whose paused trials have left nothing to go on from."""
+    """Return why a sweep fails whose paused trials have left no checkpoints, or None."""
     found = sweep.has_checkpoint
     if any(found.values()) or len(found) < min(_WITHOUT, sweep.spec.trials):
         return None
     return f"{len(found)} trials have been paused, and {_NOTHING}"
 
 
-def end(sweep: SweepState) -> None:
-    """Write into the notes of each trial that still waits why it was not gone on with."""
+def tag_waiting(sweep: SweepState) -> None:
+    """Tag each trial that still waits with the reason why it was not continued."""
     policy = pausing(sweep.spec.stop)
     if policy is None:
         return
@@ -276,7 +276,7 @@ _NOTHING = (
 def _look_for_checkpoints(sweep: SweepState) -> None:
     policy = pausing(sweep.spec.stop)
     for trial in sweep.trials:
-        # What has ended does not change.
+        # An ended run does not change.
         if policy is None or not policy.waits(trial) or trial.run_id in sweep.has_checkpoint:
             continue
         has = _has_file(RunFolder(sweep.runs_dir / trial.run_id))

@@ -1,13 +1,11 @@
-"""The expressions that a space is made of: what a hyperparameter may be.
+"""The expressions of a search space: the values that a hyperparameter may take.
 
-Each has a *raw* value, which samplers work with and records keep, and a value, which the script gets. They differ where a
-sampler can do nothing with the value itself: a choice's raw value is the index of its option, for an option may be any JSON;
-a normal's is its quantile, for samplers know bounded ranges alone; that of a quantised range is what was drawn before it
-was rounded.
+Each expression maps between a raw value and a value. Samplers and records use the raw value, and the script gets the value.
+They differ in three cases. The raw value of a choice is the index of its option, because an option may be any JSON. The raw
+value of a normal is its quantile, because samplers need bounded ranges. The raw value of a quantized range is not rounded.
 
-The definitions are those of the Azure SDK's and Hyperopt's expressions of the same names, but for one thing: the bounds of
-`loguniform` are the values' own, not their logarithms. `qX(..., q)` is `round(x / q) * q`, which may leave the bounds by up
-to q / 2.
+Expressions are defined as in the Azure SDK and Hyperopt, except that the bounds of `loguniform` are plain values, not
+logarithms. `qX(..., q)` is `round(x / q) * q`, which may exceed the bounds by up to q / 2.
 """
 
 from __future__ import annotations
@@ -24,38 +22,41 @@ from paceline.system.names import did_you_mean
 
 Raw: TypeAlias = "int | float"
 
-#: Quantiles nearer to 0 and 1 than this are cut off: a normal reaches over the whole line, and its ends lie at infinity.
+#: Quantiles are cut off at this distance from 0 and 1, where a normal is infinite.
 _TAIL = 1e-9
 
 
 @runtime_checkable
 class Expression(Protocol):
-    """What a hyperparameter may be."""
+    """A distribution of a hyperparameter."""
 
     @property
     def count(self) -> int | None:
-        """How many values there are; None for a continuum."""
+        """Number of different values, or None for a continuous range."""
 
     def raw_at(self, quantile: float) -> Raw:
-        """The raw value at a quantile in [0, 1): a uniform number gives one drawn from this expression."""
+        """Return the raw value at a quantile in [0, 1).
+
+        A uniformly random quantile gives a random value of this expression.
+        """
 
     def value(self, raw: Raw) -> Any:
-        """What the script gets for it."""
+        """Return the script's value for a raw value."""
 
     def raw(self, value: Any) -> Raw:
-        """The raw value whose value this is.
+        """Return the raw value for a script's value.
 
         Raises:
-            SweepError: there is none.
+            SweepError: The expression does not have this value.
         """
 
     def to_json(self) -> list[Any]:
-        """`[name, arguments]`, as the Azure SDK writes them."""
+        """Return `[name, arguments]`, the Azure SDK's format."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several options: any JSON values, or mappings, each of them a space of its own."""
+    """One of several options: any JSON values, or mappings that are spaces."""
 
     options: tuple[Any, ...]
 
@@ -81,7 +82,7 @@ class Choice:
         return len(self.options)
 
     def raw_at(self, quantile: float) -> int:
-        # The bound is for a quantile of 1 itself, which would point behind the last option.
+        # A quantile of 1 would be past the last option.
         return min(int(quantile * len(self.options)), len(self.options) - 1)
 
     def value(self, raw: Raw) -> Any:
@@ -89,21 +90,20 @@ class Choice:
 
     def raw(self, value: Any) -> int:
         for index, option in enumerate(self.options):
-            # To Python 1 == True, but choice(1, True) has two options, and the script gets another word for each.
+            # In Python 1 == True, but choice(1, True) has two options with different texts.
             if option == value and isinstance(option, bool) == isinstance(value, bool):
                 return index
         shown = ", ".join(json.dumps(option) for option in self.options[:20])
         raise SweepError(f"{value!r} is none of the options {shown}. Give one of them.")
 
     def to_json(self) -> list[Any]:
-        # The options stand in one list, for `choice` unpacks a single argument that is a list: an option that is a list stays
-        # one.
+        # The options are one list: `choice` unpacks a single list argument, so an option that is a list survives.
         return ["choice", [list(self.options)]]
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """A number from low to high, each as likely, or, with is_log, each logarithm as likely; with q, rounded to its multiples."""
+    """A uniform or log-uniform number; with q, rounded to its multiples."""
 
     low: float
     high: float
@@ -131,7 +131,7 @@ class Uniform:
     def raw_at(self, quantile: float) -> float:
         if self.is_log:
             low, high = math.log(self.low), math.log(self.high)
-            # exp(log(x)) may miss x by a rounding error, and a value beyond the bounds would not be one of this range.
+            # exp(log(x)) has a rounding error and may exceed the bounds.
             return min(max(math.exp(low + quantile * (high - low)), self.low), self.high)
         return self.low + quantile * (self.high - self.low)
 
@@ -140,7 +140,7 @@ class Uniform:
 
     def raw(self, value: Any) -> float:
         number = _number(_shown(self), value)
-        # A value of a trial was rounded to its step and may lie up to half a step outside; it can be given again as a point.
+        # A rounded value may be half a step outside the bounds, and users may pass it again as a point.
         slack = (self.q or 0) / 2
         if not self.low - slack <= number <= self.high + slack:
             raise SweepError(f"{value!r} is not in {_shown(self)}. Give a number from {self.low:g} to {self.high:g}.")
@@ -152,13 +152,13 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """A number around mu with the standard deviation sigma, or, with is_log, one whose logarithm is; with q, rounded."""
+    """A normal or log-normal number; with q, rounded to its multiples."""
 
     mu: float
     sigma: float
     q: float | None = None
     is_log: bool = False
-    #: Its raw value is a quantile.
+    #: Bounds of the raw value, a quantile.
     low: ClassVar[float] = _TAIL
     high: ClassVar[float] = 1 - _TAIL
 
@@ -176,7 +176,7 @@ class Normal:
         return None
 
     def raw_at(self, quantile: float) -> float:
-        # `inv_cdf` raises for 0 and for 1, and `cdf` returns these for numbers far enough from mu.
+        # `inv_cdf` raises for 0 and 1, and `cdf` returns them for numbers far from mu.
         return min(max(quantile, self.low), self.high)
 
     def value(self, raw: Raw) -> Any:
@@ -195,14 +195,14 @@ class Normal:
 
 @dataclass(frozen=True)
 class Integers:
-    """An integer from low to high - 1, each as likely."""
+    """A uniform integer in [low, high - 1]."""
 
     low: int
     high: int
 
     def __post_init__(self) -> None:
         for bound in (self.low, self.high):
-            # isinstance(True, int) holds, and randint(True) is a mistake.
+            # bool is a subclass of int, but randint(True) is a mistake.
             if isinstance(bound, bool) or not isinstance(bound, int):
                 raise SweepError(f"randint(): {bound!r} is not an integer. Write randint(10) or randint(1, 10).")
         if self.low >= self.high:
@@ -231,7 +231,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class Fixed:
-    """One value."""
+    """A constant."""
 
     only: Any
 
@@ -258,11 +258,13 @@ class Fixed:
 
 
 def choice(*options: Any) -> Choice:
-    """One of the options, each as likely: `choice(32, 64)`; `choice([32, 64])` and `choice(range(5))` are the same as their
-    members. Options that are mappings are spaces of their own: `choice({"--momentum": uniform(0, 1)}, {})`.
+    """Choose one of the options with equal probability: `choice(32, 64)`.
+
+    A single list or range is unpacked: `choice([32, 64])`, `choice(range(5))`. Options that are mappings are spaces:
+    `choice({"--momentum": uniform(0, 1)}, {})`.
 
     Raises:
-        SweepError: no options, one that JSON can't hold, or spaces among values.
+        SweepError: There are no options, JSON cannot hold an option, or only some options are spaces.
     """
     if len(options) == 1 and isinstance(options[0], (list, tuple, range)):
         options = tuple(options[0])
@@ -270,56 +272,59 @@ def choice(*options: Any) -> Choice:
 
 
 def uniform(low: float, high: float) -> Uniform:
-    """A number from low to high, each as likely.
+    """Draw a number from [low, high] uniformly.
 
     Raises:
-        SweepError: no numbers, or low is not below high. So for the others.
+        SweepError: An argument is no number, or low is not below high. The other ranges raise the same.
     """
     return Uniform(low, high)
 
 
 def quniform(low: float, high: float, q: float) -> Uniform:
-    """`round(uniform(low, high) / q) * q`."""
+    """Draw `round(uniform(low, high) / q) * q`."""
     return Uniform(low, high, _step("quniform", q))
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """A number from low to high, both above 0, each logarithm as likely. The bounds are not logarithms."""
+    """Draw a number from [low, high] whose logarithm is uniform.
+
+    The bounds are plain values above 0, not logarithms.
+    """
     return Uniform(low, high, is_log=True)
 
 
 def qloguniform(low: float, high: float, q: float) -> Uniform:
-    """`round(loguniform(low, high) / q) * q`."""
+    """Draw `round(loguniform(low, high) / q) * q`."""
     return Uniform(low, high, _step("qloguniform", q), is_log=True)
 
 
 def normal(mu: float, sigma: float) -> Normal:
-    """A number around mu with the standard deviation sigma."""
+    """Draw a number with mean mu and standard deviation sigma."""
     return Normal(mu, sigma)
 
 
 def qnormal(mu: float, sigma: float, q: float) -> Normal:
-    """`round(normal(mu, sigma) / q) * q`."""
+    """Draw `round(normal(mu, sigma) / q) * q`."""
     return Normal(mu, sigma, _step("qnormal", q))
 
 
 def lognormal(mu: float, sigma: float) -> Normal:
-    """`exp(normal(mu, sigma))`: mu and sigma are those of the logarithm."""
+    """Draw `exp(normal(mu, sigma))`."""
     return Normal(mu, sigma, is_log=True)
 
 
 def qlognormal(mu: float, sigma: float, q: float) -> Normal:
-    """`round(lognormal(mu, sigma) / q) * q`."""
+    """Draw `round(lognormal(mu, sigma) / q) * q`."""
     return Normal(mu, sigma, _step("qlognormal", q), is_log=True)
 
 
 def randint(low: int, high: int | None = None) -> Integers:
-    """An integer from low to high - 1; with one argument, from 0 to it, less 1."""
+    """Draw an integer from [low, high - 1]; with one argument, from [0, low - 1]."""
     return Integers(0, low) if high is None else Integers(low, high)
 
 
 def fixed(value: Any) -> Fixed:
-    """One value; a plain value in a space means the same."""
+    """Return a constant. A plain value in a space means the same."""
     return Fixed(value)
 
 
@@ -332,19 +337,19 @@ FUNCTIONS = {
 
 
 def from_json(data: Sequence[Any]) -> Expression:
-    """The expression that `to_json` wrote."""
+    """Return the expression that `to_json` wrote."""
     name, arguments = data
     expression: Expression = FUNCTIONS[name](*arguments)
     return expression
 
 
 def parse(text: str) -> Expression:
-    """The expression that a command line or a file says: `loguniform(1e-4, 1e-1)`, `choice(relu, gelu)`; else a fixed value.
+    """Parse an expression such as `loguniform(1e-4, 1e-1)`.
 
-    Words are numbers, true, false, null, JSON, else strings.
+    Other text is a fixed value. Words are numbers, true, false, null or JSON, else strings.
 
     Raises:
-        SweepError: an unknown name before the bracket, or wrong arguments.
+        SweepError: The name before the bracket is unknown, or the arguments are wrong.
     """
     call = call_of(text)
     if call is None:
@@ -356,7 +361,7 @@ def parse(text: str) -> Expression:
             f"{text!r}: there is no {name}().{did_you_mean(name, FUNCTIONS)} Write one of {', '.join(FUNCTIONS)}."
         )
     try:
-        # The functions' own signatures check number and names of the arguments, so a command line and Python say the same.
+        # The functions' signatures check the arguments, so a command line and Python give the same errors.
         expression: Expression = function(*(value for key, value in words if not key), **{k: v for k, v in words if k})
     except TypeError as error:
         raise SweepError(f"{text!r}: {str(error).removeprefix(f'{name}() ')}.") from None
@@ -364,8 +369,9 @@ def parse(text: str) -> Expression:
 
 
 def call_of(text: str) -> tuple[str, list[tuple[str, Any]]] | None:
-    """("bandit", [("slack_factor", 0.1)]) of "bandit(slack_factor=0.1)"; a word without a name has the name "". None of what
-    is no call.
+    """Return the name and arguments of a call, or None if the text is no call.
+
+    "bandit(slack_factor=0.1)" gives ("bandit", [("slack_factor", 0.1)]). A positional argument has the name "".
     """
     name, bracket, rest = text.strip().partition("(")
     name = name.strip()
@@ -380,7 +386,7 @@ def call_of(text: str) -> tuple[str, list[tuple[str, Any]]] | None:
 
 
 def _split(text: str) -> list[str]:
-    """The words between commas, but for those inside of brackets and quotes."""
+    """Split at commas outside of brackets and quotes."""
     words, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -400,18 +406,18 @@ def _split(text: str) -> list[str]:
 
 def _word(text: str) -> Any:
     text = text.strip()
-    # JSON knows double quotes alone; a shell's user writes choice('a b', c).
+    # JSON has only double quotes, but shell users write choice('a b', c).
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1]
-    # int and float take what JSON does not: 1_000, +1, .5.
+    # int and float accept more than JSON: 1_000, +1, .5.
     for read in (json.loads, int, float):
         try:
             found = read(text)
         except ValueError:
             continue
-        # JSON has no nan and no inf, which records are written in; the script gets the word all the same.
+        # Records are JSON, which has no nan and no inf. The script gets the same text.
         return text if isinstance(found, float) and not math.isfinite(found) else found
-    # As Python writes them; JSON's true, false and null have been read above.
+    # Python's spelling. JSON's true, false and null are read above.
     return {"True": True, "False": False, "None": None}.get(text, text)
 
 
@@ -419,7 +425,7 @@ def _rounded(number: float, q: float | None) -> Any:
     if q is None:
         return number
     rounded = round(number / q) * q
-    # 3 * 0.1 is 0.30000000000000004: a step of so many digits gives values of so many digits.
+    # 3 * 0.1 is 0.30000000000000004.
     return int(rounded) if float(q).is_integer() else float(f"{rounded:.12g}")
 
 
@@ -430,7 +436,7 @@ def _check_numbers(name: str, *numbers: float | None) -> None:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is a finite number; a truth value is none."""
+    """Return whether a value is a finite number and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,4 +1,4 @@
-"""A point, as the script gets it: words on its command line, variables of its environment, or a file."""
+"""How a script gets its point: as arguments, environment variables or a file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paceline.sweeps.expressions import Choice, Fixed
 from paceline.sweeps.space import Dimension, Space, argument
 from paceline.system.names import did_you_mean
 
-#: `--lr 0.1`, `--lr=0.1`, `--sizes 1 2`, `--size=1 --size=2`, `--sizes=1,2`, `lr=0.1`, `+lr=0.1`, a variable lr; what ends with
-#: .json is the path of a file.
+#: In this order: `--lr 0.1`, `--lr=0.1`, `--sizes 1 2`, `--size=1 --size=2`, `--sizes=1,2`, `lr=0.1`, `+lr=0.1`, a variable lr.
+#: A name that ends with .json is the path of a file.
 ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS, ASSIGNMENTS, ADDITIONS, ENVIRONMENT = WAYS = (
     *("arguments", "equals", "words", "repeated", "commas", "assignments", "additions", "environment"),
 )
-#: Ways as they look.
+#: Ways by their form.
 _FORMS = {
     "--name value": ARGUMENTS,
     "--name=value": EQUALS,
@@ -30,10 +30,10 @@ _FORMS = {
     "name=value": ASSIGNMENTS,
     "+name=value": ADDITIONS,
 }
-#: Those by which a value has dashes before its name, and a switch none.
+#: Ways with dashes before the name. Only these have switches.
 _DASHED = (ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS)
 
-#: What argparse takes for a negative number (`ArgumentParser._negative_number_matcher`).
+#: argparse's pattern of negative numbers
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -44,17 +44,19 @@ def job_of(
     source: Path | None = None,
     switches: Sequence[str] = (),
 ) -> Job:
-    """The sweep's job with a trial's values, in the way of `pass_as`, in place of what the job itself says of these names.
+    """Return the sweep's job with a trial's values.
 
-    switches: arguments without a value, as `SweepSpec` has them.
+    Arguments follow the job's own, because argparse uses the last one. A word of the job that sets the same argument is
+    removed,
+    as in the Azure SDK. Values in a file are merged into the file of this name in `source`.
 
-    arguments: after the job's own, so that argparse, for which the last one counts, takes them; a word of the job that sets the
-        same argument is taken out, as the Azure SDK does it.
-    a file: over what the file of this name in `source`, the sweep's snapshot, holds.
+    Args:
+        source: The sweep's snapshot.
+        switches: Arguments without a value, as in `SweepSpec`.
 
     Raises:
-        SweepError: the file in the source is no JSON object, or has no object where a name is nested.
-        JobError: a variable that no job may set.
+        SweepError: The file in the source is no JSON object, or a nested name has no object there.
+        JobError: A job may not set this variable.
     """
     if pass_as in _DASHED:
         own = without(job.arguments, [argument(name) for name in values], switches)
@@ -73,14 +75,12 @@ def job_of(
 
 
 def way(given: object) -> str:
-    """Return the way that is meant: by its name, by the form that it has (`--name=value`), or a file's."""
+    """Return a way's name, given the name, a form (`--name=value`) or a file."""
     return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 
 def check_way(pass_as: object, space: Space) -> None:
-    """Raises:
-    SweepError: no such way, or names that can't go it.
-    """
+    """Raise SweepError unless the way exists and can pass these names."""
     if not isinstance(pass_as, str) or (pass_as not in WAYS and not pass_as.endswith(".json")):
         raise SweepError(
             f"pass_as={pass_as!r}: write one of {', '.join(WAYS)}, a form such as '--name=value', or the name of "
@@ -104,8 +104,9 @@ def check_way(pass_as: object, space: Space) -> None:
 
 
 def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
-    """Raises:
-    SweepError: values are no arguments, or a switch is none of the space's names, or has values beside true and false.
+    """Raise SweepError unless all switches are hyperparameters of true and false.
+
+    Values must be passed as arguments.
     """
     if switches and pass_as not in _DASHED:
         raise SweepError(
@@ -127,10 +128,10 @@ def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
 
 
 def as_switch(name: object) -> str:
-    """A switch as it is kept, with its dashes: `--amp` of amp, `--amp/--no-amp` of amp/no-amp.
+    """Return a switch with its dashes: `--amp`, or `--amp/--no-amp` for amp/no-amp.
 
     Raises:
-        SweepError: it is no name.
+        SweepError: It is no string.
     """
     if not isinstance(name, str):
         raise SweepError(
@@ -141,7 +142,7 @@ def as_switch(name: object) -> str:
 
 
 def is_of_switch(dimension: Dimension) -> bool:
-    """Whether all values are true, false, or None, which leaves an argument out."""
+    """Return whether all values are True, False, or None, which omits the argument."""
     count = dimension.expression.count
     if count is None or not isinstance(dimension.expression, (Choice, Fixed)):
         return False
@@ -150,13 +151,14 @@ def is_of_switch(dimension: Dimension) -> bool:
 
 
 def variable(name: str) -> str:
-    """A name as a variable of an environment: what can't stand in one is `_`, such as the dot of a nested name."""
+    """Return a name as an environment variable: other characters become `_`."""
     return re.sub(r"\W", "_", name.lstrip("-"), flags=re.ASCII)
 
 
 def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
-    """`--name value` or `--name=value` for each value, and a list in the form of `pass_as`. None leaves an argument out; a switch
-    stands alone where it is true.
+    """Return the values as command-line words.
+
+    None omits an argument, a true switch is a word of its own, and lists have the form of `pass_as`.
     """
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     found: list[str] = []
@@ -175,7 +177,7 @@ def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str 
             continue
         if pass_as == COMMAS and isinstance(value, (list, tuple)):
             text = ",".join(map(text_of, value))
-        # To argparse, -1e-05 and -a are options of their own where they stand alone; -0.5 is a value.
+        # argparse takes -1e-05 and -a as options if they stand alone, but -0.5 as a value.
         if pass_as in (EQUALS, REPEATED, COMMAS) or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
             found.append(f"{word}={text}")
         else:
@@ -184,21 +186,25 @@ def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str 
 
 
 def text_of(value: Any) -> str:
-    """A value as the script gets it: what `str` makes of it, lists and mappings as JSON."""
+    """Return a value as the script gets it: by `str`, lists and mappings as JSON."""
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
 
 
 def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
-    """The arguments less those of these names, with their values: `--lr 0.1` and `--lr=0.1`. switches: names without a value."""
+    """Return the arguments without those of these names and their values.
+
+    Args:
+        switches: Names without a value.
+    """
     alone = {word for switch in switches for word in switch.split("/")}
     left: list[str] = []
     skipping = False
     for word in arguments:
-        # A name straight after a name is no value: the one before it was a switch.
+        # A name that follows a name is no value: the first one is a switch.
         if skipping and not _is_name(word):
             skipping = False
             continue
-        # `--lr` alone: the word after it is its value; `--lr=0.1` is one word, and the next one is kept.
+        # `--lr` is followed by its value, `--lr=0.1` is not.
         skipping = word in names and word not in alone
         if not skipping and word not in alone and word.partition("=")[0] not in names:
             left.append(word)

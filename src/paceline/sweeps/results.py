@@ -1,4 +1,4 @@
-"""What came of a sweep: its trials in order, the best of them, and the table in its outputs."""
+"""The results of a sweep: its best trials, and the tables in its outputs."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, best, front, ranked
 from paceline.system.files import write_whole
 
-#: In the sweep's folder while more trials are asked for than it was made with.
+#: File in the sweep's folder with a request for more trials.
 MORE = "more.json"
-#: In the sweep's outputs.
+#: Files in the sweep's outputs.
 TABLE, LINEAGE = "trials.csv", "lineage.csv"
-#: Columns of the second beside those of the first.
+#: Columns of the lineage table that a hyperparameter must not hide.
 _LINEAGE = ("from", "why", "best", "last")
 
-#: What a trial has whatever is tried, in the order of the table; the metric stands before the fourth.
+#: The fixed columns, in order. The metrics are between the two groups.
 BEFORE = ("trial", "run_id", "status")
 AFTER = ("intervals", "started_utc", "duration_s")
-#: With several metrics, whether a trial is on the Pareto front.
+#: Column that says whether a trial is on the Pareto front, if there are several metrics.
 FRONT = "front"
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
-    """The trial with the best value of the primary metric at any time, the first of the Pareto front with several metrics; None
-    where none has one.
-    """
+    """Return the best trial, or the first of the Pareto front; None without a value."""
     return next(iter(best_trials(trials, spec)), None)
 
 
 def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
-    """The best trial alone, or with several metrics those on the Pareto front, the best by the first metric first."""
+    """Return the best trial, or with several metrics the trials on the Pareto front.
+
+    The front is sorted by the first metric.
+    """
     if spec.further:
         return front(trials, spec.goals)
     order = ranked(trials, spec.goal)[:1]
@@ -48,25 +49,26 @@ def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
 
 
 def values_of(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """What a trial has come to: its best value, or with several metrics the last of each; None where it has none."""
+    """Return a trial's best value, or with several metrics the last value of each."""
     if spec.further:
         return tuple(curve[-1] if curve else None for curve in trial.curves)
     return (trial.best(spec.goal),)
 
 
-def said(trial: Trial, spec: SweepSpec) -> str:
-    """The same as a text, without what is not there: "accuracy 0.91, latency 12"."""
+def values_text(trial: Trial, spec: SweepSpec) -> str:
+    """Return `values_of` as text, without missing values: "accuracy 0.91, latency 12"."""
     known = zip(spec.metrics, values_of(trial, spec), strict=False)
     return ", ".join(f"{name} {value:g}" for name, value in known if value is not None)
 
 
 def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
-    """A mapping for each trial: trial, run_id, status, the metric's best value, intervals (how many values it has),
-    started_utc, duration_s, and each hyperparameter. One whose name is taken keeps its dashes: `--status`.
+    """Return a mapping for each trial.
 
-    With several metrics the last value of each, and front: whether the trial is on the Pareto front.
+    Keys: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s, and each
+    hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`. With several metrics the last
+    value of each, and front: whether the trial is on the Pareto front.
     """
-    # Of the best ones of several metrics alone, those on the front are the same as of all.
+    # Computed once for all rows.
     on_front = {trial.number for trial in best_trials(trials, spec)} if spec.further else set()
     return [
         {
@@ -85,14 +87,17 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 
 def best_row(trial: Trial, spec: SweepSpec) -> dict[str, Any]:
-    """The row of a trial, with the run that logged its best value, and the hyperparameters that this one had."""
+    """Return the row of a trial, with the run and hyperparameters of its best value."""
     leg = trial.best_leg(spec.goal)
     return rows([dataclasses.replace(trial, run_id=leg.run_id, values=leg.values)], spec)[0]
 
 
 def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
-    """A mapping for each run of each trial: trial, run_id, from (the run whose checkpoints it was given), why, status, the best
-    and the last value that it logged itself, intervals (how many), and each hyperparameter.
+    """Return a mapping for each run of each trial.
+
+    Keys: trial, run_id, from (the run whose checkpoints it got), why, status, the best and the last value that it logged
+    itself,
+    intervals (their number), and each hyperparameter.
     """
     return [
         {
@@ -112,8 +117,9 @@ def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 
 def column_names(rows: Sequence[Mapping[str, Any]], spec: SweepSpec) -> list[str]:
-    """The columns of a table of these rows. Branches of a choice bring names of their own, so rows differ: the columns are all
-    of them, in order of appearance.
+    """Return the columns of all rows, in order of appearance.
+
+    Rows differ where branches of a choice have hyperparameters of their own.
     """
     own = (*BEFORE, *map(metric_column, spec.metrics), *((FRONT,) if spec.further else ()), *AFTER)
     return list(dict.fromkeys((*own, *(name for row in rows for name in row))))
@@ -122,7 +128,7 @@ def column_names(rows: Sequence[Mapping[str, Any]], spec: SweepSpec) -> list[str
 def write_table(folder: RunFolder, spec: SweepSpec, trials: Sequence[Trial]) -> None:
     """Write `outputs/trials.csv`, and `lineage.csv` where trials have several runs.
 
-    A full disk is no reason for a sweep to fail.
+    Errors such as a full disk are ignored: they must not fail the sweep.
     """
     table = rows(trials, spec)
     _write(folder.outputs / TABLE, column_names(table, spec), table)
@@ -141,19 +147,19 @@ def _write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, Any]
 
 
 def _cell(value: Any) -> Any:
-    # As the script gets them, and as other programs can read them.
+    # As JSON, like the script's argument.
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value
 
 
 def metric_column(metric: str) -> str:
-    """The metric's own name; `status (metric)` of a metric that is called as a trial's own column."""
+    """Return the metric's column: `status (metric)` if the name is a fixed column's."""
     return f"{metric} (metric)" if metric in (*BEFORE, *AFTER, FRONT) else metric
 
 
 def parameter_column(name: str, metrics: Iterable[str]) -> str:
-    """A hyperparameter's name without its dashes; with them, `--status`, where that is a column's name already."""
+    """Return the hyperparameter without dashes, or with them if the name is taken."""
     plain = name.lstrip("-")
     if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
         return plain
-    # A metric may be called `--loss`, and is no reason to lose one of the two.
+    # A metric may be named `--loss` too.
     return argument(name) if argument(name) not in metrics else f"{argument(name)} (parameter)"

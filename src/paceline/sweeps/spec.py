@@ -1,4 +1,4 @@
-"""What a sweep is, as frozen data that its record holds."""
+"""The frozen description of a sweep, stored in its record."""
 
 from __future__ import annotations
 
@@ -18,35 +18,41 @@ from paceline.system.names import did_you_mean
 from paceline.system.serialization import known_fields, plain_fields
 from paceline.targets.base import ALIKE_SPAN
 
-#: Engines that can look after a sweep.
+#: Engines that can run a sweep's controller.
 CONTROLLERS = ("slurm", "ray")
-#: The most trials of one sweep; a controller holds a curve of each.
+#: Limit of a sweep's trials: the controller holds the curve of each.
 MOST_TRIALS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpec:
-    """What to try, how to judge it, and when it is enough.
+    """What a sweep tries, how it judges trials, and when it ends.
 
-    metric: the primary one; goal: "maximize" or "minimize". further: other metrics, each with its goal: then no trial is
-        the best, and what is looked for is the Pareto front.
-    trials: in all. concurrent: at a time.
-    sampler: a name, or "module:function" of a function of the sweep's source that makes one of Optuna's of a seed.
-    stop: the policy, None for none. points: tried first, name -> value.
-    max_failures: failed trials that end the sweep; None for as many as there are trials.
-    controller: "slurm" or "ray" where a job of the trials' own engine looks after the sweep; None for this machine.
-    array_size: trials that are handed over by one call of their target's engine; None for one at a time.
-    max_duration_seconds: from the sweep's start; None for no limit. repeats: let a point come twice where the space has an end.
-    warm_start: run ids of former sweeps, whose results the sampler is told.
-    resumed: run ids of former trials: the first trials of this sweep, whose points are the first of `points`, go on from theirs.
-    counted_from, counted_utc: of a sweep that goes on after its end: the first trial, and the time, from which its limits count.
-    pass_as: how the script gets the values: one of `points.WAYS`, or the name of a JSON file.
-    switches: arguments that take no value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
+    The sampler is not checked here (`samplers.check_sampler`), because readers of a sweep need not have its library.
 
-    The sampler is not looked at here (`samplers.check_sampler`): whoever only reads a sweep need not have its library.
+    Attributes:
+        metric: The primary metric.
+        goal: "maximize" or "minimize".
+        further: Other metrics, each with its goal. With these the sweep looks for the Pareto front.
+        trials: Number of trials in all.
+        concurrent: Number of trials at a time.
+        sampler: A name, or "module:function" in the sweep's source: a function that makes an Optuna sampler from a seed.
+        stop: The policy, or None.
+        points: Points to try first, name -> value.
+        max_failures: Failed trials that end the sweep; None for no limit.
+        max_duration_seconds: From the sweep's start; None for no limit.
+        repeats: Let a point of a finite space come twice.
+        pass_as: How the script gets the values: one of `points.WAYS`, or the name of a JSON file.
+        switches: Arguments without a value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
+        array_size: Trials that are submitted as one job array; None for one at a time.
+        warm_start: Ids of former sweeps whose results the sampler gets.
+        resumed: Ids of former trials from which the first trials of this sweep resume, in the order of `points`.
+        controller: "slurm" or "ray" if a job of the trials' engine controls the sweep; None for this machine.
+        counted_from: First trial that counts for the limits, in a sweep that continues after its end.
+        counted_utc: Time from which its limits count.
 
     Raises:
-        SweepError: a value is wrong; the message names it, the rule and what to write instead.
+        SweepError: A value is wrong.
     """
 
     space: Space
@@ -82,7 +88,7 @@ class SweepSpec:
                 raise SweepError(f"goal={goal!r}: write 'maximize' or 'minimize'.")
             if self.metrics.count(metric) > 1:
                 raise SweepError(f"the metric {metric!r} is there twice.")
-        # A class has its methods too, and would be taken for a policy.
+        # isinstance(..., Policy) is true for a class as well.
         if isinstance(self.stop, type):
             raise SweepError(
                 f"stop={self.stop.__name__} is a class. Make a policy of it: stop=pl.{self.stop.__name__}(...)."
@@ -133,12 +139,12 @@ class SweepSpec:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The primary one first."""
+        """All metrics, the primary one first."""
         return (self.metric, *(name for name, _ in self.further))
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """One for each metric."""
+        """The goal of each metric."""
         return (self.goal, *(goal for _, goal in self.further))
 
     def to_json(self) -> dict[str, Any]:
@@ -150,7 +156,7 @@ class SweepSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SweepSpec:
-        """The spec that `to_json` wrote; fields of a newer version are left out."""
+        """Return the spec that `to_json` wrote, without fields of newer versions."""
         values = known_fields(cls, data)
         values["space"] = Space.from_json(data["space"])
         values["stop"] = policy_from_json(data["stop"]) if data.get("stop") else None
@@ -159,10 +165,10 @@ class SweepSpec:
 
 
 def objectives(metric: object, goal: object) -> dict[str, Any]:
-    """`metric`, `goal` and `further` of a spec, of one name and one word or of as many of both.
+    """Return `metric`, `goal` and `further` of a spec, from one of each or lists.
 
     Raises:
-        SweepError: not as many of one as of the other.
+        SweepError: The lists differ in length.
     """
     if not isinstance(metric, (list, tuple)):
         return {"metric": metric, "goal": goal}
@@ -175,10 +181,10 @@ def objectives(metric: object, goal: object) -> dict[str, Any]:
 
 
 def listed(name: str, given: object) -> tuple[Any, ...]:
-    """Several of something, of which one may stand alone.
+    """Return a tuple of the items, of which a single one may be given alone.
 
     Raises:
-        SweepError: it is neither a list nor one of these.
+        SweepError: It is no list.
     """
     if isinstance(given, (str, Mapping)):
         return (given,)

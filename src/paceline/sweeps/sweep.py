@@ -1,4 +1,4 @@
-"""What the user writes for a sweep, beside an estimator."""
+"""The public description of a sweep."""
 
 from __future__ import annotations
 
@@ -30,34 +30,46 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sweep:
-    """Hyperparameters of an estimator's script, tried in runs of their own; `Experiment.submit` starts it.
+    """Hyperparameters of an estimator's script to try.
 
-    estimator: what each trial runs: workers, nodes, target, environment and data are its own.
-    space: name -> expression (`choice`, `uniform`, `loguniform`, ...) or value; see `paceline.sweeps.space`.
-    metric: the primary one, by the name under which the script logs it. goal: "maximize" or "minimize". Several of both, such as
-        metric=["accuracy", "latency"], goal=["maximize", "minimize"], look for the trials to which no other is better in all.
-    trials: in all (default 20). concurrent: at a time (default 4).
-    sampler: "random", "grid", "tpe", "cmaes", "gp", or "module:function" of one of the source's own that makes an Optuna
-        sampler of a seed.
-    stop: a policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`;
-        or one that pauses them and goes on from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
-    seed: what is proposed depends on it, on a trial's number and on what is known by then; default: drawn, and recorded.
-    points: tried first, each name -> value.
-    warm_start: former sweeps, or their run ids, whose results the sampler is told from the start.
-    pass_as: how the script gets the values: "arguments" (`--lr 0.1`; where the script's text certainly tells another form, that),
-        "equals" (`--lr=0.1`), "words" (`--sizes 1 2`), "repeated" (`--size=1 --size=2`), "commas" (`--sizes=1,2`), "assignments"
-        (`lr=0.1`), "additions" (`+lr=0.1`), "environment" (a variable lr), or the name of a JSON file in its working directory,
-        such as "parameters.json".
-    switches: hyperparameters of true and false that the script takes without a value, such as `--amp`, or `--amp/--no-amp`: true
-        gives the first word, false the second, or none. Those that the script declares by argparse or click are found by
-        themselves.
-    controller: "slurm" or "ray", the engine of the trials: a small job of its own looks after the sweep, so that this machine may
-        be shut down. The workspace has to be seen there. Default: a process of this machine.
-    array_size: with a target of kind slurm: so many trials in one job array, each a task of it.
-    max_failures: failed trials that end the sweep. max_duration_seconds: seconds, or "2h". repeats: let a point come twice.
+    `Experiment.submit` starts the sweep.
+
+    Args:
+        estimator: What each trial runs, with its workers, nodes, target, environment and data.
+        space: Name -> expression (`choice`, `uniform`, `loguniform`, ...) or value; see `paceline.sweeps.space`.
+        metric: The primary metric, by the name that the script logs. Lists of metrics and goals, such as
+            metric=["accuracy", "latency"], goal=["maximize", "minimize"], look for the Pareto front.
+        goal: "maximize" or "minimize".
+        trials: Number of trials in all (default 20).
+        concurrent: Number of trials at a time (default 4).
+        sampler: "random", "grid", "tpe", "cmaes", "gp", or "module:function" in the source: a function that makes an Optuna
+            sampler
+            from a seed.
+        stop: A policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`; or one
+            that
+            pauses trials and continues them from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
+        seed: Determines the proposals, with the trial's number and earlier results. Default: random, and recorded.
+        points: Points to try first, each name -> value.
+        max_failures: Failed trials that end the sweep.
+        max_duration_seconds: Seconds, or text such as "2h".
+        repeats: Let a point of a finite space come twice.
+        pass_as: How the script gets the values: "arguments" (`--lr 0.1`, or the form that the script certainly reads), "equals"
+            (`--lr=0.1`), "words" (`--sizes 1 2`), "repeated" (`--size=1 --size=2`), "commas" (`--sizes=1,2`), "assignments"
+            (`lr=0.1`), "additions" (`+lr=0.1`), "environment" (a variable lr), or the name of a JSON file in the working
+            directory,
+            such as "parameters.json".
+        switches: Hyperparameters of true and false that the script takes without a value, such as `--amp` or `--amp/--no-amp`:
+            true
+            gives the first word, false the second, or none. Switches that the script declares by argparse or click are
+            detected.
+        array_size: Number of trials in one job array. Only with a target of kind slurm.
+        warm_start: Former sweeps, or their run ids, whose results the sampler gets from the start.
+        controller: "slurm" or "ray", the engine of the trials: a small job controls the sweep, so this machine may shut down.
+            The
+            job must see the workspace. Default: a process of this machine.
 
     Raises:
-        SweepError: a value is wrong; the message names it, the rule and what to write instead.
+        SweepError: A value is wrong.
     """
 
     estimator: Script
@@ -86,13 +98,13 @@ class Sweep:
                 f"a sweep is made of an Estimator, PyTorch, TensorFlow or SKLearn, not of a {type(self.estimator).__name__}."
             )
         if self.seed is None:
-            # Drawn once and kept: `spec` is called again at submission and has to say the same.
+            # Once: `spec` is called again at submission and must return the same.
             self.seed = secrets.randbelow(1 << 31)
-        # Only for its checks: a mistake is told where the user wrote it, before anything is submitted.
+        # For its checks: report mistakes where the user wrote them.
         self.spec()
 
     def spec(self) -> SweepSpec:
-        """The sweep as its record will hold it."""
+        """Return the sweep as its record holds it."""
         try:
             limit = None if self.max_duration_seconds is None else units.seconds(self.max_duration_seconds)
         except ValueError as error:
@@ -128,7 +140,7 @@ class Sweep:
         progress: Progress | None = None,
         display_name: str | None = None,
     ) -> RunFolder:
-        """Start it. `Experiment.submit` calls this."""
+        """Start the sweep. `Experiment.submit` calls this."""
         source = SourceCopy(directory=Path(self.estimator.source_directory or ".").absolute())
         return submit_sweep(
             self.estimator.job(),

@@ -1,4 +1,4 @@
-"""What samplers and policies know of a trial: its point, its state and its curve."""
+"""A trial as samplers and policies see it, and orders of trials."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ SHOWN_PAUSED = "Paused"
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """One run of a trial, of those that were paused and gone on from.
+    """One run of a trial. A trial that is paused and continued has several.
 
-    chosen, values, status: as a trial's. curve: the values that this run has logged itself.
-    source: run id of the one whose checkpoints it was given; None for a trial's first. why: it was started, in a sentence.
+    Attributes:
+        chosen: As of a trial; so are values and status.
+        curve: Values that this run has logged itself.
+        source: Id of the run whose checkpoints it got. None for a trial's first run.
+        why: Why it was started, as a sentence.
     """
 
     run_id: str
@@ -40,8 +43,12 @@ class Leg:
 class Next:
     """The next run of a paused trial.
 
-    number: the trial's. source: run id of the one whose checkpoints it starts from. chosen: its point, key -> raw value.
-    rung: it is not judged at so many values or fewer. why: a sentence.
+    Attributes:
+        number: The trial's number.
+        source: Id of the run whose checkpoints it starts from.
+        chosen: Its point, key -> raw value.
+        rung: Number of values up to which it is not judged again.
+        why: A sentence.
     """
 
     number: int
@@ -53,17 +60,25 @@ class Next:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial of a sweep: a run, or several one after the other where its policy pauses and goes on with it.
+    """One trial of a sweep: a run, or several if its policy pauses and continues it.
 
-    number: from 0. run_id: its only, or last, run; so are chosen, values, status, source and why.
-    chosen: key -> raw value of its point. values: name -> value, as its script got them.
-    curve: the primary metric's values in the order of their logging: one is one interval. values that are no finite numbers
-        are in it as they came. Of several runs it is one series, as that of several attempts.
-    further: the same of the further metrics, of a sweep with several. notes: what the sampler has written down with its point.
-    earlier: the runs before the last, in order. begin: how many values of the curve come from them.
-    paused: why its policy has paused the last run; None where it has not. stopped: why it was ended for good.
-    rung: how many values its last run may go beyond without being judged again.
-    started_utc, ended_utc: when its processes began and ended; None where they have not.
+    Attributes:
+        number: From 0.
+        run_id: Its last run. chosen, values, status, source and why belong to that run too.
+        chosen: Key -> raw value of its point.
+        values: Name -> value, as the script got them.
+        curve: Values of the primary metric in the order of logging, not necessarily finite. Several runs are joined to one
+            series,
+            as several attempts are.
+        further: The same for the other metrics of a sweep with several.
+        notes: Data that the sampler has stored with its point.
+        earlier: The runs before the last one.
+        begin: Number of values of the curve that the earlier runs have logged.
+        paused: Why its policy has paused the last run, or None.
+        stopped: Why it was stopped for good, or None.
+        rung: Number of values up to which its last run is not judged again.
+        started_utc: Start of its first process, or None.
+        ended_utc: End of its last process, or None.
     """
 
     number: int
@@ -95,18 +110,18 @@ class Trial:
 
     @property
     def is_paused(self) -> bool:
-        """Whether its policy has ended its last run to go on with it later, maybe."""
-        # A script that came to its own end while it was told to pause has nothing left to do.
+        """Whether its policy has paused its last run."""
+        # A script that ended by itself while it was being paused is not continued.
         return self.paused is not None and self.status == states.CANCELED
 
     @property
     def shown(self) -> str:
-        """Its state for people: Paused while it may go on. Its last run is Canceled all the while."""
+        """The state to display: Paused while it may continue. Its last run is Canceled."""
         return SHOWN_PAUSED if self.is_paused and self.stopped is None else self.status
 
     @property
     def legs(self) -> tuple[Leg, ...]:
-        """All its runs, the last one too."""
+        """All its runs, including the last."""
         last = Leg(
             run_id=self.run_id,
             chosen=self.chosen,
@@ -119,7 +134,7 @@ class Trial:
         return (*self.earlier, last)
 
     def gone_on(self, run_id: str, following: Next, values: Mapping[str, Any]) -> Trial:
-        """The trial with one more run, which has these values."""
+        """Return the trial with one more run, which has these values."""
         return replace(
             self,
             run_id=run_id,
@@ -137,20 +152,20 @@ class Trial:
         )
 
     def best_leg(self, goal: Goal) -> Leg:
-        """The run that has logged the best value; of equal ones, and of none, the last."""
-        # `min` takes the first of equal ones.
+        """Return the run with the best value. Of ties, or without a value, the last."""
+        # `min` returns the first of equal values.
         return min(reversed(self.legs), key=lambda leg: cost(best(leg.curve, goal), goal))
 
     @property
     def curves(self) -> tuple[tuple[float, ...], ...]:
-        """One for each metric."""
+        """One curve for each metric."""
         return (self.curve, *self.further)
 
     @property
     def last(self) -> tuple[float, ...] | None:
-        """The last value of each metric; None where one has none, or no finite one.
+        """The last value of each metric, or None unless all exist and are finite.
 
-        With several metrics a trial counts by these: the best of each may come from moments at which no model had both.
+        A trial of several metrics is ranked by these: the best values of each may come from different moments of the model.
         """
         if not all(self.curves):
             return None
@@ -158,14 +173,18 @@ class Trial:
         return found if all(map(math.isfinite, found)) else None
 
     def best(self, goal: Goal, interval: int | None = None) -> float | None:
-        """The best finite value of the first `interval` ones (default: of all); None where there is none."""
+        """Return the best finite value among the first `interval` values, or None.
+
+        Args:
+            interval: Default: all values.
+        """
         so_far = self._maxima if goal == "maximize" else self._minima
         count = len(so_far) if interval is None else min(interval, len(so_far))
         if count < 1 or math.isnan(value := so_far[count - 1]):
             return None
         return value
 
-    # Policies ask again and again for the best at each interval of each of thousands of trials, most of which have ended.
+    # Cached: policies ask for the best value at each interval of thousands of trials, most of which have ended.
     @cached_property
     def _maxima(self) -> array[float]:
         return array("d", itertools.accumulate(map(_finite, self.curve), _larger))
@@ -180,7 +199,7 @@ def _finite(value: float) -> float:
 
 
 def _larger(one: float, other: float) -> float:
-    # A NaN compares as false with everything: what is not finite leaves the best as it was.
+    # Comparisons with NaN are False, so a value that is not finite changes nothing.
     return other if other > one or math.isnan(one) else one
 
 
@@ -189,8 +208,8 @@ def _smaller(one: float, other: float) -> float:
 
 
 def best(values: Iterable[float], goal: Goal) -> float | None:
-    """The largest, or smallest, of the finite values; None where there is none."""
-    # A NaN compares as false with everything, so max() would depend on the order of the values.
+    """Return the largest or smallest finite value, or None."""
+    # max() of values with a NaN depends on their order.
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -198,7 +217,7 @@ def best(values: Iterable[float], goal: Goal) -> float | None:
 
 
 def cost(value: float | None, goal: Goal) -> float:
-    """The value as a number of which less is better; of None more than of any value."""
+    """Return the value as a number to minimize. None costs more than any value."""
     if value is None:
         return math.inf
     return -value if goal == "maximize" else value
@@ -209,17 +228,19 @@ def is_better(one: float, other: float, goal: Goal) -> bool:
 
 
 def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """The trials by their best values, the best first; those without one last, both in order of their numbers."""
+    """Return the trials by their best values, those without one last. Ties by number."""
     return sorted(trials, key=lambda trial: (cost(trial.best(goal), goal), trial.number))
 
 
 def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
-    """The Pareto front, the best by the first metric first: those that no other trial beats or equals in each metric and beats in
-    one. A trial counts by its last values (`Trial.last`); one without them is on no front.
+    """Return the Pareto front by last values, sorted by the first metric.
+
+    A trial is on the front unless another trial is at least as good in each metric and better in one. Trials without
+    `Trial.last` are not on it.
     """
     known = [(tuple(map(cost, values, goals)), trial) for trial in trials if (values := _values(trial, goals))]
     found: list[tuple[tuple[float, ...], Trial]] = []
-    # In this order nothing is beaten by what comes after it, so that each is held against the front alone.
+    # In this order no trial is dominated by a later one, so each is compared with the front alone.
     for key, trial in sorted(known, key=lambda one: (one[0], one[1].number)):
         if not any(_beats(other, key) for other, _ in found):
             found.append((key, trial))
@@ -227,7 +248,10 @@ def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
 
 
 def ordered(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
-    """The trials, the best first: by its best values; with several metrics the front, then the others by the first."""
+    """Return the trials, best first.
+
+    With several metrics the Pareto front comes first, and the other trials follow by the first metric.
+    """
     if len(goals) == 1:
         return ranked(trials, goals[0])
     first = front(trials, goals)
@@ -241,7 +265,7 @@ def ordered(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
 
 
 def _values(trial: Trial, goals: Sequence[Goal]) -> tuple[float, ...]:
-    # One that has just begun has no curves yet.
+    # A new trial has no curves yet.
     return trial.last if trial.last and len(trial.last) == len(goals) else ()
 
 

@@ -1,7 +1,10 @@
-"""The trials of a sweep, read from its children: they are its storage.
+"""The trials of a sweep, read from its children.
 
-A trial is a child `<sweep>_<number>`. Where the sweep's policy pauses trials, what goes on with one is a child of its own,
-`<sweep>_<number>_2`, `_3` and so on, whose record says from whose checkpoints it starts, and why.
+A trial is a child `<sweep>_<number>`. If the policy pauses trials, each continuation is another child, `<sweep>_<number>_2`,
+`_3` and so on. Its record says from whose checkpoints it starts, and why.
+
+Trials that have ended are cached in a file, so that 10,000 of them are read within a second. A line counts only while the
+child's record is unchanged. A line that is missing, torn or of another version only costs the time to read the child.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Leg, Trial
 from paceline.system.files import append_line
 
-#: Tags of a child: why it was paused; beyond how many values it was let while it ran, and why.
+#: Tags of a child: why it was paused, the rung up to which it was promoted while live, and why.
 PAUSED, RUNG, PROMOTED = "paused", "rung", "promoted"
 
 _FILE = "ended.jsonl"
@@ -37,7 +40,11 @@ _DEFAULTS = {
 
 
 def child_id(sweep_id: str, number: int, leg: int = 1) -> str:
-    """The run id of a trial, as the Azure SDK numbers them: `<sweep>_<number from 0>`. leg: which of its runs, from 1."""
+    """Return the run id of a trial: `<sweep>_<number from 0>`, as in the Azure SDK.
+
+    Args:
+        leg: Number of the trial's run, from 1.
+    """
     return f"{sweep_id}_{number}" if leg == 1 else f"{sweep_id}_{number}_{leg}"
 
 
@@ -46,7 +53,7 @@ def child_folder(sweep: RunFolder, number: int, leg: int = 1) -> RunFolder:
 
 
 def count(sweep: RunFolder) -> int:
-    """How many trials there are."""
+    """Return the number of trials."""
     number = 0
     while child_folder(sweep, number).record.exists():
         number += 1
@@ -54,17 +61,18 @@ def count(sweep: RunFolder) -> int:
 
 
 def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
-    """The records of the trials' first runs, in order of their numbers from `first` on, as they are now."""
-    # Numbers are given out in order, one after the other: the first that is not there is the end.
+    """Yield the current records of the trials' first runs, from number `first` on."""
+    # Numbers have no gaps.
     while (record := record_of(child_folder(sweep, first))) is not None:
         yield record
         first += 1
 
 
 def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) -> Iterator[list[RunRecord]]:
-    """The records of each trial's runs, as `children`.
+    """Yield the records of each trial's runs, from number `first` on.
 
-    spec: with it, further runs are looked for only where its policy makes any.
+    Args:
+        spec: If its policy never pauses, later runs are not looked for.
     """
     may_be_several = spec is None or pausing(spec.stop) is not None
     for record in children(sweep, first):
@@ -73,13 +81,13 @@ def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) ->
 
 
 def runs_of(sweep: RunFolder, number: int) -> list[RunRecord]:
-    """The records of one trial's runs; none where it was removed."""
+    """Return the records of one trial's runs; none if the trial was removed."""
     first = record_of(child_folder(sweep, number))
     return [] if first is None else [first, *_later(sweep, number)]
 
 
 def has_more(sweep: RunFolder, trial: Trial) -> bool:
-    """Whether a trial has a run after the one that is known as its last."""
+    """Return whether a trial has a later run than its last known one."""
     return child_folder(sweep, trial.number, len(trial.earlier) + 2).record.exists()
 
 
@@ -91,7 +99,7 @@ def _later(sweep: RunFolder, number: int) -> Iterator[RunRecord]:
 
 
 def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> Trial:
-    """What samplers and policies are told of a trial. records: of its runs, in order."""
+    """Return the trial that has these runs."""
     earlier: list[Leg] = []
     series = Series()
     for record in records[:-1]:
@@ -127,13 +135,13 @@ def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> T
 
 
 def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
-    """All trials of the sweep, in order of their numbers."""
+    """Return all trials of a sweep, by number."""
     return [trial for trial, _ in read_trials(sweep, spec)]
 
 
 def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list[RunRecord]]]:
-    """The same one by one, each with the records of its runs; with none where it was known to have ended."""
-    # A trial that was paused may go on in another run, so it is read each time.
+    """Yield each trial with the records of its runs, or none if it is cached."""
+    # Not cached if trials are paused: they may continue in another run.
     ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
     for number in itertools.count():
         if ended is not None and (trial := ended.get(number)) is not None:
@@ -158,12 +166,12 @@ def _leg(record: RunRecord, curve: tuple[float, ...]) -> Leg:
 
 
 def _whole(tag: str | None) -> int:
-    # People may write tags too.
+    # Users may set any tag.
     return int(tag) if tag is not None and tag.isdigit() else 0
 
 
 class EndedTrials:
-    """The trials of one sweep that had ended when somebody looked."""
+    """The cache of trials that have ended."""
 
     def __init__(self, sweep: RunFolder) -> None:
         self._sweep = sweep
@@ -172,11 +180,11 @@ class EndedTrials:
             for line in (sweep.path / _FILE).read_bytes().split(b"\n"):
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     kept = json.loads(line)
-                    # A later line of a number is that of a child that was made again.
+                    # Later lines win: the child may have been made again.
                     self._lines[kept["number"]] = kept
 
     def get(self, number: int) -> Trial | None:
-        """A trial that has ended; None where it has to be read."""
+        """Return a trial that has ended, or None if it must be read."""
         kept = self._lines.get(number)
         if kept is None or kept.get("record") != stamp(self._sweep.path.parent, kept.get("run_id")):
             return None
@@ -186,17 +194,17 @@ class EndedTrials:
 
 
 def keep(sweep: RunFolder, trial: Trial) -> None:
-    """Note a trial that has ended. For the holder of the sweep's lock."""
+    """Add a trial that has ended to the cache. The caller holds the sweep's lock."""
     found = stamp(sweep.path.parent, trial.run_id)
     changed = {name: getattr(trial, name) for name, default in _DEFAULTS.items() if getattr(trial, name) != default}
-    # A full disk costs time later, and nothing else; what is no JSON is read from the child.
+    # The cache is optional: errors only cost time later.
     with contextlib.suppress(OSError, TypeError):
         if found is not None:
             append_line(sweep.path / _FILE, {**changed, "record": found})
 
 
 def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
-    """By which the record of a run is known again; None where there is none."""
+    """Return what identifies the current version of a run's record, or None."""
     try:
         found = os.stat(f"{runs_dir}/{run_id}/run.json")
     except OSError:
@@ -205,7 +213,7 @@ def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
 
 
 def _read(name: str, value: Any) -> Any:
-    # JSON knows no tuples; a field of another version is no field, and Trial says so.
+    # JSON has no tuples. `Trial` rejects fields of another version.
     if not isinstance(_DEFAULTS.get(name), tuple):
         return value
     return tuple(tuple(inner) if isinstance(inner, list) else inner for inner in value)

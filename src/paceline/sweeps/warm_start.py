@@ -1,6 +1,6 @@
-"""Results of former sweeps as prior knowledge.
+"""Results of former sweeps for samplers to learn from.
 
-They are copied into the new sweep's folder when it is submitted: what it proposes must not change when a former sweep is removed.
+They are copied into the new sweep's folder at submission, so its proposals do not change when a former sweep is removed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from paceline.sweeps.trial import Trial
 from paceline.sweeps.trial_runs import all_runs, trial_of
 from paceline.system.files import read_json, write_json
 
-#: In the sweep's folder.
+#: File in the sweep's folder.
 _FILE = "prior.json"
-#: Samplers that learn nothing.
+#: Samplers that do not learn.
 _UNTAUGHT = ("random", "grid")
 
 
 def known_results(spec: SweepSpec, runs_dir: Path) -> list[dict[str, Any]]:
-    """What the former sweeps of `spec.warm_start` have come to, by the new sweep's metrics and in its space, as JSON.
+    """Return the results of the sweeps in `spec.warm_start` as JSON.
 
-    Trials that failed, that have no value of a metric, or that lie outside of the new space are left out.
+    They are values of the new sweep's metrics at points of its space. Failed trials, trials without a value and points outside
+    the
+    space are excluded.
 
     Raises:
-        SweepError: no such sweep, a space that does not fit, nothing to know, or a sampler that does not learn.
+        SweepError: A sweep does not exist, its space does not fit, it has no results, or the sampler does not learn.
     """
     if spec.warm_start and spec.sampler in _UNTAUGHT:
         raise SweepError(
@@ -44,23 +46,23 @@ def known_results(spec: SweepSpec, runs_dir: Path) -> list[dict[str, Any]]:
 
 
 def keep(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
-    """Put them into the new sweep's folder."""
+    """Write the results into the new sweep's folder."""
     if results:
         write_json(folder.path / _FILE, list(results))
 
 
 def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
-    """The results that were put there, as trials with numbers below zero."""
+    """Return the results in the sweep's folder as trials with numbers below zero."""
     results = read_json(folder.path / _FILE)
     if results is None:
-        # Also where the submission was killed before it could.
+        # The submission may have been killed before it wrote them.
         results = known_results(spec, folder.path.parent)
         keep(folder, results)
     return as_trials(results)
 
 
 def as_trials(results: Sequence[dict[str, Any]]) -> list[Trial]:
-    """The same of what `known_results` has found."""
+    """Return results of `known_results` as trials with numbers below zero."""
     return [
         Trial(
             number=number - len(results),
@@ -84,8 +86,8 @@ def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[dict[str, An
         raise SweepError(f"warm_start: run {run_id} is no sweep; its kind is {record.kind}.")
     former = SweepSpec.from_json(record.sweep)
     _check_names(run_id, former.space, spec.space)
-    # By the new sweep's metrics: what a trial has logged counts, whatever was judged by then.
-    # Read anew, for what is kept of ended trials (`ended`) is by the former one's.
+    # By the new sweep's metrics: every logged value counts. Not from the cache of ended trials, which has the former sweep's
+    # metrics.
     judged = _judged_by(former, spec)
     known = [trial_of(records, runs_dir, judged) for records in all_runs(folder, judged)]
     trials = [trial for trial in known if trial.status != states.FAILED]
@@ -124,13 +126,13 @@ def _values(trial: Trial, spec: SweepSpec) -> tuple[float, ...] | None:
 
 
 def _varied(trial: Trial, space: Space) -> dict[str, Any]:
-    """The trial's values less those that the new space does not have: they were constants, or `_check_names` had refused it."""
+    """Return the trial's values without the constants that the new space lacks."""
     names = _names(space)
     return {name: value for name, value in trial.values.items() if name.lstrip("-") in names}
 
 
 def _check_names(run_id: str, former: Space, space: Space) -> None:
-    """A constant may be there in one of the two alone."""
+    """Raise unless both spaces vary the same names. Constants may differ."""
     missing = sorted(_names(space, constants=False) - _names(former))
     more = sorted(_names(former, constants=False) - _names(space))
     if missing or more:

@@ -1,7 +1,7 @@
-"""What a policy is that pauses trials and goes on with some of them from their checkpoints.
+"""Policies that pause trials and continue some from their checkpoints.
 
-A trial that is paused gives back its nodes, so going on with it is another submission: the trial gets one more run, which finds
-the checkpoints of the former one in its own folder.
+A paused trial gives back its nodes. To continue, it is submitted again: the trial gets one more run, whose folder holds the
+checkpoints of the former run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from paceline.errors import SweepError
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal, Next, Trial
 
-#: A rung that no trial comes to: one that has it runs to its own end.
+#: A rung beyond any trial: a trial at it runs to its own end.
 TO_ITS_END = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What is to become of a trial that runs. rung: it goes on beyond so many values; None: it is paused. why: a sentence."""
+    """The decision on a live trial.
+
+    Attributes:
+        rung: Number of values up to which the trial may continue, or None to pause it.
+        why: A sentence.
+    """
 
     rung: int | None = None
     why: str
@@ -28,47 +33,49 @@ class Judgement:
 
 @runtime_checkable
 class PausingPolicy(Protocol):
-    """Judges trials while they run, and says which goes on when there is room."""
+    """A policy that pauses live trials and picks the next one to continue."""
 
     @property
     def pauses(self) -> bool:
-        """Whether it does so at all: ASHA without promotion only stops."""
+        """Whether it pauses at all. ASHA without promotion only stops."""
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Trial number -> what is to become of it, of those that run and have come so far that this is to be said."""
+        """Return trial number -> decision, for live trials that have reached a rung."""
 
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """The trial that goes on next; None where none is to, now.
+        """Return the trial to continue now, or None.
 
-        is_last: no further trial will begin. without: run ids that have left no checkpoint.
-        A pure function of these: another controller, started in the place of one that was killed, says the same.
+        A pure function, so that a controller that replaces a crashed one decides the same.
+
+        Args:
+            is_last: No new trial will begin.
+            without: Ids of runs that have left no checkpoint.
         """
 
     def waits(self, trial: Trial) -> bool:
-        """Whether a trial without a running process may be gone on with."""
+        """Return whether a trial without a process may continue later."""
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Name and value of the script's argument that says after how many values a run ends, of one that is let beyond `rung`;
-        None where scripts are not told.
-        """
+        """Return the script argument that sets the length of a run up to `rung`, or None."""
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-        """Why a trial that waits was not gone on with, for its record at the sweep's end."""
+        """Return why a waiting trial was not continued, for its record at the sweep's end."""
 
     def to_json(self) -> dict[str, Any]:
-        """`{"name": ..., parameter: ...}`."""
+        """Return `{"name": ..., parameter: ...}`."""
 
 
 def pausing(policy: object) -> PausingPolicy | None:
-    """The policy, where it pauses trials."""
+    """Return the policy if it pauses trials, else None."""
     return policy if isinstance(policy, PausingPolicy) and policy.pauses else None
 
 
 def budget(policy: object, rung: int = 0) -> dict[str, int]:
-    """The name and the number that tell a script after how many values it ends, of a trial that is let beyond `rung`; empty where
-    scripts are not told. They are given as hyperparameters are.
+    """Return the script argument that sets the length of a run, or {}.
+
+    The argument is passed like a hyperparameter.
     """
     found = pausing(policy)
     argument = None if found is None else found.argument(rung)
@@ -76,9 +83,7 @@ def budget(policy: object, rung: int = 0) -> dict[str, int]:
 
 
 def check_budget(policy: str, budget: object, last: int | None) -> None:
-    """Raises:
-    SweepError: the name of an argument that can't be one, or no last interval to end at.
-    """
+    """Raise SweepError unless the budget is a valid argument name and `last` is given."""
     if budget is None:
         return
     if not isinstance(budget, str) or not budget.strip("-") or any(c.isspace() or c == "=" for c in budget):

@@ -1,4 +1,4 @@
-"""The policies by name, for records and command lines."""
+"""Policies by name, for records and command lines."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ POLICIES: dict[str, type[Any]] = {
 
 
 def policy_from_json(data: Mapping[str, Any]) -> Policy:
-    """The policy that its `to_json` wrote."""
+    """Return the policy that `to_json` wrote."""
     policy: Policy = POLICIES[data["name"]](**{name: value for name, value in data.items() if name != "name"})
     return policy
 
 
 def parse_policy(text: str) -> Policy:
-    """The policy that a command line says: `asha`, `bandit(slack_factor=0.1, delay_evaluation=5)`.
+    """Parse a policy: `asha`, `bandit(slack_factor=0.1, delay_evaluation=5)`.
 
     Raises:
-        SweepError: an unknown name, or a parameter that it has not.
+        SweepError: The name or a parameter is unknown.
     """
     name, words = call_of(text) or (text.strip(), [])
     if name not in POLICIES:

@@ -1,8 +1,8 @@
-"""What a policy is, and how all of them count.
+"""The stopping policy protocol, and the simple policies.
 
-An interval is one logging of the primary metric by the script. A policy judges a trial at intervals that are multiples of
-evaluation_interval and at least delay_evaluation, as the Azure SDK's do. A trial is judged at the last such interval that it has
-reached, each time that anything new is known: a better curve that comes later is held against those that run as well.
+An interval is one logging of the primary metric. A policy judges a trial at intervals that are multiples of
+evaluation_interval and at least delay_evaluation, as the Azure SDK does. It judges a trial at the last such interval, each
+time there is new data: a better curve that comes later counts against live trials too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from paceline.sweeps.trial import Goal, Trial, cost, is_better
 
 @runtime_checkable
 class Policy(Protocol):
-    """Judges trials while they run."""
+    """A rule that stops live trials."""
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Trial number -> why it is to be stopped, of those that run. trials: all of the sweep."""
+        """Return trial number -> reason, for the live trials to stop.
+
+        Args:
+            trials: All trials of the sweep.
+        """
 
     def to_json(self) -> dict[str, Any]:
-        """`{"name": ..., parameter: ...}`."""
+        """Return `{"name": ..., parameter: ...}`."""
 
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
-    """The interval at which a trial is judged now; None where it is not judged: it is over, or has not come so far."""
-    # A trial that has logged nothing is not judged even with a delay of 0: there is nothing to judge.
+    """Return the interval to judge a trial at, or None if it is over or too short."""
+    # A trial without a value is not judged even with a delay of 0.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None
 
@@ -39,7 +43,7 @@ def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> 
 def judged(
     trials: Sequence[Trial], goal: Goal, evaluation_interval: int, delay_evaluation: int
 ) -> Iterator[tuple[Trial, int, float]]:
-    """The trials that are judged now: each with its interval, and with its best value by then. One without any runs on."""
+    """Yield each trial to judge, its interval, and its best value up to it."""
     for trial in trials:
         interval = judged_at(trial, evaluation_interval, delay_evaluation)
         if interval is not None and (own := trial.best(goal, interval)) is not None:
@@ -47,29 +51,30 @@ def judged(
 
 
 def check_intervals(policy: str, evaluation_interval: int, delay_evaluation: int) -> None:
-    """Raises:
-    SweepError: a number of intervals that can't be.
-    """
+    """Raise SweepError unless both numbers of intervals are valid."""
     check_whole(policy, "evaluation_interval", evaluation_interval, at_least=1)
     check_whole(policy, "delay_evaluation", delay_evaluation, at_least=0)
 
 
 def check_whole(policy: str, name: str, value: object, *, at_least: int) -> None:
-    """Raises:
-    SweepError: the value is no integer, or is too small.
-    """
+    """Raise SweepError unless the value is an integer of at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise SweepError(f"{policy}: {name}={value!r} is no integer of {at_least} or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedianStopping:
-    """Stops a trial whose best value so far is worse than the median of the other trials' running averages up to that interval.
+    """A policy that stops trials worse than the median of the others.
 
-    evaluation_interval, delay_evaluation: see `policies.policy`. Trials that have not come to the interval are not counted.
+    A trial stops when its best value is worse than the median of the other trials' running averages up to the same interval
+    (Golovin et al., Google Vizier, KDD 2017, 3.2.1). Shorter trials are not counted.
+
+    Args:
+        evaluation_interval: Judge at multiples of this number of values.
+        delay_evaluation: Do not judge before this number of values.
 
     Raises:
-        SweepError: intervals that can't be.
+        SweepError: An interval is out of range.
     """
 
     evaluation_interval: int = 1
@@ -79,7 +84,6 @@ class MedianStopping:
         check_intervals("MedianStopping", self.evaluation_interval, self.delay_evaluation)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             averages = [
@@ -96,19 +100,20 @@ class MedianStopping:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """`{"name": ..., parameter: ...}`."""
         return {"name": "median", **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TruncationSelection:
-    """Stops a trial that is among the worst truncation_percentage of all that came to its interval, by their best values so far.
+    """A policy that stops the worst trials at each interval.
 
-    truncation_percentage: an integer from 1 to 99; the number of trials is rounded down.
-    evaluation_interval, delay_evaluation: see `policies.policy`.
+    Args:
+        truncation_percentage: Share of the trials to stop, an integer from 1 to 99. Their number is rounded down.
+        evaluation_interval: Judge at multiples of this number of values.
+        delay_evaluation: Do not judge before this number of values.
 
     Raises:
-        SweepError: a percentage or intervals that can't be.
+        SweepError: The percentage or an interval is out of range.
     """
 
     truncation_percentage: int
@@ -122,13 +127,12 @@ class TruncationSelection:
             raise SweepError(f"TruncationSelection: truncation_percentage={self.truncation_percentage} is not 1 to 99.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
             worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
             count = len(worst) * self.truncation_percentage // 100
-            # Of equal values none is worse than the other: those at the edge stay.
+            # Ties at the edge stay: none is worse than the other.
             if count and cost(own, goal) > worst[count]:
                 found[trial.number] = (
                     f"TruncationSelection: its best of {own:g} after {interval} values is among the worst "
@@ -137,22 +141,22 @@ class TruncationSelection:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """`{"name": ..., parameter: ...}`."""
         return {"name": "truncation", **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bandit:
-    """Stops a trial whose best value so far is worse than the best of all trials at the same interval by more than the slack.
+    """A policy that stops trials too far behind the best value at the same interval.
 
-    slack_factor: as a ratio: with a best of 0.8 and 0.2, what is below 0.8 / 1.2 = 0.667 is stopped; where the metric is
-        minimized, what is above 0.8 * 1.2. Below zero, where a ratio turns round, the two change places: the bound is always
-        worse than the best.
-    slack_amount: as a difference. Exactly one of the two is given; 0 counts as not given, as in the SDK.
-    evaluation_interval, delay_evaluation: see `policies.policy`.
+    Args:
+        slack_factor: Slack as a ratio. With 0.2 and a best of 0.8, values below 0.8 / 1.2 = 0.667 stop; if the metric is
+            minimized, values above 0.8 * 1.2. Below zero the two change places, so the bound is always worse than the best.
+        slack_amount: Slack as a difference. Exactly one of the two must be given; 0 counts as not given, as in the SDK.
+        evaluation_interval: Judge at multiples of this number of values.
+        delay_evaluation: Do not judge before this number of values.
 
     Raises:
-        SweepError: both slacks or none, a negative one, or intervals that can't be.
+        SweepError: Not exactly one slack is given, it is negative, or an interval is out of range.
     """
 
     slack_factor: float | None = None
@@ -162,7 +166,7 @@ class Bandit:
 
     def __post_init__(self) -> None:
         check_intervals("Bandit", self.evaluation_interval, self.delay_evaluation)
-        # bool() and not `is None`: the SDK's callers pass 0 for the slack that they don't want.
+        # With bool(): callers of the SDK pass 0 for the slack they do not want.
         if bool(self.slack_factor) == bool(self.slack_amount):
             raise SweepError(
                 "Bandit: give slack_factor or slack_amount, one of them and above 0, such as slack_factor=0.1; given are "
@@ -173,11 +177,10 @@ class Bandit:
             raise SweepError(f"Bandit: the slack {slack!r} is no number above 0.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
         leaders: dict[int, float] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
-            # The best of trials that have fewer values counts too: what they have reached so far can only get better.
+            # Shorter trials count too: their best can only improve.
             if interval not in leaders:
                 bests = [value for other in trials if (value := other.best(goal, interval)) is not None]
                 leaders[interval] = max(bests) if goal == "maximize" else min(bests)
@@ -195,10 +198,9 @@ class Bandit:
         if self.slack_amount:
             return leader - self.slack_amount if goal == "maximize" else leader + self.slack_amount
         assert self.slack_factor
-        # Worse is towards zero for a positive best that is maximized or a negative one that is minimized.
+        # Worse is towards zero for a positive maximum or a negative minimum.
         down = (leader > 0) == (goal == "maximize")
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"name": ..., parameter: ...}`."""
         return {"name": "bandit", **asdict(self)}

@@ -1,8 +1,8 @@
-"""Promotion between the rungs of successive halving: who waits at its rung, and who goes on when there is room.
+"""Promotion between the rungs of successive halving.
 
-    rung  27                                             a trial that comes to a rung is paused there, unless it is
-           9            *                                among the best floor(n / eta) of the n that came so far
-           3   * . * . . * . . .       * promoted        room is given from the top rung down, then to new trials
+    rung  27                                             a trial is paused when it reaches a rung, unless it is
+           9            *                                among the best floor(n / eta) of the n trials there
+           3   * . * . . * . . .       * promoted        free places go to the top rung first, then to new trials
 
 Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2.
 """
@@ -20,14 +20,14 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """The rungs first, first * eta, ... below last, of which each promotes one in eta."""
+    """The rungs first, first * eta, ... below last. Each promotes one trial in eta."""
 
     first: int
     eta: int
     last: int | None
 
     def reached(self, trial: Trial) -> int:
-        """The highest rung that a trial has come to; 0 for none."""
+        """Return the highest rung that a trial has reached, or 0."""
         return max(self.up_to(len(trial.curve)), default=0)
 
     def up_to(self, count: int) -> list[int]:
@@ -38,7 +38,7 @@ class Ladder:
         return rungs
 
     def above(self, rung: int) -> int | None:
-        """The next rung; `last` behind the highest, and None where that is not known."""
+        """Return the next rung, or `last` above the highest. None if that is unknown."""
         if rung >= TO_ITS_END:
             return self.last
         found = self.first
@@ -48,10 +48,10 @@ class Ladder:
 
 
 def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judgement]:
-    """What becomes of each trial that runs and has come to a rung at which it was not judged yet."""
+    """Return the decision on each live trial at a rung where it was not judged yet."""
     found: dict[int, Judgement] = {}
     known = {trial.number: trial for trial in trials}
-    # The best of those that come at once has the first right to a place.
+    # The best trial decides first.
     for trial in sorted(trials, key=lambda trial: _order(trial, ladder.reached(trial), goal)):
         rung = ladder.reached(trial)
         if trial.is_over or rung <= trial.rung:
@@ -60,7 +60,7 @@ def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judg
         keep = len(there) // ladder.eta
         said = _said(trial, rung, goal)
         is_among = any(other.number == trial.number for other in there[:keep])
-        # One that would be promoted at once need not give back its nodes and queue for them again.
+        # A trial that would be promoted at once keeps its nodes.
         if is_among and _promoted(ladder, there, rung) < keep:
             found[trial.number] = Judgement(rung=rung, why=f"ASHA: {said} is among the best {keep} of {len(there)}")
             known[trial.number] = dataclasses.replace(trial, rung=rung)
@@ -80,14 +80,16 @@ def following(
     is_last: bool,
     without: frozenset[str],
 ) -> Next | None:
-    """The trial that is promoted next.
+    """Return the next trial to promote, or None.
 
-    The paper promotes whoever is among the best at the moment, so more than one in eta go on where better ones come later. Here a
-    rung promotes no more than that while trials may still come to it. Once none can, those go on that belong there and had no
-    place.
+    The paper promotes every trial that is among the best at the moment, so more than one in eta continue when better ones come
+    later. Here a rung promotes no more than that while trials may still reach it. After that, the best trials that had no place
+    are
+    promoted.
 
-    When nothing is left to begin and nobody can be promoted, the best of those that wait goes on to its own end, unless a trial
-    has come there: fewer than eta at a rung can't be told from the best, and a sweep is to end with a trained model.
+    When nothing else can begin, the best waiting trial runs to its end unless another has done so. With fewer than eta trials
+    at a
+    rung there is no best 1 / eta, but a sweep should end with a trained model.
     """
     usable = [trial for trial in trials if trial.run_id not in without]
     rungs = ladder.up_to(max((len(trial.curve) for trial in usable), default=0))
@@ -100,7 +102,7 @@ def following(
     if not is_last:
         return None
     for rung in rungs:
-        # A trial that may come to this rung may change who is among its best, and so do all that come from below.
+        # A trial below this rung may still change its best, and so the rungs above.
         if any(not trial.is_over and trial.rung < rung for trial in trials):
             return None
         if found := _promotable(ladder, _ranked(usable, rung, goal), rung, goal, waits):
@@ -118,7 +120,7 @@ def following(
 def _promotable(
     ladder: Ladder, there: Sequence[Trial], rung: int, goal: Goal, waits: Callable[[Trial], bool]
 ) -> Next | None:
-    """The best of those at a rung that are among its best and wait there."""
+    """Return the best waiting trial at a rung that is among its best, or None."""
     keep = len(there) // ladder.eta
     for trial in there[:keep]:
         if waits(trial) and ladder.reached(trial) == rung and trial.rung < rung:
@@ -128,12 +130,12 @@ def _promotable(
 
 
 def _promoted(ladder: Ladder, there: Sequence[Trial], rung: int) -> int:
-    """How many have gone on from a rung."""
+    """Return how many trials have continued beyond a rung."""
     return sum(trial.rung >= rung or ladder.reached(trial) > rung for trial in there)
 
 
 def left_behind(ladder: Ladder, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-    """Why a trial that waits was not promoted."""
+    """Return why a waiting trial was not promoted."""
     rung = ladder.reached(trial)
     there = _ranked(trials, rung, goal)
     return (
@@ -147,9 +149,9 @@ def _is_through(trial: Trial, waits: Callable[[Trial], bool]) -> bool:
 
 
 def _ranked(trials: Sequence[Trial], rung: int, goal: Goal) -> list[Trial]:
-    """Those with a result at the rung, the best first; of equal ones the first to have begun.
+    """Return the trials with a result at the rung, best first. Ties by number.
 
-    What failed, or was ended by hand, takes nobody's place.
+    Failed trials and trials that a user has canceled do not count.
     """
     there = [
         trial for trial in trials if len(trial.curve) >= rung and _counts(trial) and trial.best(goal, rung) is not None

@@ -1,4 +1,4 @@
-"""What a sampler is."""
+"""The sampler protocol, and the grid and random samplers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from paceline.sweeps.expressions import Raw
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Trial
 
-#: Spaces of more points than this are drawn from without asking whether a point was there.
+#: Larger spaces are sampled without avoiding repeated points.
 _SMALL = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A point for a trial. chosen: key -> raw value.
+    """A point for a trial.
 
-    notes: JSON that the sampler wants to find with the trial again, such as a generation's state; the child's record keeps it.
+    Attributes:
+        chosen: Key -> raw value.
+        notes: JSON that the sampler stores with the trial, such as a generation's state.
     """
 
     chosen: Mapping[str, Raw]
@@ -30,29 +32,34 @@ class Proposal:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Proposes points. What it proposes for a trial depends on the seed, the trial's number and the trials it is told, on
-    nothing else: so a sweep that was interrupted goes on as the one that was not would have.
+    """A source of points.
+
+    A proposal depends only on the seed, the trial's number and the trials passed in. An interrupted sweep therefore continues
+    as
+    an uninterrupted one.
     """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """The point of trial `number`; None where there is nothing left to propose.
+        """Return the point of trial `number`, or None if no point is left.
 
-        trials: all trials so far, those that run included.
+        Args:
+            trials: All trials so far, including live ones.
         """
 
 
 def seed_of(seed: int, number: int) -> int:
-    """A seed of 32 bits for one trial. Neighbouring trials have unrelated ones."""
+    """Return a 32-bit seed for one trial, unrelated to its neighbours' seeds."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:4], "big")
 
 
 class GridSampler:
-    """Trial n gets the n-th point; after the last there is nothing left.
+    """The points of a finite space, in order.
 
-    tried: the points of the first trials, which others propose; those of the grid are left out after them.
+    Args:
+        tried: Points of the first trials, which the grid then skips.
 
     Raises:
-        SweepError: the space has no end.
+        SweepError: The space is infinite.
     """
 
     def __init__(self, space: Space, tried: Sequence[Mapping[str, Raw]] = ()) -> None:
@@ -62,17 +69,17 @@ class GridSampler:
         self._known: list[Mapping[str, Raw]] = []
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """The n-th point."""
-        # Points are made as they are asked for: a grid may be larger than any sweep over it.
+        # Lazily: a grid may be far larger than the sweep.
         number -= self._first
         self._known += itertools.islice(self._points, max(0, number + 1 - len(self._known)))
         return Proposal(chosen=self._known[number]) if number < len(self._known) else None
 
 
 class RandomSampler:
-    """Each point as likely as any other.
+    """Independent random points.
 
-    repeats: let a point come twice in a space that has an end; else what is left is drawn from, and then there is nothing left.
+    Args:
+        repeats: Let a point of a finite space come twice. Else the sampler ends after the last point.
     """
 
     def __init__(self, space: Space, seed: int, *, repeats: bool = False) -> None:
@@ -80,41 +87,41 @@ class RandomSampler:
         self._seed = seed
         size = space.size
         self._is_small = not repeats and size is not None and size <= _SMALL
-        # What was said of the trials that were told before, so that a proposal does not cost more the longer a sweep is.
+        # Points of the trials seen so far. Kept, so that a proposal costs the same however long the sweep is.
         self._known: set[str] = set()
         self._told = 0
         self._left: dict[str, Mapping[str, Raw]] | None = None
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """A point; None where each point of the space has been proposed."""
+        """Return a random point, or None if every point has been proposed."""
         source = random.Random(seed_of(self._seed, number))
         if not self._is_small:
             return Proposal(chosen=self._drawn(source))
         self._tell(trials)
-        # Draw at first, for that costs nothing; near the end of a space nearly all draws have been there.
+        # A draw is cheap, but near the end of a space nearly all draws are repeats.
         for _ in range(10):
             drawn = self._drawn(source)
             if self._said(drawn) not in self._known:
                 return Proposal(chosen=drawn)
-        # Sampled from what is left, so that the last points of a space come in a bounded time.
+        # From the remaining points, so that the last ones take a bounded time.
         if self._left is None:
             every = {self._said(point): point for point in self._space.grid()}
             self._left = {said: point for said, point in every.items() if said not in self._known}
         return Proposal(chosen=source.choice(list(self._left.values()))) if self._left else None
 
     def knows(self, chosen: Mapping[str, Raw], trials: Sequence[Trial]) -> bool:
-        """Return True for a point that one of these trials has, in a space of few points."""
+        """Return whether a trial has this point. Always False in a large space."""
         if not self._is_small:
             return False
         self._tell(trials)
         return self._said(chosen) in self._known
 
     def _tell(self, trials: Sequence[Trial]) -> None:
-        # Trials are only ever added; a list that is no longer than the last one is another sweep's.
+        # Trials are only added. A shorter list belongs to another sweep.
         if len(trials) < self._told:
             self._known, self._told, self._left = set(), 0, None
         for trial in trials[self._told :]:
-            # By their values: of a quantised range, many raw values are one for the script.
+            # By values: in a quantized range, many raw values give one value.
             said = self._said(trial.chosen)
             self._known.add(said)
             if self._left is not None:

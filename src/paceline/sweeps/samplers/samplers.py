@@ -1,4 +1,4 @@
-"""The samplers by name, and a user's own by where it lies."""
+"""Samplers by name, and user-defined samplers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NAMES = ("random", "grid", "tpe", "cmaes", "gp")
 
 
 def check_sampler(name: object, space: Space, goals: Sequence[Goal] = ("maximize",)) -> None:
-    """Refuse what can be known to be wrong of a sampler before a sweep starts.
+    """Raise unless the sampler exists and supports the space.
 
     Raises:
-        SweepError: no such sampler, one that does not know this space, or one that is not installed.
+        SweepError: The sampler is unknown, not installed, or does not support this space.
     """
     if not isinstance(name, str) or (name not in NAMES and ":" not in name):
         raise SweepError(
             f"sampler={name!r}: write one of {', '.join(NAMES)}, or 'module:function' of one of your own."
             f"{did_you_mean(str(name), NAMES)}"
         )
-    # A user's own, with a colon in its name, is left to the controller: it lies in the source, which is not known here.
+    # The controller checks a user's sampler, which is in the source.
     if ":" not in name:
         make_sampler(name, space, 0, goals)
 
@@ -48,12 +48,15 @@ def make_sampler(
     prior: Sequence[Trial] = (),
     tried: Sequence[Mapping[str, Raw]] = (),
 ) -> Sampler:
-    """The sampler of this name. source: the folder in which the module of a user's own is looked for.
+    """Make the sampler of this name.
 
-    prior: results of former sweeps, for samplers that learn. tried: the user's own points, which come before the sampler's.
+    Args:
+        source: Folder of a user's own sampler module.
+        prior: Results of former sweeps, for samplers that learn.
+        tried: The user's own points, which are tried first.
 
     Raises:
-        SweepError: as `check_sampler`; or the user's own can't be loaded.
+        SweepError: As `check_sampler`, or the user's sampler cannot be loaded.
     """
     if name == "random":
         return RandomSampler(space, seed, repeats=repeats)
@@ -71,12 +74,12 @@ def make_sampler(
 def _loaded(name: str, source: Path | None) -> object:
     module, _, attribute = name.partition(":")
     if source is not None and str(source) not in sys.path:
-        # In front: a module of the source's must not be hidden by an installed package of the same name.
+        # In front: an installed package of the same name must not hide the module.
         sys.path.insert(0, str(source))
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        # Whatever the user's own module raises, it is the module that can't be loaded.
+        # A user's module may raise anything.
         said = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise SweepError(
             f"sampler={name!r} can't be loaded: {said}. It is looked for in the sweep's source."
@@ -84,16 +87,18 @@ def _loaded(name: str, source: Path | None) -> object:
 
 
 def check_own(name: str, source: Path) -> None:
-    """Refuse a user's own sampler that is certainly not there, by the text of its module, which is not run.
+    """Raise if a user's sampler is certainly missing.
+
+    Reads the text of its module and does not run it.
 
     Raises:
-        SweepError: no such module, or no such name in it.
+        SweepError: The module or the name in it does not exist.
     """
     module, _, attribute = name.partition(":")
     place = source / module.replace(".", "/")
     file = next((path for path in (place.with_name(f"{place.name}.py"), place / "__init__.py") if path.is_file()), None)
     if file is None:
-        # It may be installed where the sweep's controller runs: on this machine, with this interpreter.
+        # It may be installed: the controller runs with this interpreter.
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise SweepError(
                 f"sampler={name!r}: there is no module {module!r} in {str(source)!r}, and none is installed."
@@ -109,23 +114,25 @@ def check_own(name: str, source: Path) -> None:
 
 
 def _name_of(node: ast.AST) -> str | None:
-    """The name that a piece of a module may give it."""
+    """Return the name that a syntax node may define."""
     if isinstance(node, ast.alias):
         return node.asname or node.name
     return getattr(node, "name", None) or getattr(node, "id", None)
 
 
 class Proposals:
-    """The user's own points first, then what the sampler proposes.
+    """The points of a sweep: the user's own first, then those of the sampler.
 
-    source: the folder in which the module of a user's own sampler is looked for. prior: results of former sweeps.
+    Args:
+        source: Folder of a user's own sampler module.
+        prior: Results of former sweeps.
 
     Raises:
-        SweepError: as `samplers.make_sampler`.
+        SweepError: As `make_sampler`.
     """
 
     def __init__(self, spec: SweepSpec, source: Path, prior: Sequence[Trial] = ()) -> None:
-        # As raw values, so that samplers learn from them like from any other.
+        # As raw values, so that samplers learn from them.
         self._points = [spec.space.chosen(point) for point in spec.points]
         self._sampler = make_sampler(
             spec.sampler,
@@ -139,7 +146,11 @@ class Proposals:
         )
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """The point of trial `number`; None where there is nothing left to propose. trials: all those before it."""
+        """Return the point of trial `number`, or None if no point is left.
+
+        Args:
+            trials: All earlier trials.
+        """
         if number < len(self._points):
             return Proposal(chosen=self._points[number])
         return self._sampler.propose(number, trials)
