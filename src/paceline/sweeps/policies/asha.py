@@ -110,6 +110,7 @@ class ASHA:
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
+        """Return the script argument that ends a run above `rung`, or None."""
         end = self._ladder.above(rung)
         return (self.budget, end) if self.budget and end else None
 
