@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from paceline.environments import conda_file, registry, requirements
+from paceline.environments import registry, requirements
 from paceline.job.environment import EnvironmentSpec
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Environment(EnvironmentSpec):
         Raises:
             EnvironmentSpecError: The file is missing, not YAML, or has an unknown entry.
         """
-        return cls(name=name, **conda_file.read(file_path))
+        return cls(name=name, **requirements.read_conda_file(file_path))
 
     @classmethod
     def from_existing(cls, name: str | None, python: str | os.PathLike[str]) -> Environment:

@@ -8,14 +8,21 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import cast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
 
+from paceline.data.transfer.progress import Meter, Progress
+from paceline.errors import ModelError
+from paceline.models import registry
 from paceline.models.packages import ask, installed_here
-from paceline.models.record import InputData, Lineage, MetricSummary, RunEnvironment
-from paceline.runs import series, states, store
+from paceline.models.record import InputData, Lineage, MetricSummary, ModelRecord, RunEnvironment, TrainingData
+from paceline.models.sources import ModelSource
+from paceline.runs import read, series, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
+from paceline.runs.remote_status import is_copy
 from paceline.system.files import read_json
 
 #: Fields of an input in `data.json`.
@@ -125,3 +132,60 @@ def _metrics(folder: RunFolder) -> dict[str, MetricSummary]:
                 }
             )
     return metrics
+
+
+def add_with_lineage(
+    workspace_dir: Path,
+    name: str,
+    source: ModelSource,
+    came_from: RunFolder | None,
+    *,
+    datasets: Sequence[tuple[str, Any]] | None,
+    progress: Progress | None,
+    **more: Any,
+) -> ModelRecord:
+    """Register a source as the next version of a model, with its run and training data."""
+    used = [_training_data(pair) for pair in datasets or ()]
+    run = None if came_from is None else of_run(came_from, read.record(came_from))
+    meter = Meter(progress, source.size_bytes, len(source.files))
+    record = registry.add(workspace_dir, name, source, run=run, datasets=used, came=meter.add, **more)
+    meter.finish(files=len(source.files))
+    return record
+
+
+def _training_data(given: Any) -> TrainingData:
+    """Convert a (purpose, dataset) pair of the SDK to JSON."""
+    if not (isinstance(given, (tuple, list)) and len(given) == 2):
+        raise ModelError(f"datasets: {given!r} is not (purpose, dataset), such as ('training', dataset).")
+    purpose, dataset = given
+    name, version = getattr(dataset, "name", None), getattr(dataset, "version", None)
+    return {
+        "purpose": str(purpose),
+        "dataset": f"{name}:{version}" if name and version else name or str(dataset),
+        "fingerprint": getattr(dataset, "fingerprint", None),
+    }
+
+
+def check_home(folder: RunFolder) -> None:
+    """Raise ModelError in a process that does not see the workspace.
+
+    It has a node's copy of the run's folder, or a container with that folder only, and would lose a model written beside it.
+    """
+    if os.environ.get("PACELINE_RUN_ID") != folder.run_id:
+        return
+    job = store.stored(folder).job
+    if job is not None and job.environment.docker_image:
+        where = f"in a container, which has the folder of run {folder.run_id}"
+    elif not folder.lock.exists() or is_copy(folder):
+        where = f"on a node that has a copy of the folder of run {folder.run_id}"
+    else:
+        return
+    raise ModelError(
+        f"this process is {where}, and not the workspace that its models belong to. Leave the files in outputs, and register "
+        f"them where the run was submitted: run.register_model(...), or paceline model register NAME PATH --run {folder.run_id}."
+    )
+
+
+def run_folder(workspace_dir: Path, run: Any) -> RunFolder:
+    """Return the folder of a `Run` or run id."""
+    return store.find(workspace_dir / "runs", run if isinstance(run, str) else str(getattr(run, "id", run)))

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from paceline.data.transfer.progress import Meter, Progress
+from paceline.data.transfer.progress import Progress
 from paceline.errors import ModelError, ModelNotFoundError
 from paceline.models import aliases, check, lineage, mlflow_registry, names, on_store, registry, sources
-from paceline.models.record import ModelRecord, TrainingData
-from paceline.models.sources import ModelSource
-from paceline.runs import read, store, tags_and_properties
+from paceline.models.record import ModelRecord
+from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.remote_status import is_copy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,16 +44,14 @@ class Model:
         self, workspace: Workspace, name: str, *, version: int | str | None = None, alias: str | None = None
     ) -> None:
         self._workspace = workspace
-        self._dir = _workspace_dir(workspace)
-        self._record = registry.resolve(self._dir, _reference(name, version, alias))
+        self._dir = registry.workspace_dir_of(workspace)
+        self._record = registry.resolve(self._dir, names.reference(name, version, alias))
 
     @classmethod
     def _of(cls, workspace: Workspace, record: ModelRecord) -> Model:
         model = cls.__new__(cls)
-        model._workspace, model._dir, model._record = workspace, _workspace_dir(workspace), record
+        model._workspace, model._dir, model._record = workspace, registry.workspace_dir_of(workspace), record
         return model
-
-    # --- making and finding
 
     @staticmethod
     def register(
@@ -91,16 +87,15 @@ class Model:
             ModelError: The name is invalid, or the path is missing or contains an entry that is not a file.
             RunNotFoundError: The run does not exist.
         """
-        folder = _workspace_dir(workspace)
+        folder = registry.workspace_dir_of(workspace)
         names.check_model_name(model_name)
-        source = sources.local(model_path)
-        came_from = None if run is None else _run_folder(folder, run)
+        came_from = None if run is None else lineage.run_folder(folder, run)
         return Model._of(
             workspace,
-            _add(
+            lineage.add_with_lineage(
                 folder,
                 model_name,
-                source,
+                sources.local(model_path),
                 came_from,
                 tags=tags,
                 properties=properties,
@@ -131,7 +126,7 @@ class Model:
             run_id: Only versions of this run.
             latest: Only the latest version of each name.
         """
-        folder = _workspace_dir(workspace)
+        folder = registry.workspace_dir_of(workspace)
         found, seen = [], set()
         for record in registry.records(folder, name):
             if latest and record.name in seen:
@@ -139,7 +134,7 @@ class Model:
             seen.add(record.name)
             if run_id not in (None, record.run_id):
                 continue
-            if (tags or properties) and not _matches(registry.notes_of(folder, record), tags, properties):
+            if (tags or properties) and not registry.matches(registry.notes_of(folder, record), tags, properties):
                 continue
             found.append(Model._of(workspace, record))
         return sorted(found, key=lambda model: (model.record.created_utc, model.version), reverse=True)
@@ -156,8 +151,6 @@ class Model:
             UserError: A value is invalid; checked before a process starts.
         """
         return workspace.deploy(name, self, **options)
-
-    # --- what it is
 
     def __repr__(self) -> str:
         return f"Model({self._workspace!r}, {self.name!r}, version={self.version})"
@@ -243,8 +236,6 @@ class Model:
         there = aliases.current(registry.versions_of(self._dir), self.name)
         return [alias for alias, version in there.items() if version == self.version]
 
-    # --- its files
-
     @property
     def path(self) -> Path:
         """The local, read-only folder that contains the registered file or folder.
@@ -287,8 +278,6 @@ class Model:
         """
         return str(check.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
 
-    # --- elsewhere
-
     def push(self, to: str, verify: bool = False) -> bool:
         """Store this version in a datastore. Return False if it was there.
 
@@ -320,7 +309,9 @@ class Model:
             DataError, TransferError: The store can't be read.
         """
         names.check_model_name(name)
-        record = on_store.pull(_workspace_dir(workspace), on_store.place(place), name, names.check_version(version))
+        record = on_store.pull(
+            registry.workspace_dir_of(workspace), on_store.place(place), name, names.check_version(version)
+        )
         return Model._of(workspace, record)
 
     def push_to_mlflow(self, uri: str) -> int:
@@ -334,8 +325,6 @@ class Model:
             TransferError: The registry refuses the version.
         """
         return mlflow_registry.push(self._dir, self._record, uri).version
-
-    # --- what may change
 
     def add_tags(self, tags: Mapping[str, object]) -> None:
         """Set tags, replacing existing values."""
@@ -443,10 +432,10 @@ def register_of_run(
             run's folder here is a copy.
     """
     names.check_model_name(model_name)
-    _check_home(folder)
+    lineage.check_home(folder)
     source = sources.of_run(folder, model_path if model_path is not None else model_name)
-    record = _add(
-        _workspace_dir(workspace),
+    record = lineage.add_with_lineage(
+        registry.workspace_dir_of(workspace),
         model_name,
         source,
         folder,
@@ -459,91 +448,3 @@ def register_of_run(
         progress=progress,
     )
     return Model._of(workspace, record)
-
-
-def _add(
-    workspace_dir: Path,
-    name: str,
-    source: ModelSource,
-    came_from: RunFolder | None,
-    *,
-    datasets: Sequence[tuple[str, Any]] | None,
-    progress: Progress | None,
-    **more: Any,
-) -> ModelRecord:
-    used = [_dataset(one) for one in datasets or ()]
-    run = None if came_from is None else lineage.of_run(came_from, read.record(came_from))
-    meter = Meter(progress, source.size_bytes, len(source.files))
-    record = registry.add(workspace_dir, name, source, run=run, datasets=used, came=meter.add, **more)
-    meter.finish(files=len(source.files))
-    return record
-
-
-def _dataset(given: Any) -> TrainingData:
-    """Convert a (purpose, dataset) pair of the SDK to JSON."""
-    if not (isinstance(given, (tuple, list)) and len(given) == 2):
-        raise ModelError(f"datasets: {given!r} is not (purpose, dataset), such as ('training', dataset).")
-    purpose, dataset = given
-    name, version = getattr(dataset, "name", None), getattr(dataset, "version", None)
-    return {
-        "purpose": str(purpose),
-        "dataset": f"{name}:{version}" if name and version else name or str(dataset),
-        "fingerprint": getattr(dataset, "fingerprint", None),
-    }
-
-
-def _check_home(folder: RunFolder) -> None:
-    """Raise ModelError in a process that does not see the workspace.
-
-    It has a node's copy of the run's folder, or a container with that folder only, and would lose a model written beside it.
-    """
-    if os.environ.get("PACELINE_RUN_ID") != folder.run_id:
-        return
-    job = store.stored(folder).job
-    if job is not None and job.environment.docker_image:
-        where = f"in a container, which has the folder of run {folder.run_id}"
-    elif not folder.lock.exists() or is_copy(folder):
-        where = f"on a node that has a copy of the folder of run {folder.run_id}"
-    else:
-        return
-    raise ModelError(
-        f"this process is {where}, and not the workspace that its models belong to. Leave the files in outputs, and register "
-        f"them where the run was submitted: run.register_model(...), or paceline model register NAME PATH --run {folder.run_id}."
-    )
-
-
-def _run_folder(workspace_dir: Path, run: Any) -> RunFolder:
-    return store.find(workspace_dir / "runs", run if isinstance(run, str) else str(getattr(run, "id", run)))
-
-
-def _reference(name: Any, version: int | str | None, alias: str | None) -> names.ModelReference:
-    meant = names.parse(name)
-    if version is None and alias is None:
-        return meant
-    if version is not None and alias is not None:
-        raise ModelError(f"version={version!r} and alias={alias!r}: give one of the two.")
-    if meant != names.ModelReference(meant.name):
-        raise ModelError(f"{name!r} says which version already. Give the name alone, or no version and no alias.")
-    if alias is not None:
-        return names.ModelReference(meant.name, alias=names.check_alias(alias))
-    return names.ModelReference(meant.name, version=None if version == names.LATEST else names.check_version(version))
-
-
-def _matches(notes: Any, tags: Any, properties: Mapping[str, object] | None) -> bool:
-    wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
-    for one in wanted:
-        if isinstance(one, str):
-            if one not in notes.tags:
-                return False
-        else:
-            key, value = one
-            if key not in notes.tags or notes.tags[key] != (None if value is None else str(value)):
-                return False
-    return all(notes.properties.get(key) == str(value) for key, value in (properties or {}).items())
-
-
-def _workspace_dir(workspace: Workspace) -> Path:
-    path = getattr(workspace, "path", None)
-    if not isinstance(path, (str, os.PathLike)):
-        raise ModelError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")
-    return Path(path)

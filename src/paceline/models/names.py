@@ -76,3 +76,21 @@ def parse(text: Any) -> ModelReference:
     if not colon or version == LATEST:
         return ModelReference(name)
     return ModelReference(name, version=check_version(version))
+
+
+def reference(name: Any, version: int | str | None, alias: str | None) -> ModelReference:
+    """Combine a name or reference with a separate version or alias.
+
+    Raises:
+        ModelError: A value is invalid, or two of them name a version.
+    """
+    meant = parse(name)
+    if version is None and alias is None:
+        return meant
+    if version is not None and alias is not None:
+        raise ModelError(f"version={version!r} and alias={alias!r}: give one of the two.")
+    if meant != ModelReference(meant.name):
+        raise ModelError(f"{name!r} says which version already. Give the name alone, or no version and no alias.")
+    if alias is not None:
+        return ModelReference(meant.name, alias=check_alias(alias))
+    return ModelReference(meant.name, version=None if version == LATEST else check_version(version))

@@ -29,6 +29,14 @@ from paceline.system.registry import VersionFolders
 _SAID = 10
 
 
+def workspace_dir_of(workspace: object) -> Path:
+    """Return the folder of a workspace, or raise ModelError for another object."""
+    path = getattr(workspace, "path", None)
+    if not isinstance(path, (str, os.PathLike)):
+        raise ModelError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")
+    return Path(path)
+
+
 def models_dir(workspace_dir: Path) -> Path:
     """Return the folder of all models."""
     return workspace_dir / "models"
@@ -258,3 +266,17 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
             f"`paceline model alias {meant.name} {meant.alias} VERSION` sets it."
         )
     return load(workspace_dir, meant.name, there[meant.alias])
+
+
+def matches(notes: Notes, tags: Any, properties: Mapping[str, object] | None) -> bool:
+    """Return True if a version has all these tags and properties; a tag may have any value."""
+    wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
+    for one in wanted:
+        if isinstance(one, str):
+            if one not in notes.tags:
+                return False
+        else:
+            key, value = one
+            if key not in notes.tags or notes.tags[key] != (None if value is None else str(value)):
+                return False
+    return all(notes.properties.get(key) == str(value) for key, value in (properties or {}).items())
