@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from paceline.pipelines.pipeline import Pipeline
     from paceline.pipelines.pipeline_run import PipelineRun
     from paceline.pruning import Pruned
-    from paceline.services.service import DeployOptions, Models, Service, ServingOptions
+    from paceline.services.record import ServingOptions
+    from paceline.services.service import DeployOptions, Models, Service
     from paceline.snapshot import Progress
     from paceline.sweeps.sweep import Sweep
     from paceline.sweeps.sweep_run import SweepRun

@@ -17,7 +17,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.system import units
 from paceline.workspace import Workspace
 
-#: Option -> field of `paceline.services.record.ServiceSettings`.
+#: Option -> field of `paceline.services.record.ServingOptions`.
 _SETTINGS = {
     "max_batch": "max_batch",
     "max_queue": "max_queue",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from paceline.system.serialization import known_fields
 
@@ -52,27 +52,19 @@ class _Data:
         return cls(**known_fields(cls, data))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServiceSettings(_Data):
-    """Serving settings of a revision; None means the server's default.
+class ServingOptions(TypedDict, total=False):
+    """Serving settings that callers pass by name, the names of `paceline.serving.config.ServerConfig`."""
 
-    The names are those of `paceline.serving.config.ServerConfig`.
-    """
-
-    max_batch: int | None = None
-    max_queue: int | None = None
-    max_body_bytes: int | None = None
-    timeout_s: float | None = None
-    load_timeout_s: float | None = None
-    memory_limit_bytes: int | None = None
-    drain_s: float | None = None
-    threads: int | None = None
-    log_level: str | None = None
-    allow_origins: Sequence[str] | None = None
-
-    def given(self) -> dict[str, Any]:
-        """Return the settings that are not None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    max_batch: int
+    max_queue: int
+    max_body_bytes: int
+    timeout_s: float
+    load_timeout_s: float
+    memory_limit_bytes: int | None
+    drain_s: float
+    threads: int | None
+    log_level: Literal["debug", "info", "warning", "error"]
+    allow_origins: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +98,7 @@ class Revision(_Data):
     snapshot_id: str | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: ServingOptions = field(default_factory=ServingOptions)
     created_utc: str = ""
     created_by: str = ""
     why: str = ""

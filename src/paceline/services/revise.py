@@ -16,7 +16,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.runs.record import user_name, utc_now
 from paceline.services import store
 from paceline.services.folder import RevisionFolder, ServiceFolder
-from paceline.services.record import Revision, RevisionModel, ServiceSettings
+from paceline.services.record import Revision, RevisionModel
 from paceline.services.revision_spec import FoundModel, RevisionSpec, find_model
 from paceline.serving.api import ServedModel, ServerConfig
 from paceline.system.files import PRIVATE, remove_tree, write_json
@@ -86,7 +86,7 @@ def _fill(
         snapshot_id=taken,
         environment=environment.to_json(),
         variables={**environment.environment_variables, **spec.variables},
-        settings=spec.settings.given(),
+        settings=spec.settings,
         created_utc=utc_now(),
         created_by=user_name(),
         why=why,
@@ -104,7 +104,7 @@ def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
         source_directory=revision.source_directory,
         environment=EnvironmentSpec.from_json(dict(revision.environment)),
         variables=dict(revision.variables),
-        settings=ServiceSettings(**revision.settings),
+        settings=revision.settings,
     )
 
 

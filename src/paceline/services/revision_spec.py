@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
-from paceline.services.record import ServiceSettings
+from paceline.services.record import ServingOptions
 from paceline.system.files import copy_whole
 
 _MOST_WORKERS = 1024
@@ -32,7 +32,7 @@ class RevisionSpec:
     source_directory: str | None = None
     environment: EnvironmentSpec | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-    settings: ServiceSettings = field(default_factory=ServiceSettings)
+    settings: ServingOptions = field(default_factory=ServingOptions)
 
 
 def make_spec(
@@ -64,7 +64,7 @@ def make_spec(
 
 def changed_spec(before: RevisionSpec, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> RevisionSpec:
     """Return the spec with these changes. Unnamed settings keep their values."""
-    both = {**before.settings.given(), **(settings or {})}
+    both = {**before.settings, **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)
 
 
@@ -81,16 +81,16 @@ def as_models(models: object) -> tuple[object, ...]:
     return given
 
 
-def as_settings(values: Mapping[str, Any]) -> ServiceSettings:
+def as_settings(values: Mapping[str, object]) -> ServingOptions:
     """Return the settings with these values; None means the server's default.
 
     Raises:
         ServiceError: A name is unknown. The values are checked when the revision is written.
     """
-    known = [each.name for each in fields(ServiceSettings)]
+    known = list(ServingOptions.__annotations__)
     if unknown := sorted(set(values) - set(known)):
         raise ServiceError(f"there is no setting {unknown[0]!r} of a service. There are {', '.join(known)}.")
-    return ServiceSettings(**values)
+    return cast(ServingOptions, {name: value for name, value in values.items() if value is not None})
 
 
 def as_variables(values: Mapping[str, object] | None) -> dict[str, str]:

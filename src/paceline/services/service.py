@@ -8,12 +8,23 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.job.environment import EnvironmentSpec
 from paceline.services import client, deploy, keys, log, revise, revision_spec, store
-from paceline.services.record import DOWN, FAILED, GONE, STOPPED, TRANSITIONING, UNHEALTHY, UP, Revision, ServiceRecord
+from paceline.services.record import (
+    DOWN,
+    FAILED,
+    GONE,
+    STOPPED,
+    TRANSITIONING,
+    UNHEALTHY,
+    UP,
+    Revision,
+    ServiceRecord,
+    ServingOptions,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,21 +39,6 @@ _PAUSE_S = 0.05
 
 #: One model or several: registered ones, references such as "digits:3", or paths of files and folders.
 Models: TypeAlias = "Model | str | os.PathLike[str] | Sequence[Model | str | os.PathLike[str]]"
-
-
-class ServingOptions(TypedDict, total=False):
-    """Serving settings that callers pass by name."""
-
-    max_batch: int
-    max_queue: int
-    max_body_bytes: int
-    timeout_s: float
-    load_timeout_s: float
-    memory_limit_bytes: int | None
-    drain_s: float
-    threads: int | None
-    log_level: Literal["debug", "info", "warning", "error"]
-    allow_origins: Sequence[str]
 
 
 class DeployOptions(ServingOptions, total=False):

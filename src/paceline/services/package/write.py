@@ -135,7 +135,7 @@ def _fill(
             source_dir=None if source is None else "source",
             environment=dict(spec.variables),
             workers=workers,
-            **spec.settings.given(),
+            **spec.settings,
         )
     except ServingError as error:
         raise ServiceError(str(error)) from error
