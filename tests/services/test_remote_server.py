@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from paceline.runs.folder import RunFolder
-from paceline.services.remote_server import AwayServer, _Served
+from paceline.services.remote_server import RemoteServer, _Served
 
 
 def test_a_server_s_lines_are_shown_of_each_attempt_and_a_full_disk_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, served = object.__new__(AwayServer), _Served("1.1", RunFolder(tmp_path / "e_1"), 0)
+    server, served = object.__new__(RemoteServer), _Served("1.1", RunFolder(tmp_path / "e_1"), 0)
     record: Any = SimpleNamespace(attempts=[])
 
     def prints(number: int, text: str) -> None:

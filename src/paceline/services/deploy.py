@@ -278,7 +278,10 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
 
 
 def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Raise unless the target can serve. Return whether other machines reach its nodes."""
+    """Raise unless the target can serve.
+
+    Return whether other machines reach its nodes.
+    """
     found = configured.read(workspace_dir, target)
     if found.kind == configured.LOCAL:
         return False

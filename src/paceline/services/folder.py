@@ -72,7 +72,10 @@ class RevisionFolder:
         return int(self.path.name)
 
     def model(self, index: int) -> Path:
-        """Return the copy of a model that was given by path. index: position in `Revision.models`."""
+        """Return the copy of a model that was given by path.
+
+        index: position in `Revision.models`.
+        """
         return self.models / str(index)
 
     def hashes(self, index: int) -> Path:

@@ -1,4 +1,7 @@
-"""The two keys of a service. A request needs either, so one can be used while the other changes."""
+"""The two keys of a service.
+
+A request needs either, so one can be used while the other changes.
+"""
 
 from __future__ import annotations
 

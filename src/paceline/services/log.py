@@ -55,7 +55,10 @@ def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
 
 
 class GrowingLog:
-    """An incremental reader of a log, from byte `at` on. It restarts after a truncation."""
+    """An incremental reader of a log, from byte `at` on.
+
+    It restarts after a truncation.
+    """
 
     def __init__(self, path: Path, at: int = 0) -> None:
         self.path, self._at = path, at

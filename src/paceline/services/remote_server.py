@@ -68,7 +68,7 @@ class _Served:
     ended: str | None = None
 
 
-class AwayServer:
+class RemoteServer:
     """Stands for `paceline.services.server.Server` where the target is another machine."""
 
     #: A run gets its keys at its start: new keys need a new run.

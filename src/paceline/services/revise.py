@@ -159,7 +159,7 @@ def config_of(
 
     python: Interpreter of the model processes.
     environment: Variables of the model processes.
-    where: host, port, listen_fd, beat_fd, keys_file, tls_cert, tls_key and revision.
+    where: host, port, listen_fd, heartbeat_fd, keys_file, tls_cert, tls_key and revision.
 
     Raises:
         ServingError: The server would refuse the configuration.

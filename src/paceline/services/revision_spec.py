@@ -171,7 +171,9 @@ def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundModel:
-    """The files of a model to serve. id: its version in the registry ("digits:3"); None outside.
+    """The files of a model to serve.
+
+    id: its version in the registry ("digits:3"); None outside.
 
     environment: exact environment of the run that made it, if known.
     digests: SHA-256 of each file by its name below `path`; empty outside of the registry.

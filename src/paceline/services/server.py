@@ -31,7 +31,10 @@ SILENT_S = 60.0
 
 
 class Server:
-    """The server process of a service on this machine. tag: identifies a configuration in its state."""
+    """The server process of a service on this machine.
+
+    tag: identifies a configuration in its state.
+    """
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
         self._folder, self._listener = folder, listener
@@ -107,7 +110,7 @@ class Server:
             host=record.host,
             port=record.port,
             listen_fd=self._listener.fileno(),
-            beat_fd=None if self._heartbeat is None else self._heartbeat.fd,
+            heartbeat_fd=None if self._heartbeat is None else self._heartbeat.fd,
             keys_file=str(folder.keys) if record.has_keys else None,
             tls_cert=record.tls_cert,
             tls_key=record.tls_key,
@@ -145,7 +148,10 @@ class Server:
         return refused["error"] if refused is not None and refused["revision"] == tag else None
 
     def ended(self) -> str | None:
-        """Return how the server ended, with its last log lines; None while it runs. Kill a hung server."""
+        """Return how the server ended, with its last log lines; None while it runs.
+
+        Kill a hung server.
+        """
         if self._process is None:
             return None
         if self._process.poll() is None:

@@ -102,7 +102,9 @@ class Service:
         description: str = "",
         **settings: Unpack[ServingOptions],
     ) -> Service:
-        """Create and start a service. Return its handle at once (see `wait_for_deployment`).
+        """Create and start a service.
+
+        Return its handle at once (see `wait_for_deployment`).
 
         Args:
             workspace: Workspace that the service belongs to.
@@ -275,7 +277,9 @@ class Service:
         return log.last_lines(self._folder, num_lines)
 
     def get_keys(self) -> tuple[str, str]:
-        """Return (primary, secondary). A request needs one of them as `Authorization: Bearer KEY`.
+        """Return (primary, secondary).
+
+        A request needs one of them as `Authorization: Bearer KEY`.
 
         Raises:
             ServiceError: The service has no keys, or you may not read them.
@@ -307,7 +311,9 @@ class Service:
         wait: bool = True,
         **settings: Unpack[ServingOptions],
     ) -> ServiceRecord:
-        """Serve a new revision without losing a request. Omitted arguments keep their values.
+        """Serve a new revision without losing a request.
+
+        Omitted arguments keep their values.
 
         Args:
             models: As for `deploy`.
@@ -384,7 +390,9 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def stop(self, wait: bool = True) -> None:
-        """Stop the service once its requests are answered. `start` listens at the same port again.
+        """Stop the service once its requests are answered.
+
+        `start` listens at the same port again.
 
         Args:
             wait: Block until it has ended.

@@ -36,7 +36,7 @@ from paceline.services.record import (
     DesiredState,
     Revision,
 )
-from paceline.services.remote_server import AwayServer
+from paceline.services.remote_server import RemoteServer
 from paceline.services.server import Server
 from paceline.supervisor.supervision import Wake
 from paceline.system import processes
@@ -54,7 +54,10 @@ _SHORTEN_S = 30.0
 
 @dataclass
 class _Change:
-    """A revision in preparation. serial: of its request; None for a revision that was served before."""
+    """A revision in preparation.
+
+    serial: of its request; None for a revision that was served before.
+    """
 
     revision: Revision
     workers: int
@@ -83,8 +86,8 @@ class Supervisor:
         self.keys_time = keys.changed_ns(self.folder)
         record = store.stored(folder)
         is_here = record.target == configured.LOCAL
-        self.server: Server | AwayServer = (
-            Server(folder, listener) if is_here else AwayServer(folder, listener, record.target)
+        self.server: Server | RemoteServer = (
+            Server(folder, listener) if is_here else RemoteServer(folder, listener, record.target)
         )
         self.record = store.change(
             folder,

@@ -23,7 +23,9 @@ _CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Results of one number of clients. failures: responses other than 2xx, and broken connections.
+    """Results of one number of clients.
+
+    failures: responses other than 2xx, and broken connections.
 
     per_second: responses. The times are of single requests, in milliseconds; half of them are at most p50.
     """

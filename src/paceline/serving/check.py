@@ -24,7 +24,9 @@ from paceline.system.files import remove_tree
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """The result of a check. problem: one sentence, or None. log: output of the process.
+    """The result of a check.
+
+    problem: one sentence, or None. log: output of the process.
 
     kind: kind of the model, such as "script". load_s, answer_s: seconds for init and for the sample. status, answer: response to
     the sample, None without a sample.

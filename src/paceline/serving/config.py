@@ -64,7 +64,7 @@ class ServerConfig:
     environment: variables of the model processes besides the server's own.
     host: name or address of this machine. Any but a loopback address needs `keys_file`.
     port: 0 for a free port, which the server's state reports. listen_fd: inherited listening socket, in place of host and port.
-        beat_fd: inherited pipe, for a heartbeat byte each second.
+        heartbeat_fd: inherited pipe, for a heartbeat byte each second.
     workers: number of model processes. threads: OMP_NUM_THREADS of each; None for the number of cores divided by `workers`.
     max_batch: most requests in one call of the model, if it takes several; 1 for single requests.
     max_queue: most waiting requests; further ones get status 503.
@@ -89,7 +89,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 0
     listen_fd: int | None = None
-    beat_fd: int | None = None
+    heartbeat_fd: int | None = None
     workers: int = 1
     threads: int | None = None
     max_batch: int = 16
@@ -114,7 +114,7 @@ class ServerConfig:
             )
         for name, least in (
             *(("workers", 1), ("max_batch", 1), ("max_queue", 1), ("max_body_bytes", 1), ("port", 0)),
-            *(("threads", 1), ("listen_fd", 0), ("beat_fd", 0), ("memory_limit_bytes", 1)),
+            *(("threads", 1), ("listen_fd", 0), ("heartbeat_fd", 0), ("memory_limit_bytes", 1)),
         ):
             _check_number(name, getattr(self, name), least, int)
         for name in ("timeout_s", "load_timeout_s", "drain_s"):
@@ -193,7 +193,7 @@ def read_config(path: Path) -> ServerConfig:
 
 
 def _check_number(name: str, value: Any, least: int, kind: Any) -> None:
-    if value is None and name in ("threads", "listen_fd", "beat_fd", "memory_limit_bytes"):
+    if value is None and name in ("threads", "listen_fd", "heartbeat_fd", "memory_limit_bytes"):
         return
     if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
         whole = "a whole number" if kind is int else "a number"

@@ -83,7 +83,10 @@ class ModelCall(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A response. headers: besides the front's own; empty for a JSON body. ran_us: microseconds in the model."""
+    """A response. headers: besides the front's own; empty for a JSON body.
+
+    ran_us: microseconds in the model.
+    """
 
     status: int
     body: bytes

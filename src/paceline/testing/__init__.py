@@ -1,4 +1,7 @@
-"""Conformance suites for plugin authors: `paceline.testing.targets`. They need pytest."""
+"""Conformance suites for plugin authors: `paceline.testing.targets`.
+
+They need pytest.
+"""
 
 import pytest
 

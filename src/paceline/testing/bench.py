@@ -45,7 +45,10 @@ class Bench:
     # --- runs
 
     def submit(self, script: str, backend: str | None = None, **values: Any) -> Run:
-        """Submit a script: as one process, or on all nodes with a backend. values: more fields of the job."""
+        """Submit a script: as one process, or on all nodes with a backend.
+
+        values: more fields of the job.
+        """
         given = {**self.way(backend), "grace_period_seconds": GRACE_S, **self.target.values, **values}
         job = Job(entry_script=ENTRY_SCRIPT, compute_target=self.target.name, **given)
         run = self.experiment.submit(job, source_directory=self._source(script))
@@ -68,7 +71,10 @@ class Bench:
         return self.target.finished[key]
 
     def way(self, backend: str | None) -> dict[str, Any]:
-        """Return a job's fields for one process, or for all nodes with a backend. Skip if it does not fit."""
+        """Return a job's fields for one process, or for all nodes with a backend.
+
+        Skip if it does not fit.
+        """
         if backend is None:
             return {}
         if backend not in self.target.backends:

@@ -125,7 +125,10 @@ class CompletingChecks:
 
 
 class ReadingChecks:
-    """Checks of readers of a live run. If nodes see another folder, each read copies the files here."""
+    """Checks of readers of a live run.
+
+    If nodes see another folder, each read copies the files here.
+    """
 
     def test_a_run_can_be_read_while_it_goes_on(self, bench: Bench) -> None:
         run, copy = bench.submit(scripts.LEAVE_AND_WAIT), bench.target.folder / "early.txt"

@@ -182,7 +182,10 @@ def missing_members(target: object) -> dict[str, list[str]]:
 
 
 class LosingChecks:
-    """The loss of a node ends the attempt on all other nodes. For targets that can simulate it."""
+    """The loss of a node ends the attempt on all other nodes.
+
+    For targets that can simulate it.
+    """
 
     @_BACKENDS
     def test_a_lost_node_ends_the_run_everywhere(self, bench: Bench, backend: str) -> None:

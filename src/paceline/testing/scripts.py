@@ -1,4 +1,7 @@
-"""The training scripts of the suite. They need only the standard library and Paceline's worker side."""
+"""The training scripts of the suite.
+
+They need only the standard library and Paceline's worker side.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The live page: a web server that shows a workspace. `paceline ui` starts it; it needs the extra `ui`."""
+"""The live page: a web server that shows a workspace.
+
+`paceline ui` starts it; it needs the extra `ui`.
+"""

@@ -1,4 +1,7 @@
-"""`python -m paceline.ui CONFIG`: serve the page until a signal. CONFIG is JSON from `paceline ui`."""
+"""`python -m paceline.ui CONFIG`: serve the page until a signal.
+
+CONFIG is JSON from `paceline ui`.
+"""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""The ASGI application: paths and their views. Each request reads the current workspace.
+"""The ASGI application: paths and their views.
+
+Each request reads the current workspace.
 
 /                         the runs
 /runs/ID                  a run: state, curves, log; further paths for its files, details and sweep

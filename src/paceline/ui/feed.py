@@ -50,7 +50,10 @@ def message(event: str, data: object, place: str = "") -> bytes:
 
 
 class RunFeed:
-    """The live changes of one run. Only for the event loop; other threads read the files."""
+    """The live changes of one run.
+
+    Only for the event loop; other threads read the files.
+    """
 
     def __init__(self, folder: RunFolder, curves: CurveStore) -> None:
         self.folder = folder

@@ -91,7 +91,9 @@ def look(folder: RunFolder, name: str) -> Look:
 
 
 def opened(folder: RunFolder, name: str) -> tuple[int, str]:
-    """Open a file of the run without following links out of it. Return descriptor and name.
+    """Open a file of the run without following links out of it.
+
+    Return descriptor and name.
 
     Raises:
         FileNameError: The name leaves the run's folder.

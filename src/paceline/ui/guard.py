@@ -189,7 +189,10 @@ class Token:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode())
 
     def form_key(self) -> str:
-        """Return a key against cross-site forms. It differs on each page, against compression attacks (BREACH)."""
+        """Return a key against cross-site forms.
+
+        It differs on each page, against compression attacks (BREACH).
+        """
         nonce = secrets.token_hex(8)
         return f"{nonce}.{self._sign('form ' + nonce)}"
 

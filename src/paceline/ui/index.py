@@ -83,7 +83,10 @@ class Index:
         return [known[run_id] for run_id in self.ids if run_id in known]
 
     def refresh(self) -> None:
-        """Read changed records, at most once per interval. Concurrent callers share one refresh."""
+        """Read changed records, at most once per interval.
+
+        Concurrent callers share one refresh.
+        """
         if time.monotonic() - self._looked_at < max(_FRESH_S, _REST * self._took_s):
             return
         with self._lock:

@@ -22,7 +22,10 @@ _SILENCE_S = 15.0
 
 @dataclass(frozen=True)
 class PagePiece:
-    """A part of a page. stamp: changes with the content. make: returns HTML whose URLs are relative to the stream's."""
+    """A part of a page. stamp: changes with the content.
+
+    make: returns HTML whose URLs are relative to the stream's.
+    """
 
     stamp: str
     make: Callable[[], str]

@@ -78,7 +78,10 @@ class MetricJson(TypedDict):
 
 
 class CurveJson(TypedDict):
-    """The points of a curve. n: number of values, by which a page recognizes new values in later events."""
+    """The points of a curve.
+
+    n: number of values, by which a page recognizes new values in later events.
+    """
 
     name: str
     rank: int
@@ -91,7 +94,10 @@ class CurveJson(TypedDict):
 
 
 class CurvesJson(TypedDict):
-    """All metrics, and the points of the requested ones. others: number of logged images, tables and texts."""
+    """All metrics, and the points of the requested ones.
+
+    others: number of logged images, tables and texts.
+    """
 
     names: list[MetricJson]
     curves: list[CurveJson]
@@ -223,7 +229,10 @@ def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> 
 
 
 def others_of(curves: RunCurves) -> list[LoggedItems]:
-    """Return images, tables, rows and texts by name, newest first. Rows of one name form one table."""
+    """Return images, tables, rows and texts by name, newest first.
+
+    Rows of one name form one table.
+    """
     found: dict[str, LoggedItems] = {}
     rows: dict[str, list[dict[str, object]]] = {}
     for other in curves.others:

@@ -87,7 +87,10 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
 def command(
     ssh: str, host: str, folder: str | None, program: str, port: int, words: Sequence[str], *, place: str
 ) -> list[str]:
-    """Return the command line of ssh. place: folder of the socket, with an unguessable name."""
+    """Return the command line of ssh.
+
+    place: folder of the socket, with an unguessable name.
+    """
     path = f"/tmp/paceline-ui-{place}/socket"
     # The user's command is not quoted, so that `~` works; our own arguments are.
     asked = f"{program} ui --socket {path} --json {shlex.join(words)}".rstrip()

@@ -23,7 +23,10 @@ _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytor
 
 @dataclass(frozen=True)
 class PackageVersions:
-    """Packages in exact versions. constraints: versions of the requirements' own dependencies."""
+    """Packages in exact versions.
+
+    constraints: versions of the requirements' own dependencies.
+    """
 
     requirements: tuple[str, ...]
     constraints: tuple[str, ...]

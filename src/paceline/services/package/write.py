@@ -142,7 +142,7 @@ def _fill(
     values = {
         key: value
         for key, value in config.to_json().items()
-        if key not in ("host", "port", "listen_fd", "beat_fd", "python")
+        if key not in ("host", "port", "listen_fd", "heartbeat_fd", "python")
     }
     write_json(folder / "service.json", values)
     shutil.copy(Path(__file__).with_name("start.py"), folder / "start.py")
@@ -223,7 +223,10 @@ def _python_version(known: Mapping[str, object], environment: EnvironmentSpec | 
 
 
 def dockerfile(base: str) -> str:
-    """Return the Dockerfile. Packages come first: they change less often than the model."""
+    """Return the Dockerfile.
+
+    Packages come first: they change less often than the model.
+    """
     return f"""\
 FROM {base}
 WORKDIR /service

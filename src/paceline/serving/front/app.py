@@ -54,7 +54,10 @@ _CLOSE = (b"connection", b"close")
 
 
 class RefusedError(Exception):
-    """A request that is answered without a model. unread: part of its body may still arrive."""
+    """A request that is answered without a model.
+
+    unread: part of its body may still arrive.
+    """
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes], unread: bool = False) -> None:
         super().__init__(message)
@@ -62,7 +65,10 @@ class RefusedError(Exception):
 
 
 class _Exchange:
-    """A request and its response in ASGI. began: time of arrival. ids: response headers with the request's ids and CORS."""
+    """A request and its response in ASGI. began: time of arrival.
+
+    ids: response headers with the request's ids and CORS.
+    """
 
     __slots__ = ("began", "ids", "receive", "scope", "send")
 
@@ -148,7 +154,9 @@ class App:
         self._note(exchange, reply.status, len(body), name, reply.ran_us)
 
     def _admit(self, exchange: _Exchange, given: dict[bytes, bytes]) -> wire.Reply | None:
-        """Check keys and origin. Return the response to a CORS preflight request, else None.
+        """Check keys and origin.
+
+        Return the response to a CORS preflight request, else None.
 
         Raises:
             RefusedError: The key is missing or wrong, or a page of a forbidden origin sends a request without key.
@@ -213,7 +221,10 @@ class App:
 
     @property
     def is_loaded(self) -> bool:
-        """Return True once a model has been ready. Later requests wait while its process is replaced."""
+        """Return True once a model has been ready.
+
+        Later requests wait while its process is replaced.
+        """
         return self._config is not None
 
     async def _body(self, receive: Receive, given: dict[bytes, bytes]) -> bytes:
@@ -299,7 +310,10 @@ class App:
         return found
 
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
-        """Log and count a response. ran_us: microseconds in the model; None if it was not called."""
+        """Log and count a response.
+
+        ran_us: microseconds in the model; None if it was not called.
+        """
         scope, ids = exchange.scope, exchange.ids
         # Such as 408, after which the application sees a closed connection.
         status = scope["state"]["connection"].status or status

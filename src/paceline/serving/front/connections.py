@@ -143,7 +143,10 @@ async def watch(connections: set[Any]) -> None:
 
 
 class _Slow(NamedTuple):
-    """A request that was incomplete at the last check. request: None while its head is incomplete."""
+    """A request that was incomplete at the last check.
+
+    request: None while its head is incomplete.
+    """
 
     request: Any
     since: float

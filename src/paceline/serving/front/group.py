@@ -46,7 +46,7 @@ _IDLE_S = 0.5
 _FLUSH_S = 0.2
 
 #: Settings that can't change while a server listens; settings that do not affect how a model is loaded.
-_FIXED = ("host", "listen_fd", "beat_fd")
+_FIXED = ("host", "listen_fd", "heartbeat_fd")
 _LIGHT = (
     *("workers", "max_batch", "max_queue", "max_body_bytes", "timeout_s", "load_timeout_s", "keys_file", "tls_cert"),
     *("tls_key", "memory_limit_bytes", "log_level", "drain_s", "port", "allow_origins"),
@@ -127,13 +127,13 @@ class ServerGroup:
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
         # If a supervisor holds the socket, connections wait there until the model is loaded.
-        web = self._accept() if self._config.beat_fd is None else None
+        web = self._accept() if self._config.heartbeat_fd is None else None
         background = [
             asyncio.ensure_future(each)
             for each in (self.pool.watch(), self._flush(), connections.watch(self.app.connections))
         ]
-        if self._config.beat_fd is not None:
-            background.append(asyncio.ensure_future(beat(self._config.beat_fd)))
+        if self._config.heartbeat_fd is not None:
+            background.append(asyncio.ensure_future(send_heartbeats(self._config.heartbeat_fd)))
         self._write()
         ending = asyncio.ensure_future(self._is_ending.wait())
         try:
@@ -352,7 +352,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def beat(fd: int) -> None:
+async def send_heartbeats(fd: int) -> None:
     """Write a heartbeat byte into a pipe each second, until cancelled."""
     os.set_blocking(fd, False)
     while True:

@@ -38,7 +38,10 @@ def read_keys(path: str) -> tuple[bytes, ...]:
 
 
 def is_right(header: bytes | None, keys: tuple[bytes, ...]) -> bool:
-    """Return True if the header is `Bearer` with one of the keys. Compares in constant time."""
+    """Return True if the header is `Bearer` with one of the keys.
+
+    Compares in constant time.
+    """
     kind, _, given = (header or b"").partition(b" ")
     given = given.strip()
     # Compare all keys, for constant time.

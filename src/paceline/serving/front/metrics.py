@@ -95,7 +95,10 @@ class Metrics:
 
 
 class AccessLog:
-    """A buffered log with a line for each request. fd: where to write. is_on: False writes nothing."""
+    """A buffered log with a line for each request.
+
+    fd: where to write. is_on: False writes nothing.
+    """
 
     def __init__(self, fd: int, is_on: bool) -> None:
         self._fd, self.is_on = fd, is_on

@@ -69,7 +69,10 @@ class LoadError(Exception):
 
 
 class Pool:
-    """All model processes and queued requests. changed: called after each start, readiness or end of a process."""
+    """All model processes and queued requests.
+
+    changed: called after each start, readiness or end of a process.
+    """
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
         self.current: Generation | None = None
@@ -171,7 +174,10 @@ class Pool:
         return generation
 
     def switch(self) -> None:
-        """Make the next generation the present one. Old processes end after their requests."""
+        """Make the next generation the present one.
+
+        Old processes end after their requests.
+        """
         assert self.current is not None
         assert self.next is not None
         old, self.current, self.next = self.current, self.next, None

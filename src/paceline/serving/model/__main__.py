@@ -35,7 +35,10 @@ def main() -> None:
 
 
 def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
-    """Load the model and serve until the front closes the socket. Return False if it can't be loaded."""
+    """Load the model and serve until the front closes the socket.
+
+    Return False if it can't be loaded.
+    """
     try:
         model = load(setup)
         ready = wire.LoadedModel(model.kind, model.wants_head, model.is_batched, model.documents())

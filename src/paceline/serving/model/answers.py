@@ -24,7 +24,10 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class InputError(Exception):
-    """A request that can't be answered. status: HTTP status; the message is for the client."""
+    """A request that can't be answered.
+
+    status: HTTP status; the message is for the client.
+    """
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

@@ -19,7 +19,10 @@ from paceline.serving.wire import INFER, ModelCall, Reply
 
 
 class Script:
-    """A script that answers by the function `name`. With `NAME_batch` it gets all waiting requests."""
+    """A script that answers by the function `name`.
+
+    With `NAME_batch` it gets all waiting requests.
+    """
 
     wants_head = False
 

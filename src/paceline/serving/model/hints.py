@@ -35,7 +35,10 @@ _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 class Hint(NamedTuple):
-    """A converted type hint. read: converts a JSON value, or raises InputError with its place. schema: JSON Schema."""
+    """A converted type hint.
+
+    read: converts a JSON value, or raises InputError with its place. schema: JSON Schema.
+    """
 
     read: Read
     schema: dict[str, object]
@@ -43,7 +46,10 @@ class Hint(NamedTuple):
 
 
 class Hints:
-    """The type hints of one function. schemas: of named types, which other schemas refer to."""
+    """The type hints of one function.
+
+    schemas: of named types, which other schemas refer to.
+    """
 
     def __init__(self) -> None:
         self.schemas: dict[str, object] = {}
@@ -94,7 +100,10 @@ class Hints:
         )
 
     def _object(self, kind: Any) -> Hint:
-        """Convert a class with named fields. It may contain itself, so register it before its fields."""
+        """Convert a class with named fields.
+
+        It may contain itself, so register it before its fields.
+        """
         if kind in self._known:
             return self._known[kind]
         name = kind.__name__

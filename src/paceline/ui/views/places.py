@@ -53,7 +53,10 @@ def routes() -> list[Route]:
 
 
 def _compute(request: Request) -> Response:
-    """Return the page at once. The targets' status follows in the stream, because an engine may take seconds."""
+    """Return the page at once.
+
+    The targets' status follows in the stream, because an engine may take seconds.
+    """
     names = configured.names(request.app.state.workspace_dir)
     return render.page(request, "compute.html", names=names, stamp="")
 

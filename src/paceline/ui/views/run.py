@@ -67,7 +67,10 @@ async def live(request: Request) -> Response:
 
 
 def curves(request: Request) -> Response:
-    """Return points of curves. Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`."""
+    """Return points of curves.
+
+    Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`.
+    """
     folder = folder_of(request)
     query = curve_query(request)
     if query.axis not in ("step", "time", "relative"):
@@ -86,7 +89,10 @@ def others(request: Request) -> Response:
 
 
 def log(request: Request) -> Response:
-    """Return lines of the log. Query: `last`, `rank`, `attempt`, `search`; `of=driver` or `prepare`."""
+    """Return lines of the log.
+
+    Query: `last`, `rank`, `attempt`, `search`; `of=driver` or `prepare`.
+    """
     folder = folder_of(request)
     last = whole(request, "last", 500, least=1, most=_MOST_LINES)
     search = request.query_params.get("search", "")
@@ -139,7 +145,10 @@ def _ranks(request: Request) -> list[int] | None:
 
 
 def _with(wanted: str, blocks: Iterator[LogLine]) -> Iterator[LogLine]:
-    """Yield the lines that contain this text, ignoring case. Skip blocks without a match unsplit."""
+    """Yield the lines that contain this text, ignoring case.
+
+    Skip blocks without a match unsplit.
+    """
     for block in blocks:
         if wanted in block.text.lower():
             yield from (replace(block, text=line) for line in block.text.split("\n") if wanted in line.lower())
