@@ -123,12 +123,12 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
     Raises:
         ServiceError: The service has no such revision.
     """
-    found = store.stored(folder)
+    record = store.stored(folder)
     if number is None:
-        before = [each for each in found.served if each < (found.revision or 0)]
+        before = [each for each in record.served if each < (record.revision or 0)]
         if not before:
             raise ServiceError(
-                f"service {folder.name!r} has no revision before {found.revision} that was served. "
+                f"service {folder.name!r} has no revision before {record.revision} that was served. "
                 f"`paceline service show {folder.name}` lists its revisions."
             )
         number = before[-1]
@@ -139,10 +139,10 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
 def request(folder: ServiceFolder, **changes: Any) -> DesiredState:
     """Request another state, number of workers or existing revision."""
     with store.editing(folder):
-        found, last = store.stored(folder), store.desired(folder)
+        record, last = store.stored(folder), store.desired(folder)
         # After a failed update, requests build on the served revision.
-        if found.settled == last.serial and found.revision is not None:
-            changes = {"revision": found.revision, "workers": found.workers or 1, **changes}
+        if record.settled == last.serial and record.revision is not None:
+            changes = {"revision": record.revision, "workers": record.workers or 1, **changes}
         target = store.set_desired(folder, **changes)
     with contextlib.suppress(ServiceNotFoundError):
         store.record(folder)
@@ -244,16 +244,16 @@ def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, work
 def _overwrite(
     folder: ServiceFolder, spec: RevisionSpec, *, workers: int, port: int, auth: bool | None
 ) -> ServiceFolder:
-    found = store.stored(folder)
-    if port and port != found.port:
+    record = store.stored(folder)
+    if port and port != record.port:
         raise ServiceError(
-            f"service {folder.name!r} listens at port {found.port}, and keeps it. To have it at {port}, delete it first: "
+            f"service {folder.name!r} listens at port {record.port}, and keeps it. To have it at {port}, delete it first: "
             f"`paceline service delete {folder.name}`."
         )
-    if auth is not None and auth != found.has_keys:
+    if auth is not None and auth != record.has_keys:
         raise ServiceError(
-            f"service {folder.name!r} asks for {'a' if found.has_keys else 'no'} key, and keeps to it. To change that, delete it "
-            f"first: `paceline service delete {folder.name}`."
+            f"service {folder.name!r} asks for {'a' if record.has_keys else 'no'} key, and keeps to it. To change that, delete "
+            f"it first: `paceline service delete {folder.name}`."
         )
     update(folder, spec, workers=workers, why="deployed again")
     return folder
@@ -282,16 +282,16 @@ def _check_target(workspace_dir: Path, target: str) -> bool:
 
     Return whether other machines reach its nodes.
     """
-    found = configured.read(workspace_dir, target)
-    if found.kind == configured.LOCAL:
+    config = configured.read(workspace_dir, target)
+    if config.kind == configured.LOCAL:
         return False
-    if found.kind not in _KINDS or found.settings.get("login"):
-        what = f"of the kind {found.kind!r}" if found.kind not in _KINDS else "behind a login host"
+    if config.kind not in _KINDS or config.settings.get("login"):
+        what = f"of the kind {config.kind!r}" if config.kind not in _KINDS else "behind a login host"
         raise ServiceError(
             f"target {target!r} is {what}: services run on 'local', on ssh hosts, and on a Slurm whose nodes this machine "
             "reaches. To serve elsewhere, write a folder that needs no workspace: paceline package MODEL --entry SCRIPT -o DIR."
         )
-    return found.kind != "ssh"
+    return config.kind != "ssh"
 
 
 def _check_server() -> None:

@@ -69,15 +69,15 @@ def _fill(
     why: str,
     source_of: Revision | None,
 ) -> Revision:
-    found = [find_model(folder.workspace_dir, each) for each in spec.models]
-    environment = spec.environment or found[0].environment or EnvironmentSpec()
+    found_models = [find_model(folder.workspace_dir, each) for each in spec.models]
+    environment = spec.environment or found_models[0].environment or EnvironmentSpec()
     taken = None
     if spec.source_directory is not None and source_of is not None:
         shutil.copytree(folder.revision(source_of.number).source, place.source, symlinks=True)
         taken = source_of.snapshot_id
     elif spec.source_directory is not None:
         taken = _copy_source(folder, place, spec)
-    models = [_model(place, index, each) for index, each in enumerate(found)]
+    models = [_model(place, index, each) for index, each in enumerate(found_models)]
     return Revision(
         number=place.number,
         models=tuple(models),
@@ -120,15 +120,15 @@ def check_served(folder: ServiceFolder, revision: Revision) -> None:
         raise ServiceError(str(error)) from error
 
 
-def _model(place: RevisionFolder, index: int, found: FoundModel) -> RevisionModel:
+def _model(place: RevisionFolder, index: int, model: FoundModel) -> RevisionModel:
     """Describe a model for the revision. Copy its files unless the registry has them."""
-    if found.id is None:
-        found.copy_into(place.model(index))
+    if model.id is None:
+        model.copy_into(place.model(index))
     else:
         place.hashes(index).parent.mkdir(exist_ok=True)
-        place.hashes(index).write_text(found.hash_lines())
-    file = found.path.name if found.id is None else None
-    return RevisionModel(id=found.id, name=found.name, version=found.version, framework=found.framework, file=file)
+        place.hashes(index).write_text(model.hash_lines())
+    file = model.path.name if model.id is None else None
+    return RevisionModel(id=model.id, name=model.name, version=model.version, framework=model.framework, file=file)
 
 
 def _copy_source(folder: ServiceFolder, place: RevisionFolder, spec: RevisionSpec) -> str:

@@ -74,11 +74,11 @@ def as_models(models: object) -> tuple[object, ...]:
     Raises:
         ServiceError: No model is given.
     """
-    given = tuple(models) if isinstance(models, Sequence) and not isinstance(models, str) else (models,)
-    given = tuple(each for each in given if each is not None)
-    if not given:
+    listed = tuple(models) if isinstance(models, Sequence) and not isinstance(models, str) else (models,)
+    listed = tuple(each for each in listed if each is not None)
+    if not listed:
         raise ServiceError("a service needs a model. Name one, such as 'digits:3', or the path of a file.")
-    return given
+    return listed
 
 
 def as_settings(values: Mapping[str, object]) -> ServingOptions:
@@ -202,7 +202,7 @@ class FoundModel:
         return "".join(f"{digest}  {name}\n" for name, digest in sorted(self.digests.items()))
 
 
-def find_model(workspace_dir: Path, given: object) -> FoundModel:
+def find_model(workspace_dir: Path, reference: object) -> FoundModel:
     """Find a registered model, a reference ("digits:3"), or the path of a file or folder.
 
     A string is a path if it has a `/` or begins with a dot.
@@ -210,15 +210,15 @@ def find_model(workspace_dir: Path, given: object) -> FoundModel:
     Raises:
         UserError: The model does not exist, or its files have changed since its registration.
     """
-    if isinstance(given, (str, os.PathLike)):
-        text = os.fspath(given)
-        if isinstance(given, os.PathLike) or "/" in text or text.startswith("."):
+    if isinstance(reference, (str, os.PathLike)):
+        text = os.fspath(reference)
+        if isinstance(reference, os.PathLike) or "/" in text or text.startswith("."):
             return _at(Path(text).expanduser())
         return _registered(workspace_dir, text)
-    if hasattr(given, "name") and hasattr(given, "version"):
-        return _registered(workspace_dir, f"{given.name}:{given.version}")
+    if hasattr(reference, "name") and hasattr(reference, "version"):
+        return _registered(workspace_dir, f"{reference.name}:{reference.version}")
     raise ServiceError(
-        f"{given!r} is no model. Give a registered one, 'NAME:VERSION', or the path of a file or folder."
+        f"{reference!r} is no model. Give a registered one, 'NAME:VERSION', or the path of a file or folder."
     )
 
 

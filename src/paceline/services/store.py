@@ -81,8 +81,8 @@ def folder_of(workspace_dir: Path, name: object) -> ServiceFolder:
 def all_folders(workspace_dir: Path) -> list[ServiceFolder]:
     """Return the folders of all services, sorted by name."""
     with contextlib.suppress(OSError):
-        found = map(ServiceFolder, sorted(services_dir(workspace_dir).iterdir()))
-        return [folder for folder in found if _NAME.fullmatch(folder.name) and folder.record.exists()]
+        folders = map(ServiceFolder, sorted(services_dir(workspace_dir).iterdir()))
+        return [folder for folder in folders if _NAME.fullmatch(folder.name) and folder.record.exists()]
     return []
 
 
@@ -139,12 +139,12 @@ def revision(folder: ServiceFolder, number: int) -> Revision:
 
 def revisions(folder: ServiceFolder) -> list[Revision]:
     """Read all revisions, oldest first."""
-    found = []
+    loaded = []
     with contextlib.suppress(OSError):
         for path in folder.revisions.iterdir():
             if path.name.isdecimal() and (path / "revision.json").exists():
-                found.append(revision(folder, int(path.name)))
-    return sorted(found, key=lambda each: each.number)
+                loaded.append(revision(folder, int(path.name)))
+    return sorted(loaded, key=lambda each: each.number)
 
 
 def desired(folder: ServiceFolder) -> DesiredState:
@@ -189,21 +189,21 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     Raises:
         ServiceNotFoundError: The service has been deleted.
     """
-    found = stored(folder)
-    if not _needs_somebody(folder, found):
-        return found
+    current = stored(folder)
+    if not _needs_somebody(folder, current):
+        return current
     if folder.workspace_dir in runs_store.only_shown:
         why = runs_store.from_elsewhere(folder.workspace_dir)
-        return dataclasses.replace(found, state=NOT_RESPONDING, failure=why)
-    is_here = not found.owner or found.owner.get("host") == socket.gethostname()
+        return dataclasses.replace(current, state=NOT_RESPONDING, failure=why)
+    is_here = not current.owner or current.owner.get("host") == socket.gethostname()
     if locks.is_held(folder.lock, here=is_here):
-        return found
+        return current
     if not is_here or not runs_store.is_mine(folder.record):
         # A service that was deleted meanwhile has no held lock either: raise the right error.
         stored(folder)
-        host = found.owner.get("host")
+        host = current.owner.get("host")
         failure = f"its supervisor does not run; it restarts when its owner looks at it on {host}, or by its systemd unit there"
-        return dataclasses.replace(found, state=NOT_RESPONDING, failure=failure)
+        return dataclasses.replace(current, state=NOT_RESPONDING, failure=failure)
     try:
         fd = locks.take(folder.lock)
     except FileNotFoundError:
@@ -211,7 +211,7 @@ def record(folder: ServiceFolder) -> ServiceRecord:
         raise
     # Of several concurrent readers, one takes the lock and starts it.
     if fd is None:
-        return found
+        return current
     try:
         return _go_on(folder, fd)
     finally:
@@ -247,19 +247,19 @@ def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = N
         )
 
 
-def _needs_somebody(folder: ServiceFolder, found: ServiceRecord) -> bool:
+def _needs_somebody(folder: ServiceFolder, current: ServiceRecord) -> bool:
     target = desired(folder)
     if target.state == UP:
         # A failed service is tried again at the next request.
-        return found.state != FAILED or target.serial != found.settled
-    return found.state != STOPPED or target.serial != found.settled or target.state == GONE
+        return current.state != FAILED or target.serial != current.settled
+    return current.state != STOPPED or target.serial != current.settled or target.state == GONE
 
 
 def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
     # Read again, now that this process holds the lock.
-    found = stored(folder)
-    if not _needs_somebody(folder, found):
-        return found
+    current = stored(folder)
+    if not _needs_somebody(folder, current):
+        return current
     target = desired(folder)
     if target.state != UP:
         processes.kill_with_variable(MARK, str(folder.path))
@@ -267,21 +267,23 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
             remove_tree(folder.path)
             raise ServiceNotFoundError(f"service {folder.name!r} is deleted.")
         remove_tree(folder.server)
-        return change(folder, found, state=STOPPED, settled=target.serial, failure=None, updating=None, server_pid=None)
-    starts = found.owner.get("starts", 0) + 1
+        return change(
+            folder, current, state=STOPPED, settled=target.serial, failure=None, updating=None, server_pid=None
+        )
+    starts = current.owner.get("starts", 0) + 1
     if starts > _MOST_STARTS:
         see = f"`paceline service logs {folder.name}` says why"
         failure = f"its supervisor ended {_MOST_STARTS} times before it could begin; {see}"
-        owner = {**found.owner, "starts": 0}
-        return change(folder, found, state=FAILED, settled=target.serial, failure=failure, updating=None, owner=owner)
+        owner = {**current.owner, "starts": 0}
+        return change(folder, current, state=FAILED, settled=target.serial, failure=failure, updating=None, owner=owner)
 
     # Write before the start: the new supervisor overwrites `owner`, which resets the count of starts.
-    state = TRANSITIONING if found.state in AT_REST else found.state
-    found = change(folder, found, state=state, owner={**runs_store.owner(), **found.owner, "starts": starts})
-    python = found.owner.get("python")
+    state = TRANSITIONING if current.state in AT_REST else current.state
+    current = change(folder, current, state=state, owner={**runs_store.owner(), **current.owner, "starts": starts})
+    python = current.owner.get("python")
     # The interpreter that deployed the service may be gone with its environment; this one has Paceline as well.
     start_supervisor(folder, fd, python if python and Path(python).exists() else None)
-    return found
+    return current
 
 
 def services_using(workspace_dir: Path, model_id: str) -> list[str]:

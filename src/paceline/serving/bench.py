@@ -59,11 +59,11 @@ def bench(
     Raises:
         ServingError: The server can't be reached, or its first response is an error.
     """
-    asked = _Asked.of(url, body, headers or {}, cafile)
+    target = _Target.of(url, body, headers or {}, cafile)
 
     async def all_of_them() -> list[BenchResult]:
-        await _try(asked, url)
-        return [await _measure(asked, count, seconds) for count in clients]
+        await _try(target, url)
+        return [await _measure(target, count, seconds) for count in clients]
 
     try:
         import uvloop
@@ -116,14 +116,14 @@ def picture(results: Sequence[BenchResult], path: Path, title: str = "") -> None
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Target:
     host: str
     port: int
     context: ssl.SSLContext | None
     request: bytes
 
     @classmethod
-    def of(cls, url: str, body: bytes, headers: Mapping[str, str], cafile: str | None) -> _Asked:
+    def of(cls, url: str, body: bytes, headers: Mapping[str, str], cafile: str | None) -> _Target:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ServingError(f"{url!r} is no address of a server. Write http://HOST:PORT/score.")
@@ -143,8 +143,8 @@ class _Asked:
 class _Client(asyncio.Protocol):
     """A client on one connection, which sends requests until `until`."""
 
-    def __init__(self, asked: _Asked, until: float) -> None:
-        self._asked, self._until = asked, until
+    def __init__(self, target: _Target, until: float) -> None:
+        self._asked, self._until = target, until
         self.times: list[float] = []
         self.failures = 0
         self.first: tuple[int, bytes] | None = None
@@ -195,14 +195,14 @@ class _Client(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def _one(asked: _Asked, until: float, found: list[_Client]) -> None:
+async def _one(target: _Target, until: float, found: list[_Client]) -> None:
     """Run one client, and reconnect it after the server closes its connection."""
     loop = asyncio.get_running_loop()
     while True:
-        client = _Client(asked, until)
+        client = _Client(target, until)
         found.append(client)
         try:
-            await loop.create_connection(lambda client=client: client, asked.host, asked.port, ssl=asked.context)
+            await loop.create_connection(lambda client=client: client, target.host, target.port, ssl=target.context)
         except OSError:
             client.failures += 1
             await asyncio.sleep(0.05)
@@ -212,9 +212,9 @@ async def _one(asked: _Asked, until: float, found: list[_Client]) -> None:
             return
 
 
-async def _try(asked: _Asked, url: str) -> None:
+async def _try(target: _Target, url: str) -> None:
     found: list[_Client] = []
-    await _one(asked, 0.0, found)
+    await _one(target, 0.0, found)
     first = found[0].first
     if first is None:
         raise ServingError(f"there is no answer from {url}. Is it being served?")
@@ -223,10 +223,10 @@ async def _try(asked: _Asked, url: str) -> None:
         raise ServingError(f"{url} answers {status}: {message_of(body)}")
 
 
-async def _measure(asked: _Asked, clients: int, seconds: float) -> BenchResult:
+async def _measure(target: _Target, clients: int, seconds: float) -> BenchResult:
     found: list[_Client] = []
     began = time.perf_counter()
-    await asyncio.gather(*(_one(asked, began + seconds, found) for _ in range(clients)))
+    await asyncio.gather(*(_one(target, began + seconds, found) for _ in range(clients)))
     took = time.perf_counter() - began
     times = sorted(each for client in found for each in client.times)
 

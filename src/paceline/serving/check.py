@@ -63,28 +63,28 @@ def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
 
 def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, output: IO[bytes]) -> CheckResult:
     began = time.monotonic()
-    found = _next(started, config.load_timeout_s, "loading")
+    frame = _next(started, config.load_timeout_s, "loading")
     load_s = time.monotonic() - began
-    if isinstance(found, str):
-        return CheckResult(problem=found, log=_text(output))
-    kind, payload = found
-    said = json.loads(payload)
+    if isinstance(frame, str):
+        return CheckResult(problem=frame, log=_text(output))
+    kind, payload = frame
+    loaded = json.loads(payload)
     if kind == wire.FAILED:
-        return CheckResult(problem=said["error"], log=_text(output), load_s=load_s)
+        return CheckResult(problem=loaded["error"], log=_text(output), load_s=load_s)
     if sample is None:
-        return CheckResult(problem=None, log=_text(output), kind=said["kind"], load_s=load_s)
+        return CheckResult(problem=None, log=_text(output), kind=loaded["kind"], load_s=load_s)
     head = json.dumps(
         {"method": "POST", "path": "/score", "query": "", "headers": [("content-type", "application/json")]}
     ).encode()
     started.link.settimeout(config.timeout_s)
     began = time.monotonic()
     started.link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, wire.SCORE, head, sample)))
-    found = _next(started, config.timeout_s, "answering the sample")
+    frame = _next(started, config.timeout_s, "answering the sample")
     answer_s = time.monotonic() - began
-    done = {"kind": said["kind"], "load_s": load_s, "answer_s": answer_s}
-    if isinstance(found, str):
-        return CheckResult(problem=found, log=_text(output), **done)
-    ((_, reply),) = wire.unpack_replies(found[1])
+    done = {"kind": loaded["kind"], "load_s": load_s, "answer_s": answer_s}
+    if isinstance(frame, str):
+        return CheckResult(problem=frame, log=_text(output), **done)
+    ((_, reply),) = wire.unpack_replies(frame[1])
     text = reply.body.decode("utf-8", errors="replace")
     problem = None
     if reply.status >= 400:
@@ -98,10 +98,10 @@ def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes
     """Return the next frame, or why there is none."""
     started.link.settimeout(limit_s)
     try:
-        found = wire.receive(started.link)
+        frame = wire.receive(started.link)
     except TimeoutError:
         return f"while {doing} it took more than {limit_s:g} s."
-    return found or f"while {doing}, {ending(started.process.wait())}."
+    return frame or f"while {doing}, {ending(started.process.wait())}."
 
 
 def _text(output: IO[bytes]) -> str:

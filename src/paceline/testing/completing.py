@@ -75,18 +75,24 @@ class CompletingChecks:
         paths = set()
         for rank in range(job.world_size):
             what = seen(run, rank)
-            found = what["environment"]
-            wanted = expected(run, rank, found)
-            assert {name: found.get(name) for name in wanted} == wanted
-            assert foreign(found, wanted) == []
+            variables = what["environment"]
+            wanted = expected(run, rank, variables)
+            assert {name: variables.get(name) for name in wanted} == wanted
+            assert foreign(variables, wanted) == []
             if job.has_launcher:
-                assert int(found["OMP_NUM_THREADS"]) >= 1
-                assert found["PYTHONUNBUFFERED"] == found["PYTHONFAULTHANDLER"] == "1"
-                assert found["PYTHONHASHSEED"] == "0"
-            paths.add((found["PYTHONPATH"].split(os.pathsep)[0], found["PACELINE_RUN_DIR"], found.get("MASTER_ADDR")))
+                assert int(variables["OMP_NUM_THREADS"]) >= 1
+                assert variables["PYTHONUNBUFFERED"] == variables["PYTHONFAULTHANDLER"] == "1"
+                assert variables["PYTHONHASHSEED"] == "0"
+            paths.add(
+                (
+                    variables["PYTHONPATH"].split(os.pathsep)[0],
+                    variables["PACELINE_RUN_DIR"],
+                    variables.get("MASTER_ADDR"),
+                )
+            )
 
             assert what["argv"] == list(WORDS)
-            assert what["cwd"] == found.get("AZUREML_SOURCE_DIRECTORY", what["cwd"])
+            assert what["cwd"] == variables.get("AZUREML_SOURCE_DIRECTORY", what["cwd"])
             assert what["file"] == f"{what['cwd']}/{job.entry_script}"
             assert (what["stdin"], what["tool"], what["link"]) == ("", True, "tool.sh")
             # All of them reached the first node by its address and port.

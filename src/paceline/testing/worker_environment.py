@@ -14,7 +14,7 @@ from paceline.system.run_variables import OUTPUT_VARIABLE
 _MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")
 
 
-def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the expected variables, except PYTHONPATH and PATH.
 
     found: the worker's variables, for addresses, ports and folders, which the target chooses.
@@ -22,43 +22,46 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
     record = run.record()
     job = record.job
     assert job is not None
-    cores = int(found.get("OMP_NUM_THREADS", 1))
+    cores = int(variables.get("OMP_NUM_THREADS", 1))
     attempt = record.attempts[-1]
     launch = Launch(
         job=job,
         run_id=run.id,
         experiment=record.experiment,
         workspace_name=run.folder.path.parent.parent.name,
-        run_dir=Path(found["PACELINE_RUN_DIR"]),
-        work_dir=Path(found.get("AZUREML_SOURCE_DIRECTORY", "/nowhere")),
-        scratch_dir=Path(found["PACELINE_WATCH_DIR"]).parent,
+        run_dir=Path(variables["PACELINE_RUN_DIR"]),
+        work_dir=Path(variables.get("AZUREML_SOURCE_DIRECTORY", "/nowhere")),
+        scratch_dir=Path(variables["PACELINE_WATCH_DIR"]).parent,
         library_dir=Path("/nowhere"),
         nodes=tuple(
-            Node(node_rank=number, name=name, address=found.get("MASTER_ADDR", ""), cores=cores)
+            Node(node_rank=number, name=name, address=variables.get("MASTER_ADDR", ""), cores=cores)
             for number, name in enumerate(attempt.nodes)
         ),
         prepared=(NodeSetup(python="python"),) * len(attempt.nodes),
-        ports=(int(found.get("MASTER_PORT", 0)), int(found.get("JAX_COORDINATOR_ADDRESS", "0").rpartition(":")[2])),
+        ports=(
+            int(variables.get("MASTER_PORT", 0)),
+            int(variables.get("JAX_COORDINATOR_ADDRESS", "0").rpartition(":")[2]),
+        ),
         attempt=attempt.number,
         # The target decides whether nodes are on one machine.
-        remote_shell=() if "OMPI_MCA_btl" in found else ("ssh",),
-        secret=found["PACELINE_RUN_SECRET"],
+        remote_shell=() if "OMPI_MCA_btl" in variables else ("ssh",),
+        secret=variables["PACELINE_RUN_SECRET"],
     )
     place = launch.places[rank]
     return {
         **environment.of_run(launch),
         **environment.of_place(launch, place),
         **environment.of_rank(launch, place),
-        **{name: found[name] for name in environment.defaults(launch, place)},
+        **{name: variables[name] for name in environment.defaults(launch, place)},
         **job.environment_variables,
-        OUTPUT_VARIABLE: found[OUTPUT_VARIABLE],
+        OUTPUT_VARIABLE: variables[OUTPUT_VARIABLE],
     }
 
 
-def foreign(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+def foreign(variables: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
     """Return the names of variables that describe a worker of another program."""
-    rest = set(found) - set(wanted) - set(environment.inherited(found))
-    return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in found and name.startswith(_MPIRUNS)))
+    rest = set(variables) - set(wanted) - set(environment.inherited(variables))
+    return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in variables and name.startswith(_MPIRUNS)))
 
 
 #: Variables with the address of the first node.
@@ -70,21 +73,21 @@ _OF_THE_PLACE = {
 }
 
 
-def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+def comparable(variables: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Return the worker's variables with addresses, ports, folders, secret and run id normalized."""
     places = {
-        found["PACELINE_RUN_DIR"]: "<run folder>",
-        found.get("AZUREML_SOURCE_DIRECTORY"): "<working directory>",
-        found["PACELINE_WORKSPACE"]: "<workspace>",
-        found["PACELINE_RUN_ID"]: "<run>",
-        found.get("JAX_COORDINATOR_ADDRESS"): "<address>:<port>",
-        found.get("AZ_BATCH_MASTER_NODE"): "<address>:<port>",
-        found["PACELINE_RUN_SECRET"]: "<secret>",
-        found["PACELINE_WATCH_DIR"]: "<watch folder>",
+        variables["PACELINE_RUN_DIR"]: "<run folder>",
+        variables.get("AZUREML_SOURCE_DIRECTORY"): "<working directory>",
+        variables["PACELINE_WORKSPACE"]: "<workspace>",
+        variables["PACELINE_RUN_ID"]: "<run>",
+        variables.get("JAX_COORDINATOR_ADDRESS"): "<address>:<port>",
+        variables.get("AZ_BATCH_MASTER_NODE"): "<address>:<port>",
+        variables["PACELINE_RUN_SECRET"]: "<secret>",
+        variables["PACELINE_WATCH_DIR"]: "<watch folder>",
     }
     same = {}
     for name in names:
-        text = found[name]
+        text = variables[name]
         for place in sorted(filter(None, places), key=len, reverse=True):
             text = text.replace(place, places[place])
         same[name] = _OF_THE_PLACE.get(name, text)

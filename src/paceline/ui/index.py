@@ -231,15 +231,15 @@ def selected(entries: Iterable[IndexEntry], query: RunQuery) -> list[IndexEntry]
     """Return the entries that pass all filters, sorted."""
     words = query.text.lower().split()
     tags = [word.partition("=") for word in query.tags]
-    found = [entry for entry in entries if _passes(entry, query, words, tags)]
+    passing = [entry for entry in entries if _passes(entry, query, words, tags)]
     by = SORTS.get(query.sort.lstrip("-"))
     if by is not None:
-        known = [entry for entry in found if by(entry) not in (None, "")]
-        unknown = [entry for entry in found if by(entry) in (None, "")]
-        found = sorted(known, key=by, reverse=query.sort.startswith("-")) + unknown
+        known = [entry for entry in passing if by(entry) not in (None, "")]
+        unknown = [entry for entry in passing if by(entry) in (None, "")]
+        passing = sorted(known, key=by, reverse=query.sort.startswith("-")) + unknown
     elif query.sort == "created":
-        found.reverse()
-    return found
+        passing.reverse()
+    return passing
 
 
 def _passes(entry: IndexEntry, query: RunQuery, words: list[str], tags: list[tuple[str, str, str]]) -> bool:

@@ -32,23 +32,23 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="model processes; default: as it was packaged")
     parser.add_argument("--no-key", action="store_true", help="need no key, even if other machines can reach the host")
     parser.add_argument("--check", action="store_true", help="exit with code 0 if the server is ready")
-    given = parser.parse_args()
-    if given.check:
-        return check(given.port)
+    arguments = parser.parse_args()
+    if arguments.check:
+        return check(arguments.port)
     key = os.environ.get("PACELINE_KEY", "")
     from paceline.system.listening import is_loopback
 
-    if not key and not given.no_key and not is_loopback(given.host):
+    if not key and not arguments.no_key and not is_loopback(arguments.host):
         parser.error(
-            f"--host {given.host} can be reached from other machines: set PACELINE_KEY to the key that requests bring, or say "
-            "--no-key."
+            f"--host {arguments.host} can be reached from other machines: set PACELINE_KEY to the key of requests, or "
+            "say --no-key."
         )
     # The server writes into a private folder: this one may be read-only.
     with tempfile.TemporaryDirectory(prefix="paceline-service-") as folder:
-        return serve(Path(folder), given, key)
+        return serve(Path(folder), arguments, key)
 
 
-def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
+def serve(folder: Path, arguments: argparse.Namespace, key: str) -> int:
     from paceline.serving.__main__ import main as run_server
 
     config = json.loads((HERE / "service.json").read_text())
@@ -66,11 +66,11 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
         config["keys_file"] = str(path)
     is_run = bool(os.environ.get("PACELINE_RUN_ID"))
     # The server refuses a public address without a key, but accepts an inherited socket.
-    if is_run or (given.no_key and not key):
-        listener = socket.create_server((given.host, given.port), backlog=2048)
+    if is_run or (arguments.no_key and not key):
+        listener = socket.create_server((arguments.host, arguments.port), backlog=2048)
         port = listener.getsockname()[1]
         config["listen_fd"] = listener.detach()
-    config |= {"host": given.host, "port": given.port, "workers": given.workers or config["workers"]}
+    config |= {"host": arguments.host, "port": arguments.port, "workers": arguments.workers or config["workers"]}
     # Hide the keys from the script's processes.
     for name in ("PACELINE_KEY", "PACELINE_SECONDARY_KEY"):
         os.environ.pop(name, None)
@@ -84,9 +84,9 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
         with contextlib.suppress(OSError):
             address = socket.gethostbyname(socket.gethostname())
         print(f"paceline: this service listens at port {port} of {address}", file=sys.stderr, flush=True)
-    told = folder / "config.json"
-    told.write_text(json.dumps(config))
-    return run_server([str(told)])
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps(config))
+    return run_server([str(config_file)])
 
 
 def check(port: int) -> int:

@@ -69,13 +69,13 @@ def of_environment(
             )
         if not environment.layered:
             return PackageVersions(tuple(wanted), tuple(exact.values()))
-        found = {_name(line): line for line in wanted}
+        lines = {_name(line): line for line in wanted}
     else:
-        found = {}
+        lines = {}
     for name in _imported(source, framework):
         if name in exact:
-            found.setdefault(name, exact[name])
-    return PackageVersions(tuple(found[name] for name in sorted(found)), tuple(exact.values()))
+            lines.setdefault(name, exact[name])
+    return PackageVersions(tuple(lines[name] for name in sorted(lines)), tuple(exact.values()))
 
 
 def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:

@@ -68,7 +68,7 @@ def package(
         raise ServiceError(f"base={base!r} must be the name of an image, such as 'python:3.12-slim'.")
     folder = folder.expanduser().absolute()
     _check_folder(folder, overwrite=overwrite)
-    found = [find_model(workspace_dir, each) for each in spec.models]
+    found_models = [find_model(workspace_dir, each) for each in spec.models]
     beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         beside.mkdir(parents=True)
@@ -77,10 +77,10 @@ def package(
                 beside,
                 workspace_dir,
                 spec,
-                found,
+                found_models,
                 # The package is often written into the script's folder.
                 leave_out=(beside, folder),
-                name=name or found[0].name,
+                name=name or found_models[0].name,
                 workers=workers,
                 base=base,
                 elsewhere=elsewhere,
@@ -111,7 +111,7 @@ def _fill(
     folder: Path,
     workspace_dir: Path,
     spec: RevisionSpec,
-    found: Sequence[FoundModel],
+    found_models: Sequence[FoundModel],
     *,
     leave_out: Sequence[Path],
     name: str,
@@ -119,7 +119,7 @@ def _fill(
     base: str | None,
     elsewhere: bool,
 ) -> None:
-    models = [_copy_model(folder, index, each) for index, each in enumerate(found)]
+    models = [_copy_model(folder, index, each) for index, each in enumerate(found_models)]
     source = None
     if spec.source_directory is not None:
         source = folder / "source"
@@ -151,12 +151,12 @@ def _fill(
     _copy_library(
         folder / "library" / "paceline", _PARTS if not versions.uses_azureml(source) else os.listdir(_LIBRARY)
     )
-    known = found[0].known_environment
-    environment = spec.environment or found[0].environment
+    known = found_models[0].known_environment
+    environment = spec.environment or found_models[0].environment
     if environment is not None:
         environment, _ = sdk_packages.without(environment)
     packages = known.get("packages") or () if spec.environment is None else ()
-    own = versions.of_environment(environment, packages, found[0].framework, source)
+    own = versions.of_environment(environment, packages, found_models[0].framework, source)
     both = versions.merged(own, versions.server_versions())
     _check_lines(both)
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in both.requirements))
@@ -164,7 +164,7 @@ def _fill(
     image = base or f"python:{_python_version(known, environment)}-slim"
     (folder / "Dockerfile").write_text(dockerfile(image))
     (folder / ".dockerignore").write_text(DOCKERIGNORE)
-    (folder / "README.md").write_text(readme(name, [each.id or each.name for each in found], image))
+    (folder / "README.md").write_text(readme(name, [each.id or each.name for each in found_models], image))
 
 
 def _check_lines(both: versions.PackageVersions) -> None:
@@ -177,25 +177,25 @@ def _check_lines(both: versions.PackageVersions) -> None:
             )
 
 
-def _copy_model(folder: Path, index: int, found: FoundModel) -> ServedModel:
+def _copy_model(folder: Path, index: int, model: FoundModel) -> ServedModel:
     """Copy a model's files. The server verifies those of a registered model when it loads them."""
     place = folder / "models" / str(index)
-    if found.id is None:
-        found.copy_into(place)
+    if model.id is None:
+        model.copy_into(place)
     else:
         # Files in the registry are read-only and shared by versions.
-        shutil.copytree(found.path, place, copy_function=_copy_writable)
+        shutil.copytree(model.path, place, copy_function=_copy_writable)
     hashes = None
-    if found.digests:
+    if model.digests:
         hashes = folder / "hashes" / str(index)
         hashes.parent.mkdir(exist_ok=True)
-        hashes.write_text(found.hash_lines())
+        hashes.write_text(model.hash_lines())
     return ServedModel(
-        name=found.name,
-        version=found.version,
+        name=model.name,
+        version=model.version,
         path=f"models/{index}",
         hashes=None if hashes is None else f"hashes/{index}",
-        framework=found.framework,
+        framework=model.framework,
     )
 
 

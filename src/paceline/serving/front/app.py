@@ -304,10 +304,10 @@ class App:
         ):
             if len(value) > _ID_LIMIT:
                 raise RefusedError(431, f"{name} must not exceed {_ID_LIMIT} characters", unread=True)
-        found = [(b"x-request-id", request_id), (b"x-ms-request-id", legacy or client or request_id)]
+        headers = [(b"x-request-id", request_id), (b"x-ms-request-id", legacy or client or request_id)]
         if client or legacy:
-            found.append((b"x-ms-client-request-id", client or legacy))
-        return found
+            headers.append((b"x-ms-client-request-id", client or legacy))
+        return headers
 
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
         """Log and count a response.
@@ -402,18 +402,18 @@ def _routes(app: App) -> Any:
     async def swagger(request: Request) -> Response:
         version = request.query_params.get("version", "2")
         known = {"2": "swagger2", "2.0": "swagger2", "3": "swagger3", "3.0": "swagger3"}
-        found = app.document(known[version]) if version in known else None
-        if found is None:
+        document = app.document(known[version]) if version in known else None
+        if document is None:
             there = [number for number, name in (("2.0", "swagger2"), ("3.0", "swagger3")) if app.document(name)]
             raise HTTPException(
                 404, f"Swagger version [{version}] is not supported. Supported versions: [{', '.join(there)}]."
             )
-        return JSONResponse(found)
+        return JSONResponse(document)
 
     async def openapi(request: Request) -> Response:
-        if (found := app.document("openapi")) is None:
+        if (document := app.document("openapi")) is None:
             raise HTTPException(404, "the model is not loaded yet, or has no description.")
-        return JSONResponse(found)
+        return JSONResponse(document)
 
     async def measured(request: Request) -> Response:
         return PlainTextResponse(app.metrics.text(app.pool, len(app.connections)), media_type=metrics.CONTENT_TYPE)

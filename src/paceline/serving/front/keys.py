@@ -28,13 +28,13 @@ def read_keys(path: str) -> tuple[bytes, ...]:
         value = json.loads(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise ServingError(f"keys_file={path!r} can't be read: {error}") from error
-    given = value if isinstance(value, dict) else {}
-    found = [given[name] for name in ("primary", "secondary") if given.get(name) is not None]
-    if "primary" not in given or any(not isinstance(key, str) or len(key) < _LEAST for key in found):
+    document = value if isinstance(value, dict) else {}
+    keys = [document[name] for name in ("primary", "secondary") if document.get(name) is not None]
+    if "primary" not in document or any(not isinstance(key, str) or len(key) < _LEAST for key in keys):
         raise ServingError(
             f'keys_file={path!r} should be {{"primary": "...", "secondary": "..."}}, each a text of at least {_LEAST} characters.'
         )
-    return tuple(key.encode() for key in found)
+    return tuple(key.encode() for key in keys)
 
 
 def is_right(header: bytes | None, keys: tuple[bytes, ...]) -> bool:

@@ -31,11 +31,11 @@ class Histogram:
         self._sum += seconds
 
     def lines(self, name: str, labels: str) -> list[str]:
-        found, total = [], 0
+        buckets, total = [], 0
         for bound, count in zip((*map(str, BOUNDS), "+Inf"), self._counts, strict=True):
             total += count
-            found.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
-        return [*found, f"{name}_sum{{{labels}}} {self._sum:.6f}", f"{name}_count{{{labels}}} {total}"]
+            buckets.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
+        return [*buckets, f"{name}_sum{{{labels}}} {self._sum:.6f}", f"{name}_count{{{labels}}} {total}"]
 
 
 class Metrics:
@@ -137,5 +137,5 @@ def _stamp() -> str:
 
 def _shown(text: bytes) -> str:
     """Escape control characters, with which a client could forge log lines."""
-    found = text.decode("latin-1")
-    return found if found.isascii() and found.isprintable() else ascii(found)[1:-1]
+    line = text.decode("latin-1")
+    return line if line.isascii() and line.isprintable() else ascii(line)[1:-1]

@@ -38,12 +38,12 @@ def _verify(model: ServedModel) -> None:
     for name in sorted(wanted):
         path = model.path if os.path.isfile(model.path) else os.path.join(model.path, name)
         try:
-            found = digest(path)
+            actual = digest(path)
         except OSError as error:
             raise ServingError(f"{where}: the file {name!r} can't be read: {error.strerror}.") from error
-        if found != wanted[name]:
+        if actual != wanted[name]:
             raise ServingError(
-                f"{where}: the file {name!r} is not as it was registered (its SHA-256 is {found[:12]}..., it was "
+                f"{where}: the file {name!r} is not as it was registered (its SHA-256 is {actual[:12]}..., it was "
                 f"{wanted[name][:12]}...). Register the model again, or restore the file."
             )
     if os.path.isdir(model.path) and (extra := sorted(set(_files(model.path)) - set(wanted))):
@@ -52,23 +52,23 @@ def _verify(model: ServedModel) -> None:
 
 def digest(path: str) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         stamp = _stamp(file.fileno())
         if stamp in _known:
             return _known[stamp]
         while piece := file.read(_PIECE):
-            found.update(piece)
+            sha256.update(piece)
         # Do not cache a file that changed meanwhile, or within the clock's resolution.
         if _stamp(file.fileno()) == stamp and time.time_ns() - stamp[3] > _TICK_NS:
-            _known[stamp] = found.hexdigest()
-    return found.hexdigest()
+            _known[stamp] = sha256.hexdigest()
+    return sha256.hexdigest()
 
 
 def _stamp(fd: int) -> tuple[int, int, int, int]:
-    found = os.fstat(fd)
+    status = os.fstat(fd)
     # ctime, because mtime can be reset.
-    return (found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
 
 def lay_out(config: ServerConfig, folder: Path) -> str | None:
@@ -105,13 +105,13 @@ def _listed(model: ServedModel) -> dict[str, str]:
             f"model {model.name}:{model.version}: hashes={model.hashes!r} can't be read: {error}"
         ) from error
     for line in text.splitlines():
-        found, _, name = line.partition("  ")
-        if len(found) != 64 or not name or name.startswith("/") or ".." in name.split("/"):
+        digest_hex, _, name = line.partition("  ")
+        if len(digest_hex) != 64 or not name or name.startswith("/") or ".." in name.split("/"):
             raise ServingError(
                 f"model {model.name}:{model.version}: hashes={model.hashes!r} has the line {line!r}, which is not a SHA-256, two "
                 "spaces and a path."
             )
-        wanted[name] = found
+        wanted[name] = digest_hex
     return wanted
 
 

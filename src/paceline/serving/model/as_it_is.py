@@ -22,7 +22,7 @@ from paceline.serving.wire import INFER, Documents, ModelCall, Reply
 _FAILED = "the model failed on this input. Check the logs for more info."
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     """A parsed request. rows: number of rows, if all inputs have the same."""
 
     inputs: dict[str, Array]
@@ -68,76 +68,76 @@ class AsItIs:
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         replies: dict[int, Reply] = {}
-        groups: dict[Hashable, list[tuple[int, _Asked]]] = {}
+        groups: dict[Hashable, list[tuple[int, _Request]]] = {}
         for at, call in enumerate(calls):
             try:
-                asked = self._infer(call) if call.operation == INFER else self._score(call)
+                request = self._infer(call) if call.operation == INFER else self._score(call)
             except InputError as reason:
                 replies[at] = _refused(call.operation == INFER, reason.status, str(reason))
                 continue
-            groups.setdefault(self._kind(asked, at), []).append((at, asked))
+            groups.setdefault(self._kind(request, at), []).append((at, request))
         for group in groups.values():
-            for (at, _), reply in zip(group, self._run([asked for _, asked in group]), strict=True):
+            for (at, _), reply in zip(group, self._run([request for _, request in group]), strict=True):
                 replies[at] = reply
         return [replies[at] for at in range(len(calls))]
 
-    def _kind(self, asked: _Asked, at: int) -> Hashable:
+    def _kind(self, request: _Request, at: int) -> Hashable:
         """Return the batching key: requests with the same key differ only in their number of rows."""
-        if not self.is_batched or asked.rows < 0:
+        if not self.is_batched or request.rows < 0:
             return at
-        shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in asked.inputs.items()]
-        return (tuple(shapes), tuple(asked.wanted))
+        shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in request.inputs.items()]
+        return (tuple(shapes), tuple(request.wanted))
 
-    def _run(self, group: list[_Asked]) -> list[Reply]:
+    def _run(self, group: list[_Request]) -> list[Reply]:
         before = time.perf_counter()
         first = group[0]
         try:
             found = [self._runner.run(first.inputs, first.wanted)] if len(group) == 1 else self._together(group)
         except Exception as reason:
             if len(group) > 1:  # one bad input must not fail the others
-                return [reply for asked in group for reply in self._run([asked])]
+                return [reply for request in group for reply in self._run([request])]
             if isinstance(reason, InputError):
                 return [_refused(first.is_infer, reason.status, str(reason))]
             show(reason)
             return [_refused(first.is_infer, 500, _FAILED)]
         ran_us = int((time.perf_counter() - before) * 1e6)
-        return [self._told(asked, outputs, ran_us) for asked, outputs in zip(group, found, strict=True)]
+        return [self._told(request, outputs, ran_us) for request, outputs in zip(group, found, strict=True)]
 
-    def _together(self, group: list[_Asked]) -> list[Outputs]:
+    def _together(self, group: list[_Request]) -> list[Outputs]:
         """Call the model once with the rows of all requests. Return the outputs of each."""
-        joined = {name: np.concatenate([asked.inputs[name] for asked in group]) for name in group[0].inputs}
+        joined = {name: np.concatenate([request.inputs[name] for request in group]) for name in group[0].inputs}
         outputs = self._runner.run(joined, group[0].wanted)
-        rows = sum(asked.rows for asked in group)
+        rows = sum(request.rows for request in group)
         if any(getattr(value, "shape", (len(value),))[:1] != (rows,) for value in outputs.values()):
             # The first dimension of the output is not rows: stop batching.
             self.is_batched = False
-            return [self._runner.run(asked.inputs, asked.wanted) for asked in group]
+            return [self._runner.run(request.inputs, request.wanted) for request in group]
         found, at = [], 0
-        for asked in group:
-            found.append({name: value[at : at + asked.rows] for name, value in outputs.items()})
-            at += asked.rows
+        for request in group:
+            found.append({name: value[at : at + request.rows] for name, value in outputs.items()})
+            at += request.rows
         return found
 
-    def _told(self, asked: _Asked, outputs: Outputs, ran_us: int) -> Reply:
+    def _told(self, request: _Request, outputs: Outputs, ran_us: int) -> Reply:
         try:
-            if not asked.is_infer:
+            if not request.is_infer:
                 return Reply(200, as_json(outputs), [], ran_us)
             answer = {
                 "model_name": self._model.name,
                 "model_version": self._model.version,
-                **({"id": asked.id} if asked.id is not None else {}),
+                **({"id": request.id} if request.id is not None else {}),
                 "outputs": [tensors.tensor(name, value) for name, value in outputs.items()],
             }
             return Reply(200, as_json(answer), [], ran_us)
         except (OutputError, InputError) as reason:
             print(f"paceline: {reason}", file=sys.stderr, flush=True)
-            return _refused(asked.is_infer, 500, str(reason))
+            return _refused(request.is_infer, 500, str(reason))
 
-    def _infer(self, call: ModelCall) -> _Asked:
+    def _infer(self, call: ModelCall) -> _Request:
         inputs, wanted, id_ = tensors.read_request(call.body, self._runner.inputs)
-        return _Asked(inputs, self._wanted(wanted), _rows(inputs), True, id_)
+        return _Request(inputs, self._wanted(wanted), _rows(inputs), True, id_)
 
-    def _score(self, call: ModelCall) -> _Asked:
+    def _score(self, call: ModelCall) -> _Request:
         if call.head.get("method") == "GET":
             raise InputError("POST rows to this model.", 405)
         value = parsed(call.body)
@@ -157,7 +157,7 @@ class AsItIs:
                 rows = value[names[0]]
             frame = getattr(self._runner, "frame", None)
             if frame and isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
-                return _Asked({infos[0].name: frame(rows)}, self._wanted(wanted), -1, False, None)
+                return _Request({infos[0].name: frame(rows)}, self._wanted(wanted), -1, False, None)
             given = {infos[0].name: tensors.from_lists(rows, infos[0])}
         else:
             if not isinstance(value, dict):
@@ -168,7 +168,7 @@ class AsItIs:
                     raise InputError(f"the model has no input {name[:100]!r}. It has {', '.join(known)}.")
             given = {name: tensors.from_lists(rows, known[name]) for name, rows in value.items()}
         given = tensors.named(given, infos)
-        return _Asked(given, self._wanted(wanted), _rows(given), False, None)
+        return _Request(given, self._wanted(wanted), _rows(given), False, None)
 
     def _wanted(self, names: list[str] | None) -> list[str]:
         if names is None:

@@ -35,8 +35,8 @@ def load_builtin(setup: ModelSetup) -> Servable:
     path, kind = model_file(model.path, model.framework)
     # Several processes of a revision share one file of weights.
     shared = setup.shared if setup.config.workers > 1 else None
-    found = os.stat(path)
-    key = f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
+    status = os.stat(path)
+    key = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
     if kind == TORCHSCRIPT:
         _check_torchscript(path)
     try:
@@ -80,19 +80,19 @@ def model_file(path: str, framework: str | None) -> tuple[str, str]:
         if os.path.isfile(path)
         else sorted(os.path.join(base, name) for base, _, files in os.walk(path) for name in files)
     )
-    found = [
+    files_of_kind = [
         (name, kind)
         for name in names
         if (kind := _ENDINGS.get(os.path.splitext(name)[1].lower(), "")) in kinds and kind
     ]
-    if len(found) != 1:
-        what = f"{len(found)} files" if found else "no file"
-        which = f": {', '.join(os.path.relpath(name, path) for name, _ in found[:5])}" if found else ""
+    if len(files_of_kind) != 1:
+        what = f"{len(files_of_kind)} files" if files_of_kind else "no file"
+        which = f": {', '.join(os.path.relpath(name, path) for name, _ in files_of_kind[:5])}" if files_of_kind else ""
         raise ServingError(
             f"{path!r} has {what} of a kind that is served without an entry script{which}. Such are {', '.join(_ENDINGS)}. Keep "
             "one, or write an entry script."
         )
-    return found[0]
+    return files_of_kind[0]
 
 
 def _check_torchscript(path: str) -> None:

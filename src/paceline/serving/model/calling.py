@@ -128,11 +128,11 @@ def parameters(function: Callable[..., object], path: str) -> list[inspect.Param
     Raises:
         ServingError: A parameter can't be passed by name.
     """
-    found = list(inspect.signature(function).parameters.values())
-    for each in found:
+    listed = list(inspect.signature(function).parameters.values())
+    for each in listed:
         if each.kind not in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD):
             raise ServingError(
                 f"{path}: {getattr(function, '__name__', 'run')}() takes {each}, which can't be given by a name. Write plain "
                 "parameters, without *, ** and /."
             )
-    return found
+    return listed

@@ -28,17 +28,17 @@ def documents(function: object, config: ServerConfig) -> Documents:
     only version 3.
     """
     util = _schema_util()
-    versions, given, returned = ["2.0", "3.0"], _ANY, _ANY
+    versions, input_schema, output_schema = ["2.0", "3.0"], _ANY, _ANY
     if util is not None:
         versions = list(util.get_supported_versions(function))
         if util.is_schema_decorated(function):
-            given, returned = util.get_input_schema(function), util.get_output_schema(function)
+            input_schema, output_schema = util.get_input_schema(function), util.get_output_schema(function)
     found: Documents = {}
     title, version = config.name, config.version
     if any(each in versions for each in ("2", "2.0")):
-        found["swagger2"] = swagger2(title, version, given, returned)
+        found["swagger2"] = swagger2(title, version, input_schema, output_schema)
     if any(each in versions for each in ("3", "3.0")):
-        found["swagger3"] = openapi(title, version, given, returned)
+        found["swagger3"] = openapi(title, version, input_schema, output_schema)
     for key, names in (("swagger2", ("swagger.json", "swagger2.json")), ("swagger3", ("swagger3.json",))):
         for name in names:
             path = os.path.join(str(config.source_dir), name)
@@ -51,7 +51,7 @@ def documents(function: object, config: ServerConfig) -> Documents:
     return found
 
 
-def swagger2(title: str, version: str, given: object, returned: object) -> dict[str, object]:
+def swagger2(title: str, version: str, input_schema: object, output_schema: object) -> dict[str, object]:
     answer = {"description": _ANSWER, "schema": {"$ref": "#/definitions/ServiceOutput"}}
     wrong = {"description": _WRONG, "schema": {"$ref": "#/definitions/ErrorResponse"}}
     body = {"name": "serviceInputPayload", "in": "body", "schema": {"$ref": "#/definitions/ServiceInput"}}
@@ -64,12 +64,12 @@ def swagger2(title: str, version: str, given: object, returned: object) -> dict[
         "produces": ["application/json"],
         "securityDefinitions": {"Bearer": {"type": "apiKey", "name": "Authorization", "in": "header"}},
         "paths": _paths(healthy, {"parameters": [body]}, answer, wrong),
-        "definitions": {"ServiceInput": given, "ServiceOutput": returned, "ErrorResponse": _ERROR},
+        "definitions": {"ServiceInput": input_schema, "ServiceOutput": output_schema, "ErrorResponse": _ERROR},
     }
 
 
 def openapi(
-    title: str, version: str, given: object, returned: object, schemas: dict[str, object] | None = None
+    title: str, version: str, input_schema: object, output_schema: object, schemas: dict[str, object] | None = None
 ) -> dict[str, object]:
     """Return an OpenAPI 3.0 document of /score.
 
@@ -83,7 +83,7 @@ def openapi(
     body = {"requestBody": {"required": True, "content": content("ServiceInput")}}
     answer = {"description": _ANSWER, "content": content("ServiceOutput")}
     wrong = {"description": _WRONG, "content": content("ErrorResponse")}
-    own = {"ServiceInput": given, "ServiceOutput": returned, "ErrorResponse": _ERROR}
+    own = {"ServiceInput": input_schema, "ServiceOutput": output_schema, "ErrorResponse": _ERROR}
     return {
         "openapi": "3.0.3",
         "info": _info(title, version),

@@ -28,15 +28,15 @@ def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array
         InputError: The body is not a request of the protocol, or names unknown inputs.
     """
     value = parsed(body)
-    given = value.get("inputs") if isinstance(value, dict) else None
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+    listed = value.get("inputs") if isinstance(value, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise InputError('the body should be {"inputs": [{"name", "shape", "datatype", "data"}, ...]}.')
-    found: dict[str, Array] = {}
-    for each in given:
+    tensors: dict[str, Array] = {}
+    for each in listed:
         name = each.get("name")
-        if not isinstance(name, str) or name in found:
+        if not isinstance(name, str) or name in tensors:
             raise InputError(f"an input's name should be a text of its own, not {str(name)[:100]!r}.")
-        found[name] = _tensor(each, f"input {name[:100]!r}")
+        tensors[name] = _tensor(each, f"input {name[:100]!r}")
     wanted = value.get("outputs")
     if wanted is not None and not (
         isinstance(wanted, list)
@@ -45,31 +45,31 @@ def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array
         raise InputError('outputs should be [{"name": ...}, ...].')
     id_ = value.get("id")
     names = [each["name"] for each in wanted] if wanted else None
-    return named(found, inputs), names, id_ if isinstance(id_, str) else None
+    return named(tensors, inputs), names, id_ if isinstance(id_, str) else None
 
 
-def named(found: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]:
+def named(tensors: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]:
     """Return the tensors under the model's own names; a single one may have any name.
 
     Raises:
         InputError: A tensor is missing, unknown, or has another shape.
     """
     names = [each.name for each in inputs]
-    if len(found) == 1 == len(names):
-        found = {names[0]: next(iter(found.values()))}
-    for name in found:
+    if len(tensors) == 1 == len(names):
+        tensors = {names[0]: next(iter(tensors.values()))}
+    for name in tensors:
         if name not in names:
             raise InputError(f"the model has no input {name[:100]!r}. It has {', '.join(names)}.")
     for info in inputs:
-        if info.name not in found:
+        if info.name not in tensors:
             raise InputError(f"the input {info.name!r} is missing.")
-        shape = found[info.name].shape
+        shape = tensors[info.name].shape
         if info.shape is not None and (
             len(shape) != len(info.shape)
             or any(want not in (-1, got) for want, got in zip(info.shape, shape, strict=True))
         ):
             raise InputError(f"the input {info.name!r} should be of shape {list(info.shape)}, not {list(shape)}.")
-    return found
+    return tensors
 
 
 def array_of(value: object, where: str) -> Array:
@@ -93,14 +93,14 @@ def from_lists(value: object, info: TensorInfo) -> Array:
     where = f"the input {info.name!r}"
     if not isinstance(value, list):
         raise InputError(f"{where} should be a list of rows.")
-    found = array_of(value, where)
+    array = array_of(value, where)
     if info.datatype == "BYTES":
-        if found.size and found.dtype.kind != "U":
+        if array.size and array.dtype.kind != "U":
             raise InputError(f"{where} should hold texts alone.")
-        return found.astype(object)
-    if found.dtype.kind not in "biuf" or not np.isfinite(found).all():
+        return array.astype(object)
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
         raise InputError(f"{where} should hold numbers alone, none of them too large.")
-    return found.astype(DTYPES.get(info.datatype, "float32"))
+    return array.astype(DTYPES.get(info.datatype, "float32"))
 
 
 def tensor(name: str, value: Any) -> dict[str, object]:
@@ -109,11 +109,11 @@ def tensor(name: str, value: Any) -> dict[str, object]:
     Raises:
         InputError: It is not a tensor.
     """
-    found = np.asarray(value)
-    data = found.reshape(-1).tolist()
-    if found.dtype.kind == "O" and not all(isinstance(each, str) for each in data):
+    array = np.asarray(value)
+    data = array.reshape(-1).tolist()
+    if array.dtype.kind == "O" and not all(isinstance(each, str) for each in data):
         raise InputError(f"the output {name!r} is no tensor; ask /score for it.")
-    return {"name": name, "shape": list(found.shape), "datatype": datatype_of(found.dtype), "data": data}
+    return {"name": name, "shape": list(array.shape), "datatype": datatype_of(array.dtype), "data": data}
 
 
 def datatype_of(dtype: Any) -> str:
@@ -129,19 +129,19 @@ def _tensor(each: dict[str, object], where: str) -> Array:
         raise InputError(f"{where}: datatype {str(datatype)[:50]!r} is none of {', '.join(DTYPES)}, BYTES.")
     if not isinstance(data, list):
         raise InputError(f"{where}: data should be a list. Tensors in binary are not taken.")
-    found = array_of(data, where)
-    if found.size != math.prod(shape):
-        raise InputError(f"{where}: shape {shape} has {math.prod(shape)} values, and data has {found.size}.")
-    found = found.reshape(shape)
+    array = array_of(data, where)
+    if array.size != math.prod(shape):
+        raise InputError(f"{where}: shape {shape} has {math.prod(shape)} values, and data has {array.size}.")
+    array = array.reshape(shape)
     if datatype == "BYTES":
-        if found.size and found.dtype.kind != "U":
+        if array.size and array.dtype.kind != "U":
             raise InputError(f"{where}: data of BYTES should be texts.")
-        return found.astype(object)
-    if found.size and found.dtype.kind not in "biuf":
+        return array.astype(object)
+    if array.size and array.dtype.kind not in "biuf":
         raise InputError(f"{where}: data should be numbers.")
     dtype = np.dtype(DTYPES[datatype])
     with np.errstate(over="ignore"):
-        made = found.astype(dtype)
-    if (dtype.kind in "iub" and not (made == found).all()) or (dtype.kind == "f" and not np.isfinite(made).all()):
+        made = array.astype(dtype)
+    if (dtype.kind in "iub" and not (made == array).all()) or (dtype.kind == "f" and not np.isfinite(made).all()):
         raise InputError(f"{where}: data has values that {datatype} does not hold.")
     return made

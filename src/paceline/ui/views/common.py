@@ -164,9 +164,9 @@ def _page(request: Request, name: str, find: Find) -> Response:
     """Render the page `run_<name>.html` around the piece `run_<name>_part.html`."""
     folder = folder_of(request)
     head = run_page.head(folder)
-    found = find(folder, head["record"])
-    place = f"head:{stamp_of(head)},{name}:{stamp_of(found)}"
-    return render.page(request, f"run_{name}.html", tab=name, place=place, **head, **found)
+    values = find(folder, head["record"])
+    place = f"head:{stamp_of(head)},{name}:{stamp_of(values)}"
+    return render.page(request, f"run_{name}.html", tab=name, place=place, **head, **values)
 
 
 def live(request: Request, name: str, find: Find | None) -> Response:
@@ -177,9 +177,9 @@ def live(request: Request, name: str, find: Find | None) -> Response:
         head = run_page.head(folder)
         pieces = {"head": head_piece(request, name, head)}
         if find is not None:
-            found = find(folder, head["record"])
+            values = find(folder, head["record"])
             template = f"run_{name}_part.html"
-            pieces[name] = PagePiece(stamp_of(found), lambda: render.text(request, template, **head, **found))
+            pieces[name] = PagePiece(stamp_of(values), lambda: render.text(request, template, **head, **values))
         return PiecesSeen(pieces, is_over=head["record"].is_terminal)
 
     streams = request.app.state.pieces

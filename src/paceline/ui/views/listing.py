@@ -53,20 +53,20 @@ async def page(request: Request) -> Response:
     query = query_of(request)
     await _refreshed(index)
     entries = index.entries()
-    found = selected(entries, query)
+    matching = selected(entries, query)
     root = render.root_of(request.scope["path"])
-    rows = await asyncio.to_thread(request.app.state.rows.of, _on_page(found, query), root)
+    rows = await asyncio.to_thread(request.app.state.rows.of, _on_page(matching, query), root)
     return render.page(
         request,
         "runs.html",
         query=query,
         rows=rows.values(),
-        place=_place(rows, len(found)),
-        total=len(found),
+        place=_place(rows, len(matching)),
+        total=len(matching),
         of=len(index.ids),
         # The first refresh of ten thousand runs continues while the first page is shown.
         is_partial=len(entries) < len(index.ids),
-        pages=max(1, -(-len(found) // ROWS)),
+        pages=max(1, -(-len(matching) // ROWS)),
         choices=_choices(entries),
         live=sum(not entry.is_terminal for entry in entries),
         link=_linker(request),
@@ -94,14 +94,14 @@ async def _changes(index: Index, made: RunRows, query: RunQuery, root: str, plac
         # New values of active runs do not change the list.
         if index.version != version or any(not entry.is_terminal for entry in shown):
             version = index.version
-            found = selected(index.entries(), query)
-            shown = _on_page(found, query)
+            matching = selected(index.entries(), query)
+            shown = _on_page(matching, query)
             rows = await asyncio.to_thread(made.of, shown, root)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
-            now = _place(rows, len(found))
+            now = _place(rows, len(matching))
             # The page may be older than the first refresh.
             if now != place if is_first else changed or list(told) != list(rows):
-                data = {"order": list(rows), "rows": changed, "total": len(found), "first": is_first}
+                data = {"order": list(rows), "rows": changed, "total": len(matching), "first": is_first}
                 yield message("rows", data, now)
             told, is_first = rows, False
         looks += 1
@@ -122,9 +122,9 @@ def _place(rows: dict[str, Markup], total: int) -> str:
     return stamp_of(rows, total)
 
 
-def _on_page(found: list[IndexEntry], query: RunQuery) -> list[IndexEntry]:
+def _on_page(matching: list[IndexEntry], query: RunQuery) -> list[IndexEntry]:
     first = (query.page - 1) * ROWS
-    return found[first : first + ROWS]
+    return matching[first : first + ROWS]
 
 
 def _choices(entries: list[IndexEntry]) -> dict[str, list[str]]:

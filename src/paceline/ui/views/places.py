@@ -46,10 +46,10 @@ def routes() -> list[Route]:
         ("/services", "services", _services),
         ("/services/{name}", "service", _service),
     ]
-    found = [Route("/compute", _compute), Route("/live/compute", _live("compute", _targets))]
+    listed = [Route("/compute", _compute), Route("/live/compute", _live("compute", _targets))]
     for path, name, find in pages:
-        found += [Route(path, _page(name, find)), Route(f"/live{path}", _live(name, find))]
-    return found
+        listed += [Route(path, _page(name, find)), Route(f"/live{path}", _live(name, find))]
+    return listed
 
 
 def _compute(request: Request) -> Response:
@@ -63,8 +63,8 @@ def _compute(request: Request) -> Response:
 
 def _page(name: str, find: _Find) -> _Answer:
     def page(request: Request) -> Response:
-        found = find(request)
-        return render.page(request, f"{name}.html", stamp=stamp_of(found), **found)
+        values = find(request)
+        return render.page(request, f"{name}.html", stamp=stamp_of(values), **values)
 
     return page
 
@@ -72,8 +72,8 @@ def _page(name: str, find: _Find) -> _Answer:
 def _live(name: str, find: _Find) -> _Answer:
     def live(request: Request) -> Response:
         def look() -> PiecesSeen:
-            found = find(request)
-            piece = PagePiece(stamp_of(found), lambda: render.text(request, f"{name}_part.html", **found))
+            values = find(request)
+            piece = PagePiece(stamp_of(values), lambda: render.text(request, f"{name}_part.html", **values))
             return PiecesSeen({"main": piece})
 
         streams = request.app.state.pieces
@@ -124,9 +124,9 @@ def _looks(state: State) -> list[TargetLook]:
     kept: tuple[float, list[TargetLook]] | None = getattr(state, "looks", None)
     if kept is not None and time.monotonic() - kept[0] < _FRESH_S:
         return kept[1]
-    found = look_at_all(state.workspace_dir, configured.names(state.workspace_dir), _LIMIT_S)
-    state.looks = (time.monotonic(), found)
-    return found
+    looks = look_at_all(state.workspace_dir, configured.names(state.workspace_dir), _LIMIT_S)
+    state.looks = (time.monotonic(), looks)
+    return looks
 
 
 def _workspace(request: Request) -> Workspace:

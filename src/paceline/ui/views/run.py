@@ -105,10 +105,10 @@ def log(request: Request) -> Response:
     attempts = [one.number for one in record.attempts if attempt is None or one.number == attempt]
     # A search begins at the start of the log.
     start = None if search else last_lines_start(folder, attempts, chosen, last)
-    found = lines_of(folder, attempts, chosen, start, in_blocks=bool(search))
+    lines_found = lines_of(folder, attempts, chosen, start, in_blocks=bool(search))
     if search:
-        found = _with(search.lower(), found)
-    lines = deque(found, maxlen=_MOST_FOUND if search else last)
+        lines_found = _with(search.lower(), lines_found)
+    lines = deque(lines_found, maxlen=_MOST_FOUND if search else last)
     return as_json({"lines": [*map(line_json, lines)], "more": len(lines) == lines.maxlen})
 
 

@@ -41,13 +41,13 @@ class OnnxRunner:
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
         try:
-            found = self._session.run(list(wanted), dict(inputs))
+            results = self._session.run(list(wanted), dict(inputs))
         except Exception as reason:  # onnxruntime raises RuntimeError and its own classes
             text = blamed(reason)
             if text is None or "INVALID_ARGUMENT" not in text.upper():
                 raise
             raise InputError(f"the model can't take this input: {text}") from None
-        return dict(zip(wanted, found, strict=True))
+        return dict(zip(wanted, results, strict=True))
 
 
 def _info(node: Any) -> TensorInfo:

@@ -31,16 +31,16 @@ class SklearnRunner:
             warnings.filterwarnings("ignore", message="mmap_mode")
             # Map arrays from the file, so that all processes share them until one writes to them.
             self._model = joblib.load(path, mmap_mode="c")
-        found = [name for name in _METHODS if callable(getattr(self._model, name, None))]
-        if not found:
+        methods = [name for name in _METHODS if callable(getattr(self._model, name, None))]
+        if not methods:
             raise ServingError(
                 f"{path} holds a {type(self._model).__name__}, which has none of {', '.join(_METHODS)}. Serve it with an entry "
                 "script."
             )
-        self.default = found[:1]
+        self.default = methods[:1]
         self.inputs = [self._input()]
         self._names = self._columns()
-        self.outputs = [self._output(name) for name in found]
+        self.outputs = [self._output(name) for name in methods]
 
     def _input(self) -> TensorInfo:
         """Return the input: a column for each feature, or a text for each row if the model begins with a text vectorizer."""

@@ -44,22 +44,24 @@ class _TorchRunner:
         given = [torch.from_numpy(inputs[each.name]).to(self._device) for each in self.inputs]
         try:
             with torch.inference_mode():
-                found = self._module(*given)
+                result = self._module(*given)
         except (RuntimeError, TypeError, ValueError, AssertionError) as reason:
             text = _said(reason)
             if text is None:
                 raise
             raise InputError(f"the model can't take this input: {text}") from None
-        return self._named(found, wanted)
+        return self._named(result, wanted)
 
-    def _named(self, found: Any, wanted: Sequence[str]) -> Outputs:
+    def _named(self, result: Any, wanted: Sequence[str]) -> Outputs:
         """Return named outputs: a dict's own names, else "output", or "output_0" and so on."""
-        if isinstance(found, dict):
-            named = found
-        elif isinstance(found, (list, tuple)):
-            named = {f"output_{at}": each for at, each in enumerate(found)} if len(found) > 1 else {"output": found[0]}
+        if isinstance(result, dict):
+            named = result
+        elif isinstance(result, (list, tuple)):
+            named = (
+                {f"output_{at}": each for at, each in enumerate(result)} if len(result) > 1 else {"output": result[0]}
+            )
         else:
-            named = {"output": found}
+            named = {"output": result}
         arrays = {
             name: value.cpu().numpy() if isinstance(value, self._torch.Tensor) else value
             for name, value in named.items()
@@ -130,15 +132,15 @@ def share(module: Any, folder: str, key: str) -> None:
     """
     import torch
 
-    found: list[Any] = []
+    weights: list[Any] = []
     seen: set[int] = set()
     for each in (*module.parameters(), *module.buffers()):
         # Tied weights appear twice.
         if each.data_ptr() not in seen and each.layout == torch.strided and each.is_contiguous() and each.numel():
             seen.add(each.data_ptr())
-            found.append(each)
+            weights.append(each)
     offsets, size = [], 0
-    for each in found:
+    for each in weights:
         offsets.append(size)
         size += -(-each.numel() * each.element_size() // _ALIGNED) * _ALIGNED
     if size < _LEAST_BYTES:
@@ -150,7 +152,7 @@ def share(module: Any, folder: str, key: str) -> None:
             if shutil.disk_usage(folder).free < 2 * size:
                 return
             with open(f"{path}.part", "wb") as file:
-                for each, offset in zip(found, offsets, strict=True):
+                for each, offset in zip(weights, offsets, strict=True):
                     file.seek(offset)
                     file.write(each.detach().reshape(-1).view(torch.uint8).numpy().data)
                 file.truncate(size)
@@ -158,6 +160,6 @@ def share(module: Any, folder: str, key: str) -> None:
     if os.path.getsize(path) != size:
         return
     mapped = torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
-    for each, offset in zip(found, offsets, strict=True):
+    for each, offset in zip(weights, offsets, strict=True):
         end = offset + each.numel() * each.element_size()
         each.data = mapped[offset:end].view(each.dtype).view(each.shape)
