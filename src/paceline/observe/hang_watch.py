@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from paceline.job.plan import Launch
 from paceline.observe.node.messages import WorkersReport
@@ -20,7 +20,7 @@ from paceline.observe.stack_dumps import Looks
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import utc_now
+from paceline.runs.record import Hang, utc_now
 from paceline.system.files import write_json, write_whole
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ _SHOWN = 3
 class HangWatch:
     """A hang detector for one attempt. note: called with the record's entry, or None without a hang."""
 
-    def __init__(
-        self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Mapping[str, Any] | None], None]
-    ) -> None:
+    def __init__(self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Hang | None], None]) -> None:
         self._launch, self._folder, self._looks, self._note = launch, folder, looks, note
         self._limit_s = launch.job.hang_seconds
         self._pause_s = min(max(self._limit_s / 20, _SHORTEST_S), _LONGEST_S)

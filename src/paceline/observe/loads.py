@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline.observe.stragglers import RunPace, lines
 from paceline.runs.folder import RunFolder, load_logs, node_logs
-from paceline.runs.metric_reader import parsed_lines
+from paceline.runs.metric_reader import MetricEntry, parsed_lines
 from paceline.runs.record import RunRecord
 from paceline.runs.series import MetricSeries, series_of
 from paceline.system.files import read_json
@@ -129,11 +129,11 @@ def pace_lines(sample: Mapping[str, Any], *, is_over: bool) -> list[str]:
 
 
 def _series(path: Path, number: int, prefix: str) -> dict[str, MetricSeries]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[MetricEntry]] = {}
     for entry in parsed_lines(path):
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             name = entry["name"].removeprefix(prefix)
-            found.setdefault(name, []).append({"time": 0.0, **entry, "rank": number, "attempt": 1})
+            found.setdefault(name, []).append(cast("MetricEntry", {"time": 0.0, **entry, "rank": number, "attempt": 1}))
     return {name: series_of(name, entries) for name, entries in found.items()}
 
 

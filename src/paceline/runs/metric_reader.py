@@ -7,11 +7,23 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 #: A folder whose time has not changed is listed again after this many seconds.
 _LIST_S = 0.5
 _CHUNK_BYTES = 1 << 17
+
+
+class MetricEntry(TypedDict, total=False):
+    """A line of a metric log. kind: None for a scalar. rank, attempt: added by `placed_entries_by_name`."""
+
+    name: str
+    value: Any
+    kind: str
+    time: float
+    step: int
+    rank: int
+    attempt: int
 
 
 class FolderListing:
@@ -81,7 +93,7 @@ def parsed_lines(path: Path) -> Iterator[Any]:
                     continue
 
 
-def last_entries(path: Path, tail_bytes: int) -> list[dict[str, Any]]:
+def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:
     """Return the metrics in the last `tail_bytes` of a log, oldest first; none if the log cannot be read."""
     try:
         with open(path, "rb") as file:
@@ -89,13 +101,13 @@ def last_entries(path: Path, tail_bytes: int) -> list[dict[str, Any]]:
             lines = file.read(tail_bytes).split(b"\n")
     except OSError:
         return []
-    entries = []
+    entries: list[MetricEntry] = []
     for line in lines:
         try:
-            entry = json.loads(line)
+            entry: Any = json.loads(line)
         except ValueError:
             # The first line may be cut off, and the last one is perhaps being written.
             continue
         if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "value" in entry:
-            entries.append(entry)
+            entries.append(cast("MetricEntry", entry))
     return entries

@@ -16,11 +16,11 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from paceline.errors import MetricError
 from paceline.runs.folder import metric_logs
-from paceline.runs.metric_reader import parsed_lines
+from paceline.runs.metric_reader import MetricEntry, parsed_lines
 
 Scalar: TypeAlias = "int | float | str | bool"
 
@@ -74,7 +74,7 @@ class MetricLog:
         """Append a list, row, table, image or other kind of metric. `value` is plain JSON data."""
         if not self._of_tracker and len(logged_here) < _MOST_NAMES:
             logged_here.add(check_name(name))
-        line: dict[str, Any] = {"name": check_name(name), "kind": kind, "value": value, "time": round(time.time(), 6)}
+        line: MetricEntry = {"name": check_name(name), "kind": kind, "value": value, "time": round(time.time(), 6)}
         if step is not None:
             line["step"] = int(step)
         self._write(json.dumps(line).encode() + b"\n")
@@ -175,7 +175,7 @@ def _values(path: Path, name: str | None) -> dict[str, Any] | None:
     Return None if a name was logged in several ways, or the log has several attempts.
     """
     scalars: dict[str, list[Any]] = {}
-    others: dict[str, list[dict[str, Any]]] = {}
+    others: dict[str, list[MetricEntry]] = {}
     order: dict[str, None] = {}
     for entry in parsed_lines(path):
         if not isinstance(entry, dict) or "name" not in entry:
@@ -189,7 +189,7 @@ def _values(path: Path, name: str | None) -> dict[str, Any] | None:
         if entry.get("kind") is None and "value" in entry:
             scalars.setdefault(metric, []).append(entry["value"])
         else:
-            others.setdefault(metric, []).append(entry)
+            others.setdefault(metric, []).append(cast("MetricEntry", entry))
     if scalars.keys() & others.keys():
         return None
     return {metric: _value(others[metric]) if metric in others else _one_or_all(scalars[metric]) for metric in order}
@@ -197,7 +197,7 @@ def _values(path: Path, name: str | None) -> dict[str, Any] | None:
 
 def entries_by_name(
     directory: Path, *, name: str | None = None, rank: int | None = None
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[MetricEntry]]:
     """Return the lines of each metric (`value`, `time`, perhaps `kind` and `step`), in the order of `read`."""
     ranks = {
         number: _in_sequence(_entries(paths, name))
@@ -213,12 +213,12 @@ def placed_entries_by_name(
     name: str | None = None,
     ranks: Collection[int] | None = None,
     attempts: Collection[int] | None = None,
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[MetricEntry]]:
     """Return the lines of each metric with their `rank` and `attempt`.
 
     ranks, attempts: only these; None for all.
     """
-    found: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    found: dict[int, dict[str, list[MetricEntry]]] = {}
     for rank, paths in metric_logs(directory).items():
         if ranks is not None and rank not in ranks:
             continue
@@ -263,9 +263,9 @@ def check_name(name: object) -> str:
     return name
 
 
-def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str, list[dict[str, Any]]]]:
+def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str, list[MetricEntry]]]:
     """Return attempt -> metric name -> entries of one rank, in the order of logging."""
-    attempts: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    attempts: dict[int, dict[str, list[MetricEntry]]] = {}
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
         for entry in parsed_lines(path):
@@ -287,7 +287,7 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
     return dict(sorted(attempts.items()))
 
 
-def _in_sequence(attempts: Mapping[int, dict[str, list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:
+def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[str, list[MetricEntry]]:
     """Return one rank's entries as a run without interruption would have logged them.
 
     attempt 1      step 0 1 2 3 4         killed; its last checkpoint was that of step 3
@@ -296,19 +296,19 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[dict[str, Any]]]]) -> dic
     """
     if len(attempts) <= 1:
         return dict(next(iter(attempts.values()), {}))
-    result: dict[str, list[dict[str, Any]]] = {}
+    result: dict[str, list[MetricEntry]] = {}
     for metric in dict.fromkeys(metric for entries in attempts.values() for metric in entries):
         parts = {attempt: entries[metric] for attempt, entries in attempts.items() if metric in entries}
-        series: list[dict[str, Any]] = []
+        series: list[MetricEntry] = []
         for attempt, entries in parts.items():
             # Copies, because attempts and times change below.
-            mine = [{**entry, "attempt": attempt} for entry in entries]
+            mine: list[MetricEntry] = [{**entry, "attempt": attempt} for entry in entries]
             series = _taken_up(series, mine, is_last=attempt == max(attempts))
         result[metric] = _sortable(series)
     return result
 
 
-def _taken_up(before: list[dict[str, Any]], entries: list[dict[str, Any]], *, is_last: bool) -> list[dict[str, Any]]:
+def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
     """Return earlier entries, replaced by this attempt's from its first step to its last.
 
     is_last: No later attempt logged anything, so entries after its last step are superseded too. Otherwise a later attempt may
@@ -324,12 +324,12 @@ def _taken_up(before: list[dict[str, Any]], entries: list[dict[str, Any]], *, is
     return head + entries + tail
 
 
-def _step(entry: Mapping[str, Any]) -> float | None:
+def _step(entry: MetricEntry) -> float | None:
     step = entry.get("step")
     return step if isinstance(step, (int, float)) and math.isfinite(step) else None
 
 
-def _sortable(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
     """Make attempts and times grow, so that entries of several ranks can be merged by them."""
     attempt, time_s = 0, -math.inf
     for entry in series:
@@ -340,8 +340,8 @@ def _sortable(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return series
 
 
-def _by_name(ranks: Mapping[int, Mapping[str, list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:
-    merged: dict[str, list[dict[str, Any]]] = {}
+def _by_name(ranks: Mapping[int, Mapping[str, list[MetricEntry]]]) -> dict[str, list[MetricEntry]]:
+    merged: dict[str, list[MetricEntry]] = {}
     several = set()
     for entries in ranks.values():
         for metric, values in entries.items():
@@ -356,7 +356,7 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[dict[str, Any]]]]) -> dict[st
     return merged
 
 
-def _value(entries: list[dict[str, Any]]) -> Any:
+def _value(entries: list[MetricEntry]) -> Any:
     kinds = {entry.get("kind") for entry in entries}
     if kinds == {None, "list"}:
         # Values and lists of values under one name: all of them, in order.

@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from html import escape
-from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder, metric_logs
 from paceline.runs.follow import duration_text, hang_status
-from paceline.runs.metric_reader import last_entries
+from paceline.runs.metric_reader import MetricEntry, last_entries
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
 
@@ -90,9 +89,9 @@ def run_html(folder: RunFolder) -> str:
     return f"<table>{cells}</table>"
 
 
-def latest_metrics(folder: RunFolder) -> dict[str, dict[str, Any]]:
+def latest_metrics(folder: RunFolder) -> dict[str, MetricEntry]:
     """Return the last entry of each metric ("value" and "step") of the lowest rank that has it."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, MetricEntry] = {}
     for attempts in metric_logs(folder.metrics).values():
         entries = last_entries(attempts[max(attempts)], _END_BYTES)
         found = {**{entry["name"]: entry for entry in entries}, **found}

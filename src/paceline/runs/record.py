@@ -6,7 +6,7 @@ import datetime as dt
 import getpass
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.job.job import Job
 from paceline.runs.failure import FailureReport
@@ -14,6 +14,26 @@ from paceline.runs.states import NOT_STARTED, TERMINAL
 from paceline.system.serialization import known_fields, plain_fields
 
 RECORD_VERSION = 1
+
+
+class Owner(TypedDict, total=False):
+    """The process that writes a record, and the engine's job that it is in. starts: controllers that were started."""
+
+    pid: int
+    host: str
+    boot_id: str
+    python: str
+    starts: int
+    engine: str
+    job_id: str
+
+
+class Hang(TypedDict):
+    """A hang: time of the last progress, the reason, and the name of the report in the run's folder."""
+
+    since_utc: str
+    text: str
+    report: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +111,7 @@ class RunRecord:
     snapshot_id: str | None = None
     git: Mapping[str, Any] = field(default_factory=dict)
     job: Job | None = None
-    owner: Mapping[str, Any] = field(default_factory=dict)
+    owner: Owner = field(default_factory=Owner)
     scratch_dir: str | None = None
     waiting_for: str | None = None
     attempts: tuple[Attempt, ...] = ()
@@ -100,7 +120,7 @@ class RunRecord:
     failure: FailureReport | None = None
     canceled_by: str | None = None
     warnings: tuple[str, ...] = ()
-    hang: Mapping[str, Any] | None = None
+    hang: Hang | None = None
     left_out: tuple[Mapping[str, str], ...] = ()
     left_out_count: int = 0
 

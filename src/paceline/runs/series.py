@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
+from paceline.runs.metric_reader import MetricEntry
 from paceline.runs.metrics import placed_entries_by_name
 
 _COLUMNS = 3
@@ -110,7 +111,7 @@ def read(
     return {metric: series_of(metric, entries) for metric, entries in found.items()}
 
 
-def series_of(name: str, entries: list[dict[str, Any]]) -> MetricSeries:
+def series_of(name: str, entries: list[MetricEntry]) -> MetricSeries:
     """Return the series of these log lines, which have a `rank` and an `attempt`."""
     kinds = {entry.get("kind") for entry in entries}
     if not kinds <= {None, "list"}:

@@ -26,7 +26,7 @@ from paceline.runs import states, tags_and_properties
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import age_key, check_run_id, take_name
-from paceline.runs.record import RunRecord, utc_now
+from paceline.runs.record import Owner, RunRecord, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, write_json
 from paceline.system.names import some
@@ -100,7 +100,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
     return fd
 
 
-def owner() -> dict[str, Any]:
+def owner() -> Owner:
     """Return this process as the owner of a run."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
 

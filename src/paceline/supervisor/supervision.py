@@ -20,7 +20,7 @@ from paceline.runs import remote_status, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
+from paceline.runs.record import Attempt, Hang, Owner, RunRecord, parse_utc, utc_now
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
 from paceline.targets.configured import LOCAL
@@ -103,7 +103,7 @@ class Supervision:
             self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
             store.write(self.folder, self.record)
 
-    def note_hang(self, hang: Mapping[str, Any] | None) -> None:
+    def note_hang(self, hang: Hang | None) -> None:
         """Record a hang, or its end."""
         self.record = dataclasses.replace(self.record, hang=hang)
         store.write(self.folder, self.record)
@@ -127,10 +127,14 @@ class Supervision:
         self.record = dataclasses.replace(self.record, size=f"{self.record.size}, {text}")
         store.write(self.folder, self.record)
 
-    def owner(self) -> dict[str, Any]:
+    def owner(self) -> Owner:
         """Return the owner: this process and its engine's job, which remote readers ask for."""
-        engine = {name: self.record.owner[name] for name in ("engine", "job_id") if name in self.record.owner}
-        return store.owner() | engine
+        owner, known = store.owner(), self.record.owner
+        if "engine" in known:
+            owner["engine"] = known["engine"]
+        if "job_id" in known:
+            owner["job_id"] = known["job_id"]
+        return owner
 
     def open_attempt(self, launch: Launch) -> None:
         """Record an attempt's start."""

@@ -20,7 +20,7 @@ from contextlib import closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
@@ -32,6 +32,7 @@ from paceline.remote.wire import SILENCE_S
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import Hang
 from paceline.supervisor.diagnosis.evidence import stalled_text
 from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import beside_worker, left_its_container
@@ -44,6 +45,7 @@ from paceline.targets import Nodes
 
 if TYPE_CHECKING:
     from paceline.observe.stacks import RunStacks
+    from paceline.supervisor.diagnosis.diagnose import ErrorFile
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
@@ -87,7 +89,7 @@ class WorkerWatch:
         on_running: Callable[[], None],
         keeps_limits: bool = True,
         warn: Callable[[str], None] = lambda text: None,
-        note_hang: Callable[[Mapping[str, Any] | None], None] = lambda hang: None,
+        note_hang: Callable[[Hang | None], None] = lambda hang: None,
         resize: ResizeWatch | None = None,
     ) -> None:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
@@ -99,7 +101,7 @@ class WorkerWatch:
         self._ended_at: dict[int, float] = {}
         #: rank -> peak memory of its process in bytes
         self._peaks: dict[int, int] = {}
-        self._errors: dict[int, dict[str, Any]] = {}
+        self._errors: dict[int, ErrorFile] = {}
         self._error_seen: dict[int, float] = {}
         self._asked: dict[int, float] = {}
         self._launcher_code: int | None = None

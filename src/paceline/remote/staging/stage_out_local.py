@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from paceline.errors import PacelineError, TransferError
 from paceline.job.data_reference import DataReference
@@ -96,7 +96,7 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
             if not _fits(value, hints[name]):
                 raise ReplicaError(f"{name} in the run's record is {value!r:.80}, which no supervisor writes")
         record = RunRecord.from_json({**stored.to_json(), **taken})
-        times = [record.started_utc, record.ended_utc, (record.hang or {}).get("since_utc")]
+        times = [record.started_utc, record.ended_utc, record.hang and record.hang["since_utc"]]
         for time_utc in (*times, *(at for one in record.attempts for at in (one.started_utc, one.ended_utc))):
             if time_utc is not None:
                 parse_utc(time_utc)
@@ -123,6 +123,11 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
     if origin is Mapping:
         return isinstance(value, dict) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
+    if is_typeddict(hint):
+        hints = get_type_hints(hint)
+        if not isinstance(value, dict) or not hint.__required_keys__ <= value.keys():
+            return False
+        return all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     if dataclasses.is_dataclass(hint):
         # The tuples of `victims` are objects in JSON, which `from_json` reads.
         hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}

@@ -11,7 +11,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from paceline.runs.failure import FailureReport, last_words, logs_command, signal_name, signal_words
 
@@ -34,6 +34,24 @@ _SHUT_DOWN = re.compile(r"\brank (\d+) has shut down")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
+class ErrorMessage(TypedDict, total=False):
+    """The text of a worker's exception. extraInfo: its "py_callstack"."""
+
+    message: str
+    extraInfo: dict[str, str]
+
+
+class ErrorFile(TypedDict, total=False):
+    """The error file of a worker, in torchelastic's format, with Paceline's additions."""
+
+    message: ErrorMessage | None
+    exception: str
+    type: str
+    time: float
+    exit_code: int
+    is_memory: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
     """One worker's end, as known at the end of the attempt.
@@ -46,7 +64,7 @@ class WorkerEnd:
     rank: int
     node: str
     exit_code: int | None = None
-    error: dict[str, Any] | None = None
+    error: ErrorFile | None = None
     ended_at: float | None = None
     stopped: bool = False
     stack: str | None = None

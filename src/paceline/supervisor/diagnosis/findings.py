@@ -7,7 +7,6 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.job.plan import Launch, RankSlot
 from paceline.observe.load_watch import Sample
@@ -16,7 +15,7 @@ from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import last_lines, lines_of
-from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, worker_report
+from paceline.supervisor.diagnosis.diagnose import ErrorFile, WorkerEnd, first_failure, worker_report
 from paceline.supervisor.diagnosis.evidence import crash_stack, find_clash, holder_here, printed_traceback, stalled_text
 from paceline.supervisor.diagnosis.hints import missing_text, with_hints
 from paceline.supervisor.diagnosis.memory import memory_text
@@ -57,7 +56,7 @@ class Findings:
     started: frozenset[int]
     exit_codes: Mapping[int, int]
     ended_at: Mapping[int, float]
-    errors: Mapping[int, dict[str, Any]]
+    errors: Mapping[int, ErrorFile]
     asked: Mapping[int, float]
     lost: Mapping[int, str]
     driver_from: int

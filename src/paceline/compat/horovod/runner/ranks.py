@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from paceline.compat.horovod.runner.hosts import Slot
 
@@ -47,7 +47,7 @@ class RankOutcome:
 
 def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     """Return (rank, exit code, sentence) of the first failure, or None."""
-    from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
+    from paceline.supervisor.diagnosis.diagnose import ErrorFile, WorkerEnd, first_failure, gone_before
 
     ends = [
         WorkerEnd(
@@ -55,7 +55,7 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
             # The host's own name, or for a rank that never came up, the requested name.
             node=end.hello.get("host", end.host),
             exit_code=end.exit_code,
-            error=end.error,
+            error=cast("ErrorFile | None", end.error),
             ended_at=end.ended_at,
             stopped=end.stopped,
         )
