@@ -111,7 +111,7 @@ def check_same_mpi(launch: Launch) -> None:
             raise LauncherError(
                 "distributed_backend='mpi' over several nodes needs the same image on each: "
                 f"custom_docker_image={launch.job.environment.docker_image!r} is {images[0]} on {launch.nodes[0].name} and "
-                f"{images[1]} on {node.name}. Name it by its digest (name@sha256:...), or pull it anew on each node."
+                f"{images[1]} on {node.name}. Name it by its digest (name@sha256:...), or pull it again on each node."
             )
         if prepared.open_mpi != first.open_mpi or prepared.python != first.python:
             raise LauncherError(

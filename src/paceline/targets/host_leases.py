@@ -213,7 +213,7 @@ def check_parent() -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise LeasesError("PACELINE_LEASES=%r is no folder" % parent)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise LeasesError("everybody can rename what lies in %r. Set its sticky bit: chmod +t %s" % (parent, parent))
+        raise LeasesError("everybody can rename files in %r. Set its sticky bit: chmod +t %s" % (parent, parent))
     if parent != _PARENT and found.st_uid not in (0, os.geteuid()):
         raise LeasesError(
             "PACELINE_LEASES=%r belongs to user %s, who could take leases away. Let root make a folder of mode 1777, or "

@@ -171,7 +171,7 @@ class LocalQueue:
             count = mine["port_count"]
             ports = machine.free_ports(count, self._queue.taken("ports", [mine, *others]))
             if len(ports) < count:
-                raise TargetError(f"no {count} ports are free on this machine. End what listens on them.")
+                raise TargetError(f"no {count} ports are free on this machine. End the programs that listen on them.")
             mine["granted"]["ports"] = ports
             self._queue.write(mine)
             return tuple(ports)

@@ -136,7 +136,7 @@ def test_what_a_node_has_removed_is_removed_unless_it_is_anothers(here):
 def test_no_name_leaves_the_folder(here, copy, tmp_path, name):
     for replica in (here, copy):
         (replica.top / "out").symlink_to(tmp_path)
-        with pytest.raises(ReplicaError, match=r"name .* is none"):
+        with pytest.raises(ReplicaError, match=r"name .* is not"):
             replica.apply(*part(name, b"x"))
         assert os.listdir(replica.top) == ["out"]
 
@@ -209,7 +209,7 @@ def test_nothing_is_written_behind_a_link_that_is_not_the_users(copy, tmp_path):
 )
 def test_what_nodes_do_not_write_is_not_taken_from_them(here, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "outputs"), b"")):
-        with pytest.raises(ReplicaError, match="none that comes from the other side"):
+        with pytest.raises(ReplicaError, match="not one that the other side may send"):
             here.apply(header, data)
     assert os.listdir(here.top) == []
 
@@ -217,7 +217,7 @@ def test_what_nodes_do_not_write_is_not_taken_from_them(here, name):
 @pytest.mark.parametrize("name", [*OWN, "outputs"])
 def test_what_is_of_this_machine_alone_is_taken_from_nobody(copy, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "checkpoints"), b"")):
-        with pytest.raises(ReplicaError, match="none that comes from the other side"):
+        with pytest.raises(ReplicaError, match="not one that the other side may send"):
             copy.apply(header, data)
     assert os.listdir(copy.top) == []
 

@@ -233,7 +233,7 @@ def test_start_archive_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp
         archive.add(tmp_path / "forged", arcname=".")
     done = trip.run_there(script, tmp_path)
     assert done.returncode == 70
-    assert "start.tar.gz' is not what was submitted: its SHA-256 is another. Submit the run again" in done.stdout
+    assert "start.tar.gz' differs from the submitted one: its SHA-256 is another. Submit the run again" in done.stdout
     assert not any("/back/" in name for name in trip.files_in_store()), "nothing has run"
 
 
@@ -497,6 +497,6 @@ def test_what_others_put_into_the_store_is_no_part_and_that_is_said(trip: Trip) 
     header = {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 420, "stamp": [2, 1, 1]}
     write_tree(back, {"00000000": _signed(trip, frame(header, b"{}"), 0)})
     before = trip.folder.target.read_bytes() if trip.folder.target.exists() else None
-    with pytest.raises(TransferError, match=r"'target.json' is none that comes from the other side.*somebody else"):
+    with pytest.raises(TransferError, match=r"'target.json' is not one that the other side may send.*somebody else"):
         fetch_run(trip.settings, trip.folder)
     assert (trip.folder.target.read_bytes() if trip.folder.target.exists() else None) == before

@@ -161,7 +161,7 @@ def test_the_status_counts_what_others_use(cluster: FakeCluster) -> None:
 
 
 def test_nodes_are_to_be_had_inside_a_job_alone(cluster: FakeCluster, tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="only be had inside a Ray job"):
+    with pytest.raises(TargetError, match="only available inside a Ray job"):
         target(cluster).wait_for_nodes(make_job(), tmp_path, lambda text: False)
 
 

@@ -7,7 +7,6 @@ import os
 import secrets
 import select
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from paceline.remote.agent import boot
 from paceline.remote.foreign_python import library_digest, packed_library, stream_program
 from paceline.remote.link.messages import LinkError
-from paceline.system import processes
+from paceline.system import frames, processes
 
 #: How much output of the node's shell and of the connecting program to keep.
 _SAID_BYTES = 1 << 14
@@ -128,7 +127,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     if answer.get("wanted"):
         data = packed_library(library_dir)
         # The node reads exactly this many bytes: frames follow in the same stream.
-        talk.write(struct.pack(">Q", len(data)) + data)
+        talk.write(frames.frame(data))
         answer = talk.answer()
     if error := answer.get("error"):
         path, *version = answer["python"]

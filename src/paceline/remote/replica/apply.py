@@ -218,7 +218,7 @@ class Replica:
         """Refuse a name that the other side must not write."""
         parts = name.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise ReplicaError(f"the name {name!r} is none of a file below a folder")
+            raise ReplicaError(f"the name {name!r} is not that of a file below a folder")
         if len(parts) > 1:
             is_theirs = parts[0] in (*SMALL, *LARGE, WORK) and not (self._of_nodes and name.startswith(LIVE_LOGS))
         elif how == "left":
@@ -226,7 +226,7 @@ class Replica:
         else:
             is_theirs = name in (NODE_FILES if self._of_nodes else (RECORD, *FILES))
         if not is_theirs:
-            raise ReplicaError(f"the name {name!r} is none that comes from the other side")
+            raise ReplicaError(f"the name {name!r} is not one that the other side may send")
 
     def _path(self, name: str) -> str:
         """Return the path of a name. Create its folders, replacing links of the user's."""

@@ -94,7 +94,7 @@ def _wait(client: RayClient, job_id: str, reception: Reception, count: int) -> N
         # The dashboard only returns the job's log: the driver prints its events there, one per line.
         told = _last_told(client.logs(job_id))
         if told.get("is") in ("ended", "failed"):
-            raise EngineError(f"a node could not be had from Ray: {told.get('why')}.")
+            raise EngineError(f"a node was not provided by Ray: {told.get('why')}.")
         job = client.job(job_id)
         if job is not None and job.status not in ("PENDING", "RUNNING"):
             raise EngineError(f"the job that was to hold nodes is {job.status}: {' '.join(job.message.split())[:300]}")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -40,6 +39,7 @@ from paceline.runs import store as run_store
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
 from paceline.system.files import PRIVATE, read_json, write_json, write_whole
+from paceline.system.handshake import TAG_BYTES, is_tag, tag
 from paceline.targets.ray import delta
 from paceline.targets.ray.client import RayClient, send_library
 from paceline.targets.ray.entry import travel_entrypoint
@@ -51,8 +51,6 @@ _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json
 _LOOK_S = 1.0
 #: How long to wait for the last part: readers don't return to a run that has ended.
 _END_S = 2.0
-#: Length of HMAC-SHA256.
-_SIGNATURE_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +287,7 @@ def part_name(run_id: str, number: int) -> str:
 
 def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
     """Return a part with its signature, valid for this run and number only."""
-    return hmac.digest(bytes.fromhex(key), f"part {part_name(run_id, number)}\0".encode() + part, "sha256") + part
+    return tag(bytes.fromhex(key), f"part {part_name(run_id, number)}", part) + part
 
 
 def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> bytes:
@@ -305,8 +303,8 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
             f"what run {folder.run_id} sends back can't be checked: its key, {str(folder.exec_key)!r}, can't be read: "
             f"{error.strerror}. Look at the run as the user that submitted it."
         ) from error
-    part = signed[_SIGNATURE_BYTES:]
-    if not hmac.compare_digest(signed, signed_part(part, key, folder.run_id, number)):
+    part = signed[TAG_BYTES:]
+    if not is_tag(signed[:TAG_BYTES], bytes.fromhex(key), f"part {part_name(folder.run_id, number)}", part):
         raise TransferError(
             f"{store.title}: {part_name(folder.run_id, number)!r} is not signed by the run. Has somebody else written below "
             f"{run_prefix(folder.run_id)!r} there? Remove that object, or cancel the run and submit it again."

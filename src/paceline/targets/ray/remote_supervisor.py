@@ -63,7 +63,7 @@ def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:
     start = _got(store, name)
     if hashlib.sha256(start).hexdigest() != ticket.start_sha256:
         raise PacelineError(
-            f"{store.title}: {name!r} is not what was submitted: its SHA-256 is another. Submit the run again."
+            f"{store.title}: {name!r} differs from the submitted one: its SHA-256 is another. Submit the run again."
         )
     unpack(start, top)
     folder.path.parent.mkdir()

@@ -223,7 +223,7 @@ class RayTarget:
             ray_python, library = os.environ[RAY_PYTHON_VARIABLE], os.environ[LIBRARY_VARIABLE]
         except KeyError as error:
             raise TargetError(
-                f"nodes of a Ray cluster can only be had inside a Ray job, and {error.args[0]} is not set here."
+                f"nodes of a Ray cluster are only available inside a Ray job, and {error.args[0]} is not set here."
             ) from None
         asked = GroupRequest(
             demand=demand_of(job, settings),

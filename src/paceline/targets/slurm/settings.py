@@ -185,7 +185,7 @@ def _check_option(title: str, option: str) -> None:
     if found is None:
         raise TargetError(
             f"{title}: options has {option!r}, which is no long option of sbatch in one word. Write '--name=value', "
-            "or '--name' where it takes none."
+            "or '--name' if it takes no value."
         )
     name = found[1]
     for managed, setting in MANAGED.items():

@@ -54,7 +54,7 @@ class HostMember:
             raise
         except OSError as error:
             raise TargetError(
-                f"{self.host.name}: its share of the machine can't be asked for: {error.strerror or error}."
+                f"{self.host.name}: its share of the machine can't be leased: {error.strerror or error}."
             ) from error
 
 
