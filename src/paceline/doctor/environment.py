@@ -5,10 +5,9 @@ A script may need none of them, so a package that all nodes lack is no failure; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from paceline.doctor.examination import FAIL, OK, SKIPPED, WARN, Examination, Finding
+from paceline.doctor.examination import FAIL, OK, SKIPPED, WARN, Examination, Finding, PackageFacts
 from paceline.doctor.machine import MODULES, differing_nodes
 from paceline.system.names import counted
 
@@ -17,7 +16,7 @@ def check_environment(examination: Examination) -> Iterator[Finding]:
     """Return a finding for each package and for Open MPI, one for nodes that agree."""
     for module in MODULES:
         found = {
-            name: modules.get(module) or {"missing": False, "error": modules.get("error", "gave no answer")}
+            name: modules.get(module) or PackageFacts(error=str(modules.get("error", "gave no answer")))
             for name, facts in examination.facts.items()
             if (modules := facts.get("modules")) is not None
         }
@@ -33,7 +32,7 @@ def has_module(examination: Examination, module: str) -> bool:
     )
 
 
-def _check_module(module: str, found: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+def _check_module(module: str, found: Mapping[str, PackageFacts]) -> Iterator[Finding]:
     versions = {name: _version(entry) for name, entry in found.items() if "version" in entry}
     missing = [name for name, entry in found.items() if entry.get("missing")]
     if not versions and len(missing) == len(found):
@@ -74,7 +73,7 @@ def _check_module(module: str, found: dict[str, dict[str, Any]]) -> Iterator[Fin
         yield Finding(check=module, level=OK, seen=version + _on(len(versions)))
 
 
-def _check_open_mpi(found: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+def _check_open_mpi(found: Mapping[str, PackageFacts]) -> Iterator[Finding]:
     there = {name: f"Open MPI {mpi['version']} ({mpi['path']})" for name, mpi in found.items() if "version" in mpi}
     if not there:
         if found:
@@ -110,7 +109,7 @@ def _check_open_mpi(found: dict[str, dict[str, Any]]) -> Iterator[Finding]:
         yield Finding(check="open mpi", level=OK, seen=next(iter(there.values())) + _on(len(there)))
 
 
-def _version(entry: dict[str, Any]) -> str:
+def _version(entry: PackageFacts) -> str:
     return f"{entry['version']} ({entry['detail']})" if entry.get("detail") else str(entry["version"])
 
 

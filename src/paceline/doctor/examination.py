@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from paceline.errors import PacelineError
 from paceline.remote import foreign_python
@@ -37,6 +37,64 @@ _OF_NO_USE = ("docker", "podman", "cni", "virbr", "veth", "br-", "lxc", "lxdbr",
 Interfaces = Mapping[str, tuple[str, int]]
 
 
+class PythonFacts(TypedDict, total=False):
+    """The scripts' interpreter on a node, or the reason why it can't run."""
+
+    path: str
+    version: str
+    error: str
+
+
+class PackageFacts(TypedDict, total=False):
+    """A package of the scripts' interpreter, or Open MPI with its path."""
+
+    version: str
+    detail: str
+    path: str
+    gpus: int
+    missing: bool
+    error: str
+
+
+class SpaceFacts(TypedDict, total=False):
+    """The bytes of a folder's file system."""
+
+    free: int
+    total: int
+    error: str
+
+
+class GpuFacts(TypedDict, total=False):
+    """The GPUs of nvidia-smi: name, driver and MiB of each."""
+
+    devices: list[list[str]]
+    has_tool: bool
+    error: str
+
+
+class StackFacts(TypedDict):
+    """The rules for py-spy on a node, and its refusal."""
+
+    ptrace_scope: str
+    may_trace: bool
+    py_spy: str | None
+    refused: str
+
+
+class Facts(TypedDict, total=False):
+    """The answer of `on_node.facts`. A broken interpreter has neither `modules` nor `open_mpi`."""
+
+    host: str
+    agent_python: str
+    python: PythonFacts
+    space: dict[str, SpaceFacts]
+    limits: dict[str, int | None]
+    gpus: GpuFacts
+    stacks: StackFacts
+    modules: dict[str, PackageFacts]
+    open_mpi: PackageFacts
+
+
 @dataclass
 class Examination:
     """The state of an examination.
@@ -55,7 +113,7 @@ class Examination:
     workspace_dir: str
     python: str | None = None
     interface: str | None = None
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    facts: dict[str, Facts] = field(default_factory=dict)
     places: dict[str, NetworkPlace] | None = None
 
     @property
@@ -67,10 +125,11 @@ class Examination:
         return self.python or patient.python
 
     def ask_all(
-        self, check: str, question: Callable[[Patient], Any], timeout_s: float
-    ) -> tuple[dict[str, Any], list[Finding]]:
+        self, check: str, question: Callable[[Patient], Result], timeout_s: float
+    ) -> tuple[dict[str, Result], list[Finding]]:
         """Ask each node that still answers. Return answers by name, and a failure for each other node."""
-        found, failed = {}, []
+        found: dict[str, Result] = {}
+        failed = []
         # The node is `gone` from now on, so that later checks do not wait for it.
         for name, answer in everywhere(self.well, question, timeout_s).items():
             if isinstance(answer, NoAnswerError):

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import cast
 
-from paceline.doctor.examination import FACTS_S, FAIL, OK, SKIPPED, WARN, Examination, Finding, Patient, size_text
+from paceline.doctor.examination import (
+    FACTS_S,
+    FAIL,
+    OK,
+    SKIPPED,
+    WARN,
+    Examination,
+    Facts,
+    Finding,
+    Patient,
+    StackFacts,
+    size_text,
+)
 from paceline.remote.agent.boot import OLDEST
 from paceline.system.names import counted
 
@@ -23,7 +35,7 @@ _NOFILE = (256, 4096)
 def learn_facts(examination: Examination) -> Iterator[Finding]:
     """Ask each node for its facts. Return a finding for each node that can't tell."""
 
-    def question(patient: Patient) -> dict[str, Any]:
+    def question(patient: Patient) -> Facts:
         asked = {
             "python": examination.python_of(patient),
             "space": [examination.folder, "/tmp", "/dev/shm"],
@@ -32,7 +44,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
             # Within the request's own limit, so that a slow import is reported as such, not as a silent node.
             "timeout_s": FACTS_S - 20.0,
         }
-        return patient.ask("on_node", "facts", asked, timeout_s=FACTS_S)
+        return cast(Facts, patient.ask("on_node", "facts", asked, timeout_s=FACTS_S))
 
     examination.facts, failed = examination.ask_all("node", question, FACTS_S)
     yield from failed
@@ -42,7 +54,8 @@ def check_python(examination: Examination) -> Iterator[Finding]:
     """Check that the scripts' interpreter exists and is new enough."""
     versions = {}
     for name, facts in examination.facts.items():
-        path, version, error = (facts["python"].get(key) for key in ("path", "version", "error"))
+        python = facts["python"]
+        path, version, error = python.get("path"), python.get("version"), python.get("error")
         if error:
             yield Finding(
                 check="python",
@@ -130,7 +143,7 @@ def check_stacks(examination: Examination) -> Iterator[Finding]:
         yield Finding(check="stacks", node=name, level=OK, seen=seen, advice=advice)
 
 
-def _stacks(found: dict[str, Any]) -> tuple[str, str]:
+def _stacks(found: StackFacts) -> tuple[str, str]:
     """Return the result of the check and its advice."""
     scope, refused = found["ptrace_scope"], found["refused"]
     is_ruled = scope not in ("", "0") and not found["may_trace"]
