@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from paceline.cli.common import print_json
 from paceline.cli.description import Asked, asked, combined
@@ -61,6 +61,34 @@ def check(**given: Any) -> int:
             shutil.rmtree(folder.outputs / FOLDER, ignore_errors=True)
 
 
+class NeededMemory(TypedDict):
+    """NeededMemory of a worker: its need for model and optimizer, and the free part of a limit."""
+
+    needed_bytes: int
+    free_bytes: int
+    limit: str
+
+
+class StepComparison(TypedDict, total=False):
+    """The result of a worker of the second run, completed by `check`. docs/command-line.md describes the keys."""
+
+    equal: bool
+    runs: list[str]
+    workers: int
+    problem: str
+    layout: str
+    steps: int
+    precision: str
+    losses: list[float]
+    one_losses: list[float]
+    losses_apart: float
+    limit: float
+    parameters_apart: float
+    parameter: str
+    memory: NeededMemory
+    missing: list[str]
+
+
 def _wanted(given: Mapping[str, Any]) -> Asked:
     file, description = words({option.name: option.default for option in RUN} | dict(given))
     if file is not None:
@@ -88,22 +116,24 @@ def _compared(one: Asked, many: Asked, steps: int, view: RunView, made: list[Run
         alone = _run(one, {"steps": steps, "precision": precision}, made)
         view.say(f"Run {alone.run_id}: {name} in one process" + ("" if precision == "float64" else ", in its own type"))
         record = _end(alone)
-        told = _outcome(alone)
+        outcome = _outcome(alone)
         if record.status == states.COMPLETED:
             break
-    problem = _problem(record, told, steps, "in one process", name)
-    outcome: dict[str, Any] = {}
+    problem = _problem(record, outcome, steps, "in one process", name)
+    found = StepComparison()
     runs = [alone.run_id]
     if not problem:
-        asked_of = {"steps": steps, "precision": precision, "against": str(alone.outputs / FOLDER)}
-        together = _run(many, asked_of, made)
+        request = {"steps": steps, "precision": precision, "against": str(alone.outputs / FOLDER)}
+        together = _run(many, request, made)
         runs.append(together.run_id)
         view.say(f"Run {together.run_id}: the same on {count} workers")
         record = _end(together)
-        outcome = _outcome(together)
-        problem = _problem(record, outcome, steps, f"on {count} workers", name)
-    found = {"equal": bool(outcome.get("equal")) and not problem, "runs": runs, "workers": count, **outcome}
-    found |= {"problem": problem} if problem else {}
+        found = _outcome(together)
+        problem = _problem(record, found, steps, f"on {count} workers", name)
+    found["equal"] = bool(found.get("equal")) and not problem
+    found["runs"], found["workers"] = runs, count
+    if problem:
+        found["problem"] = problem
     if as_json:
         print_json(found)
     else:
@@ -111,12 +141,12 @@ def _compared(one: Asked, many: Asked, steps: int, view: RunView, made: list[Run
     return 0 if found["equal"] else 1
 
 
-def _run(wanted: Asked, told: Mapping[str, Any], made: list[RunFolder]) -> RunFolder:
-    variables = {**wanted.job.environment_variables, VARIABLE: json.dumps(told)}
+def _run(wanted: Asked, request: Mapping[str, object], made: list[RunFolder]) -> RunFolder:
+    variables = {**wanted.job.environment_variables, VARIABLE: json.dumps(request)}
     labelled = dataclasses.replace(
         wanted,
         job=dataclasses.replace(wanted.job, environment_variables=variables),
-        tags={**wanted.tags, "check": "one process" if "against" not in told else "several"},
+        tags={**wanted.tags, "check": "one process" if "against" not in request else "several"},
         display_name=None,
     )
     made.append(labelled.submit())
@@ -137,11 +167,11 @@ def _end(folder: RunFolder) -> RunRecord:
         raise
 
 
-def _outcome(folder: RunFolder) -> dict[str, Any]:
-    return dict(read_json(folder.outputs / FOLDER / OUTCOME) or {})
+def _outcome(folder: RunFolder) -> StepComparison:
+    return cast(StepComparison, read_json(folder.outputs / FOLDER / OUTCOME) or {})
 
 
-def _problem(record: RunRecord, outcome: Mapping[str, Any], steps: int, where: str, name: str) -> str:
+def _problem(record: RunRecord, outcome: StepComparison, steps: int, where: str, name: str) -> str:
     """Return the reason why the two runs can't be compared, or ""."""
     see = f"See `paceline logs {record.run_id}`."
     if record.status != states.COMPLETED:
@@ -157,7 +187,7 @@ def _problem(record: RunRecord, outcome: Mapping[str, Any], steps: int, where: s
     return ""
 
 
-def _table(found: Mapping[str, Any], count: int) -> str:
+def _table(found: StepComparison, count: int) -> str:
     layout = visible(str(found["layout"]))
     kind = "float64" if found["precision"] == "float64" else "the script's own type"
     lines = [f"{found['steps']} steps in {kind}: one process, and {count} workers ({layout})"]

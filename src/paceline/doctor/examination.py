@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from paceline.errors import PacelineError
 from paceline.remote import foreign_python
@@ -169,7 +169,7 @@ class Finding:
     node: str | None = None
     advice: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -233,8 +233,14 @@ class Patient:
             raise NoAnswerError(f"no answer in {timeout_s:g} s") from error
 
     def ask(
-        self, program: str, mode: str, asked: Mapping[str, Any], *, python: str | None = None, timeout_s: float = 60.0
-    ) -> dict[str, Any]:
+        self,
+        program: str,
+        mode: str,
+        asked: Mapping[str, object],
+        *,
+        python: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> dict[str, object]:
         """Run a program of this folder on the node, and return its answer.
 
         `program` is "on_node" or "reduce_on_node", and `python` the interpreter, by default the agent's own.
@@ -247,13 +253,13 @@ class Patient:
         return answer_in(done.stdout, done.stderr, done.returncode)
 
 
-def program_of(program: str, mode: str, asked: Mapping[str, Any], *, ends_at_once: bool = True) -> bytes:
+def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_once: bool = True) -> bytes:
     """Return the text of a program of this folder, for `Patient.ask`."""
     path = Path(__file__).with_name(f"{program}.py")
     return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
 
-def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
+def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object]:
     """Return the value that a program of the doctor printed.
 
     Raises:

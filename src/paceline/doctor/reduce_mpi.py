@@ -12,7 +12,6 @@ import shlex
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.doctor.examination import Examination, NetworkPlace, NoAnswerError, Patient, answer_in, program_of
 from paceline.job.plan import Node
@@ -35,7 +34,7 @@ def over_mpi(
     places: Mapping[str, NetworkPlace],
     mpirun: tuple[str, int],
     elements: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return rank 0's measurement: {"ms": ..., "size": ...}. `mpirun` has path and major version.
 
     Raises:
@@ -73,7 +72,7 @@ def _reduced(
     mpirun: tuple[str, int],
     scratch: str,
     shell: Sequence[str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return rank 0's measurement.
 
     Raises:

@@ -10,7 +10,7 @@ import json
 import platform
 import re
 import sys
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
@@ -48,17 +48,28 @@ PACKAGES = (
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
-def bug_report(folder: RunFolder | None, *, messages: bool = False) -> dict[str, Any]:
-    """Return `versions`, `platform`, `open_mpi`, and `run` if there is one.
+class BugReport(TypedDict, total=False):
+    """The facts of a bug report; `run` is missing without a run."""
+
+    versions: dict[str, str]
+    platform: str
+    open_mpi: str
+    run: dict[str, Any]
+
+
+def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport:
+    """Return the facts for a bug report on a run, or on none.
 
     `messages` includes the text of the run's failure and exception.
     """
-    found = {
-        "versions": {"python": platform.python_version(), **versions()},
-        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "open_mpi": _open_mpi(),
-    }
-    return found if folder is None else {**found, "run": _run(folder, messages=messages)}
+    found = BugReport(
+        versions={"python": platform.python_version(), **versions()},
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        open_mpi=_open_mpi(),
+    )
+    if folder is not None:
+        found["run"] = _run(folder, messages=messages)
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -67,7 +78,7 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in found.items() if version is not None}
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found: BugReport) -> str:
     """Return the report as Markdown for an issue."""
     lines = [f"- {name} {version}" for name, version in found["versions"].items()]
     lines += [f"- {found['platform']}", f"- Open MPI: {found['open_mpi']}"]

@@ -94,9 +94,9 @@ class RunDiff:
         """Return the metric that differs first, or None."""
         return next((one for one in self.metrics if one.step is not None), None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values; NaN and the infinities become strings."""
-        found: dict[str, Any] = json_safe(asdict(self))
+        found: dict[str, object] = json_safe(asdict(self))
         found["code"] = [
             {"name": one.name, "status": one.status, "plus": one.plus, "minus": one.minus, "text": "\n".join(one.text)}
             for one in self.code
@@ -104,7 +104,7 @@ class RunDiff:
         return found | {"parting": json_safe(asdict(self.parting)) if self.parting else None}
 
 
-def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, Any]]:
+def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
     """Return the compared values of a run, by part and name, for tables of more than two runs."""
     return {
         "parameters": _parameters(record),
@@ -141,7 +141,7 @@ def compare(a: RunFolder, b: RunFolder) -> RunDiff:
     )
 
 
-def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:
+def _changes(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Change, ...]:
     names = dict.fromkeys((*a, *b))
     return tuple(Change(name=name, a=a.get(name), b=b.get(name)) for name in names if a.get(name) != b.get(name))
 
@@ -180,7 +180,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _parameters(record: RunRecord) -> dict[str, Any]:
+def _parameters(record: RunRecord) -> dict[str, object]:
     job = record.job
     if job is None:
         return {}
@@ -194,13 +194,13 @@ def _parameters(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _settings(record: RunRecord) -> dict[str, Any]:
+def _settings(record: RunRecord) -> dict[str, object]:
     values = record.job.to_json() if record.job else {}
     names = (name for name in values if name not in (*_ELSEWHERE, "entry_script", "entry_module"))
     return {name: values[name] for name in names}
 
 
-def _topology(record: RunRecord) -> dict[str, Any]:
+def _topology(record: RunRecord) -> dict[str, object]:
     values = record.job.to_json() if record.job else {}
     found = {name: values[name] for name in _TOPOLOGY if name in values}
     if record.job:
@@ -214,7 +214,7 @@ def _topology(record: RunRecord) -> dict[str, Any]:
 # --- environment, data and topology
 
 
-def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     job: Job | None = record.job
     asked = job.environment.to_json() if job else {}
     asked.pop("environment_variables", None)
@@ -222,7 +222,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     if not isinstance(built, dict):
         return {f"asked: {name}": value for name, value in asked.items()}
     # Locks would repeat the versions.
-    found: dict[str, Any] = {f"asked: {name}": asked[name] for name in ("docker_image", "layered") if name in asked}
+    found: dict[str, object] = {f"asked: {name}": asked[name] for name in ("docker_image", "layered") if name in asked}
     found["base_python"] = built.get("base_python")
     for text in built.get("pip") or ():
         name, _, version = str(text).partition("==")
@@ -233,14 +233,14 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     return found
 
 
-def _data(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+def _data(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     told = read_json(folder.data)
     inputs = told.get("inputs", ()) if isinstance(told, dict) else ()
     # Each node reports its own values; the first also those that all share.
     first = {str(one.get("name")): one for one in reversed(list(inputs))}
     if not first and record.job is not None:
         first = {one.name: one.to_json() for one in record.job.inputs}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, one in first.items():
         found[name] = one.get("source") or one.get("sources") or one.get("path")
         found |= {f"{name}: {key}": one[key] for key in _DATA if one.get(key) is not None}

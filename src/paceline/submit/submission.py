@@ -81,8 +81,8 @@ def submit(
     *,
     tags: Mapping[str, object] | None = None,
     parent_run_id: str | None = None,
-    trial: Mapping[str, Any] | None = None,
-    step: Mapping[str, Any] | None = None,
+    trial: Mapping[str, object] | None = None,
+    step: Mapping[str, object] | None = None,
     progress: snapshot.Progress | None = None,
     display_name: str | None = None,
     values: Mapping[str, str] | None = None,
@@ -149,7 +149,7 @@ def submit(
 
 
 def submit_alike(
-    trials: Sequence[tuple[str, Job, Mapping[str, Any]]],
+    trials: Sequence[tuple[str, Job, Mapping[str, object]]],
     source: SourceCopy,
     workspace_dir: Path,
     experiment: str,
@@ -246,11 +246,11 @@ def first_record(
     run_id: str,
     experiment: str,
     parent_run_id: str | None,
-    trial: Mapping[str, Any] | None = None,
-    step: Mapping[str, Any] | None = None,
+    trial: Mapping[str, object] | None = None,
+    step: Mapping[str, object] | None = None,
     warnings: Sequence[str] = (),
     kind: str = "script",
-    sweep: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, object] | None = None,
 ) -> RunRecord:
     """Return the first record of a new run. `sweep` is the search space of a run of kind "sweep"."""
     return RunRecord(
