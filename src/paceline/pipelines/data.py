@@ -1,4 +1,4 @@
-"""What a step leaves for later ones, and values that are given at submission: what stands for them where a step is described."""
+"""Placeholders in the steps of a pipeline: data of other steps, and parameters."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference, Source
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
-#: Nothing is ever looked for there: it is replaced before a job is submitted.
+#: A placeholder: replaced before the job is submitted.
 NOWHERE = (Source(path="/pipeline"),)
 
 
 class PipelineData:
-    """A folder that one step leaves in a datastore, and that later steps find.
+    """A folder in a datastore that one step leaves and later steps find.
 
-    In the arguments of the step that has it among its outputs it is an empty folder; there and everywhere else it is the
-    folder with what that step has left.
+    In the arguments of the step that leaves it, it is an empty folder. In all other places it is the folder that the step has
+    left.
 
-    name: letters, digits and `_`; the steps find it under this name (`$PACELINE_INPUT_<name>`, `run.input_datasets`).
-    datastore: a `Datastore` or its name, where it is kept; default: the workspace's default store.
-    path: folder in the store; `{run}` in it is the step's run id. Default: `pipelines/{run}/<name>`.
-    overwrite: with a path of one's own, replace files that are there.
+    Args:
+        name: Letters, digits and `_`. Steps find it by this name (`$PACELINE_INPUT_<name>`, `run.input_datasets`).
+        datastore: A `Datastore` or its name. Default: the workspace's default store.
+        path: Folder in the store. `{run}` is the step's run id. Default: `pipelines/{run}/<name>`.
+        overwrite: Replace existing files at a `path` without `{run}`.
 
     Raises:
-        PipelineError: the name is none.
+        PipelineError: The name is not valid.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class PipelineData:
         self.datastore = getattr(datastore, "name", datastore)
         self.path = path
         self.overwrite = overwrite
-        #: As of a `DataReference`: the script makes it itself.
+        #: As in `DataReference`.
         self.inside: str | None = None
         #: The step that leaves it.
         self.producer: Any = None
@@ -52,19 +53,19 @@ class PipelineData:
         return f"PipelineData({self.name!r})"
 
     def __str__(self) -> str:
-        """The word that stands for the folder in arguments; each worker puts its own path there."""
+        """Return the placeholder in arguments, which each worker replaces by its path."""
         return str(self.as_reference())
 
     def as_reference(self) -> DataReference:
-        """What stands for it in a job that is not submitted yet. Estimators call this."""
+        """Return the placeholder of the folder in a job. Estimators call this."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """The place itself where the store is a folder of the step's machine, else a download."""
+        """Use the folder in place if the step's machine sees it, else download it."""
         return PendingReference(name=self.name, sources=NOWHERE, inside=self.inside, data=self)
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """A copy on each node of the step that finds it.
+        """Copy the folder to each node of the step.
 
         Args:
             path_on_compute: Path below the script's working directory at which the files appear too.
@@ -72,7 +73,7 @@ class PipelineData:
         return self.as_mount().as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """A part of the files for each node (or each rank) of the step that finds it.
+        """Give each node or rank of the step a part of the files.
 
         Args:
             by: "node": a part for each node. "rank": a part for each rank.
@@ -80,9 +81,14 @@ class PipelineData:
         return self.as_mount().as_partition(by)
 
     def destination(self, run_id: str, default_store: str) -> DataReference:
-        """Where the step of this run id leaves it."""
+        """Return the output reference of the step with this run id.
+
+        Args:
+            run_id: Id of the run that leaves it.
+            default_store: Name of the store to use if it has none.
+        """
         path = self.path.replace("{run}", run_id).replace("{name}", self.name).strip("/")
-        # In a folder of the run's own there can be nothing but what an earlier attempt of the same run has left.
+        # The run's own folder can only hold files of an earlier attempt.
         overwrite = self.overwrite or "{run}" in self.path
         return DataReference(
             name=self.name,
@@ -95,20 +101,23 @@ class PipelineData:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingReference(DataReference):
-    """Stands in a job for data whose place is known once its pipeline is submitted. data: what stands for it in the steps."""
+    """A reference to data whose place is not known before submission."""
 
     data: Any
 
 
 class PipelineParameter:
-    """A value that is given when a pipeline is submitted: `submit(pipeline, pipeline_parameters={name: value})`.
+    """A value to set at submission.
 
-    It stands in the `script_params`, `arguments` or `command` of a step.
+    Set it by `submit(pipeline, pipeline_parameters={name: value})`.
+    It may stand in the `script_params`, `arguments` or `command` of a step.
 
-    name: letters, digits, `_` and `-`. default_value: where none is given.
+    Args:
+        name: Letters, digits, `_` and `-`.
+        default_value: The value if none is set.
 
     Raises:
-        PipelineError: the name is none.
+        PipelineError: The name is not valid.
     """
 
     def __init__(self, name: str, default_value: Any) -> None:
@@ -122,10 +131,10 @@ class PipelineParameter:
 
 
 def defaults(parameters: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Name -> default, of (name, default) of each place where a parameter stands.
+    """Return name -> default.
 
     Raises:
-        PipelineError: two of one name have different defaults.
+        PipelineError: A parameter has two defaults.
     """
     found: dict[str, Any] = {}
     for name, default in parameters:
@@ -135,10 +144,10 @@ def defaults(parameters: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_parameters(known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Each parameter's value: the given one, else its default.
+    """Return each parameter's value: from `given`, else its default.
 
     Raises:
-        PipelineError: one is given that no step has.
+        PipelineError: No step has a given parameter.
     """
     if unknown := sorted(set(given) - set(known)):
         there = f"it has {', '.join(sorted(known))}" if known else "it has none"

@@ -1,4 +1,4 @@
-"""What the user writes for a pipeline."""
+"""The public description of a pipeline, and its submission."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """Steps that run in the order of their data; `Experiment.submit` starts it, and it goes on when the program has ended.
+    """Steps that run in the order of their data.
 
-    steps: `Step`s, or lists of them. Steps whose data they take belong to it without being named. Those that do not need each
-        other run at once.
-    outputs: name -> `PipelineData` that the pipeline gives under this name.
-    continue_on_step_failure: where a step fails, go on with those that do not need it; else all that runs is ended.
+    `Experiment.submit` starts the pipeline.
 
     Args:
+        steps: `Step`s, or lists of them. Steps whose data they take are included. Independent steps run at the same time.
+        outputs: Name -> `PipelineData` that the pipeline gives under this name.
+        continue_on_step_failure: After a failure, continue the steps that do not need the failed one. Else cancel all steps.
         description: Text for people.
 
     Raises:
-        PipelineError: steps of one name, a circle, data that no step leaves; the message names them.
+        PipelineError: Two steps have one name, steps form a circle, or no step leaves some data.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Pipeline:
         self.outputs = dict(outputs or {})
         self.continue_on_step_failure = continue_on_step_failure
         self.description = description
-        # Only for its checks: a mistake is told where the user wrote it, before anything is submitted.
+        # For its checks: report mistakes where the user wrote them.
         self.spec("check_0_00000000", "default", self.parameters)
 
     def __repr__(self) -> str:
@@ -71,13 +71,20 @@ class Pipeline:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Name -> default of each `PipelineParameter` that stands in a step."""
+        """Name -> default of each `PipelineParameter` in its steps."""
         return defaults(parameter for step in self.steps for parameter in step.parameters().items())
 
     def spec(
         self, run_id: str, default_store: str, parameters: Mapping[str, Any], *, regenerate_outputs: bool = False
     ) -> tuple[PipelineSpec, list[Path]]:
-        """The pipeline as its record will hold it, and the source directory of each step."""
+        """Return the spec for its record, and the source directory of each step.
+
+        Args:
+            run_id: Id of the pipeline's run.
+            default_store: Name of the workspace's default datastore.
+            parameters: Name -> value.
+            regenerate_outputs: Reuse no outputs of former runs.
+        """
         return spec_of(
             self.steps,
             lambda step, child: step.planned(child, default_store, parameters),
@@ -142,14 +149,17 @@ def submit_pipeline(
     values: Mapping[str, str] | None = None,
     leave_out: Sequence[Path] = (),
 ) -> RunFolder:
-    """Start a pipeline and return its folder at once; it goes on when this program ends.
+    """Start a pipeline and return its folder at once.
 
-    directories: the source of each step. run_id: the one that `spec` was made for.
-    values, leave_out: as for `paceline.submit.submit`; values for all steps.
+    Args:
+        directories: Source of each step.
+        run_id: The id that `spec` was made for.
+        values: As for `paceline.submit.submit`, for all steps.
+        leave_out: As for `paceline.submit.submit`.
 
     Raises:
-        UserError: anything that can be known to be wrong before a process starts; the step is named.
-        TargetError: the controller could not be started.
+        UserError: The pipeline is known to fail before any process starts; the message names the step.
+        TargetError: The controller could not be started.
     """
     check_experiment_name(experiment)
     secrets: dict[str, str] = {}
@@ -168,7 +178,7 @@ def submit_pipeline(
     steps = []
     for step, directory in zip(spec.steps, directories, strict=True):
         with _in_step(step):
-            # Each looks for its own script in the copy; the files are taken once.
+            # The files are copied once, and each step checks its own script.
             taken = take_snapshot(
                 step.job,
                 SourceCopy(directory=directory.absolute()),
@@ -194,7 +204,7 @@ def submit_pipeline(
         pipeline=spec.to_json(),
         owner=store.owner(),
     )
-    # The lock is held from the folder's first moment: without it a reader would take the pipeline for deserted.
+    # Lock before the folder is visible: a reader would take a run without a lock for abandoned.
     lock_fd = store.create(workspace_dir / "runs", record, secrets)
     folder = RunFolder(workspace_dir / "runs" / run_id)
     first = copies[directories[0].absolute()]
@@ -207,24 +217,24 @@ def submit_pipeline(
 
 
 def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Place of each of the step's secrets -> its value.
+    """Check a step. Return place -> value of its secrets.
 
     Raises:
-        UserError: the step can't run.
+        UserError: The step cannot run.
     """
     with _in_step(step):
         found = values_of(step.job, given)
         check(step.job, workspace_dir)
         if step.sweep is not None:
             check_points(step.job, SweepSpec.from_json(step.sweep), directory)
-    # By their places: one variable may stand for different secrets in different steps.
+    # By place: a variable may have different values in different steps.
     places = places_of(step.job)
     return {places[name]: value for name, value in found.items()}
 
 
 @contextlib.contextmanager
 def _in_step(step: StepSpec) -> Iterator[None]:
-    """What is wrong is said with the step's name."""
+    """Add the step's name to error messages."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The live handle on a pipeline: a run whose children are its steps."""
+"""The handle on a submitted pipeline."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paceline.runs.record import RunRecord
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
 
-#: Of a step without a run: it waits for others; or it will never begin, for one that it needs has not Completed.
+#: Status of a step without a run: it waits, or it will never begin because a step that it needs has failed.
 WAITING, SKIPPED = "NotStarted", "Skipped"
 
 
 class PipelineRun(Run):
-    """A pipeline. As a run it has a state and a log (`logs/driver.log`); its steps are its children.
+    """A pipeline's run. Its steps are child runs, and `logs/driver.log` is its log.
 
     Raises:
-        PipelineError: the run is no pipeline.
+        PipelineError: The run is no pipeline.
     """
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
@@ -37,12 +37,16 @@ class PipelineRun(Run):
         return Run._handle(experiment, record)
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
-        """Block until the pipeline has ended; its record then. Ctrl-C only stops the waiting.
+        """Wait until the pipeline has ended and return its record.
 
-        show_output: print what its controller says as it comes.
+        Ctrl-C stops the waiting, not the pipeline.
+
+        Args:
+            show_output: Print the controller's log as it grows.
+            raise_on_error: Raise if a step has failed.
 
         Raises:
-            RunFailedError: a step has failed, unless raise_on_error=False.
+            RunFailedError: A step has failed, unless raise_on_error=False.
         """
         if show_output:
             try:
@@ -54,25 +58,32 @@ class PipelineRun(Run):
 
     @property
     def spec(self) -> PipelineSpec:
-        """Its steps, and what it was submitted with."""
+        """The steps and options of its submission."""
         return PipelineSpec.from_json(self.record().pipeline or {})
 
     @property
     def steps(self) -> dict[str, Run]:
-        """Name -> run, of the steps that have begun, in their order."""
+        """Name -> run of the steps that have begun, in order."""
         spec = self.spec
         found = zip(spec.steps, records(self._folder, spec), strict=True)
         return {step.name: self._handle(self._experiment, record) for step, record in found if record is not None}
 
     def step_rows(self) -> list[dict[str, Any]]:
-        """A mapping for each step: number, step, run_id, status, after, reused_from, target, started_utc, duration_s, failure."""
+        """Return a mapping for each step.
+
+        Keys: number, step, run_id, status, after, reused_from, target, started_utc, duration_s, failure.
+        """
         return rows(self._folder, self.record())
 
     def output(self, name: str, step: str | None = None) -> DataReference:
-        """Where the data lies that the pipeline gives under this name, or that this step leaves: an input of other runs, too.
+        """Return an output of the pipeline or of a step, as an input for other runs.
+
+        Args:
+            name: Name of the output.
+            step: Name of the step. Default: an output of the pipeline, or of the only step that has it.
 
         Raises:
-            PipelineError: there is none, or the step that leaves it is not Completed.
+            PipelineError: There is no such output, or its step is not Completed.
         """
         spec = self.spec
         if step is None and name in spec.outputs:
@@ -99,13 +110,15 @@ def _left_by(job: Any) -> list[str]:
 
 
 def records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
-    """The record of each step's run; None where it has not begun, or its run was removed."""
+    """Return the record of each step's run; None if it has not begun or was removed."""
     return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
 
 
 def rows(folder: RunFolder, pipeline: RunRecord) -> list[dict[str, Any]]:
-    """A mapping for each step: number, step (its name), run_id, status, after (names), reused_from, target, started_utc,
-    duration_s, failure (its message). run_id is None before the step begins; one that will never begin is Skipped.
+    """Return a mapping for each step.
+
+    Keys: number, step (its name), run_id, status, after (names), reused_from, target, started_utc, duration_s, failure (its
+    message). run_id is None before the step begins. A step that will never begin is Skipped.
     """
     spec = PipelineSpec.from_json(pipeline.pipeline or {})
     found = []

@@ -1,4 +1,4 @@
-"""A step of a pipeline, as its user writes it."""
+"""The public description of a pipeline's step."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
     from paceline.estimator import _Script as Script
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,99}")
-#: Where a parameter may stand in an estimator.
+#: Fields of an estimator that may hold parameters.
 _WITH_PARAMETERS = ("script_params", "arguments", "command")
 
 
 class Step:
-    """One step: what it runs, and what it leaves. It begins when all steps whose data it takes are Completed, and those of
-    `run_after`.
+    """One step of a pipeline.
 
-    name: its own within the pipeline. config: an estimator; a `Sweep`; or a `Job`, with its source_directory.
-    outputs: the `PipelineData` that it leaves; any other in its arguments and inputs is what it takes.
-    after: steps that have to be Completed before, whose data it does not take.
-    allow_reuse: where its source, job, environment and inputs are those of a former run, take what that has left and start
-        nothing. A sweep always runs.
+    A step begins when the steps whose data it takes and those of `run_after` are Completed.
+
+    Args:
+        name: Unique within the pipeline.
+        config: An estimator, a `Sweep`, or a `Job`.
+        outputs: The `PipelineData` that it leaves. Other data in its arguments and inputs is what it takes.
+        after: Steps that must be Completed first, whose data it does not take.
+        allow_reuse: Reuse the outputs of a former run with the same source, job, environment and inputs. A sweep always runs.
+        source_directory: Of a `Job`.
 
     Raises:
-        PipelineError: a value is wrong.
+        PipelineError: A value is wrong.
     """
 
     def __init__(
@@ -71,14 +74,14 @@ class Step:
         self._after: list[Step] = []
         self.run_after(*after)
         for data in self.outputs:
-            # The last step that was made with it: in a notebook a cell is run again.
+            # The last one wins: a notebook cell may run again.
             data.producer = self
 
     def __repr__(self) -> str:
         return f"Step({self.name!r})"
 
     def run_after(self, *steps: Step) -> Step:
-        """Begin only when these are Completed; the step itself.
+        """Begin only when these steps are Completed. Return this step.
 
         Args:
             steps: Steps that this one waits for.
@@ -91,14 +94,14 @@ class Step:
 
     @property
     def after(self) -> tuple[Step, ...]:
-        """The steps that were named to be Completed before this one begins; those whose data it takes are not among them."""
+        """The steps of `after` and `run_after`, without those whose data it takes."""
         return tuple(self._after)
 
     def needs(self) -> list[Step]:
-        """The steps that have to be Completed before.
+        """Return all steps that must be Completed first.
 
         Raises:
-            PipelineError: it takes data that no step leaves.
+            PipelineError: No step leaves the data that it takes.
         """
         found = list(self._after)
         for reference in self._job({}).inputs:
@@ -112,19 +115,24 @@ class Step:
         return found
 
     def parameters(self) -> dict[str, Any]:
-        """Name -> default of each parameter that stands in it.
+        """Return name -> default of its parameters.
 
         Raises:
-            PipelineError: two of one name have different defaults.
+            PipelineError: A parameter has two defaults.
         """
         words = (word for name in _WITH_PARAMETERS for word in _words(getattr(self._estimator, name, None)))
         return defaults((word.name, word.default_value) for word in words if isinstance(word, PipelineParameter))
 
     def planned(self, run_id: str, default_store: str, parameters: Mapping[str, Any]) -> Planned:
-        """The step for its run.
+        """Return the step for its run.
+
+        Args:
+            run_id: Id of that run.
+            default_store: Name of the workspace's default datastore.
+            parameters: Name -> value.
 
         Raises:
-            JobError: a parameter's value is none that a script could get.
+            JobError: A script cannot get the value of a parameter.
         """
         job = self._job(parameters)
         inputs = [
@@ -163,7 +171,7 @@ def _words(value: Any) -> Sequence[Any]:
 
 
 def _filled(value: Any, parameters: Mapping[str, Any]) -> Any:
-    """The same with the values of parameters in their places; the same object where there is none."""
+    """Replace parameters by their values. Return the same object if it has none."""
     if not any(isinstance(word, PipelineParameter) for word in _words(value)):
         return value
 

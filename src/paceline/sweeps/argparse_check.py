@@ -1,4 +1,4 @@
-"""A space held against the options of the script that it is for."""
+"""Checks of a space against the options that the script declares."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from paceline.sweeps.expressions import Expression
 from paceline.sweeps.points import ADDITIONS, ASSIGNMENTS, EQUALS, WORDS, is_of_switch, text_of
 from paceline.sweeps.space import Dimension, Space, argument
 
-#: Values of a choice or of a range of integers that are looked at; of a continuum a few will do.
+#: Limit of values to check, of a choice or a range of integers; quantiles to check of a continuous range.
 _MOST_VALUES = 1000
 _QUANTILES = (0.03, 0.31, 0.59, 0.87)
 _MOST_COMPLAINTS = 5
 
-#: Libraries that read the command line; a script that imports two says nothing certain.
+#: Libraries that parse the command line. Nothing is certain for a script that imports two.
 _PARSERS = frozenset(
     {"absl", "argparse", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "omegaconf"}
     | {"plac", "simple_parsing", "tap", "typer", "tyro"}
 )
-#: How a word that is taken apart at its `=` is taken apart.
+#: How scripts split a word at `=`.
 _APART = ("split", "partition", "rsplit", "rpartition")
 
 
@@ -40,16 +40,21 @@ def check_script(
     switches: Sequence[str] = (),
     others: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """Refuse a space that the argparse of the job's script will not take, where that is certain; the switches, with those of
-    the script's own that the space turns on and off. directory: the job's source. switches: that are known to be some.
-    others: names of arguments that the script is given beside the space's and the job's; None where these are but a part.
+    """Raise if the script's parser certainly rejects the space.
+
+    Return the switches, including those of the script that the space turns on and off.
+
+    Args:
+        directory: The job's source.
+        switches: Known switches.
+        others: Other arguments that the script gets; None if unknown.
 
     Raises:
-        SweepError: an option that the script has not, or values that it does not take; all of them are named.
-        JobError: the script is not there.
+        SweepError: The script lacks an option or rejects values; the message names all of them.
+        JobError: The script does not exist.
     """
     script = entry_file(job, directory) if job.is_python else None
-    # A module that is installed lies in an environment that may yet have to be made.
+    # An installed module is in an environment that may not exist yet.
     if script is None:
         return tuple(switches)
     return check(space, directory / script, switches, None if others is None else (*job.arguments, *others))
@@ -58,7 +63,11 @@ def check_script(
 def check(
     space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """The same of the script itself. given: the words that it is given as well; None where they are not known."""
+    """Check one script, as `check_script`.
+
+    Args:
+        given: Other words that the script gets; None if unknown.
+    """
     known = declared(script)
     if known is None:
         return tuple(switches)
@@ -79,7 +88,7 @@ def check(
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return the way in which the script takes every list of the space; None without a list, or where that is not certain."""
+    """Return how the script takes all lists of the space, or None if uncertain."""
     if (known := declared(script)) is None:
         return None
     lists = [one for one in space.parameters if any(isinstance(v, (list, tuple)) for v in _values(one.expression))]
@@ -89,7 +98,7 @@ def list_way(space: Space, script: Path) -> str | None:
 
 
 def _switch(dimension: Dimension, known: Declared) -> str | None:
-    """`--x`, or `--x/--no-x`, of a hyperparameter whose values turn a switch of the script's on and off."""
+    """Return `--x` or `--x/--no-x` if the hyperparameter controls a switch."""
     name = argument(dimension.name)
     options = _meant(name, known)
     if not options or not all(option.is_switch for option in options) or not is_of_switch(dimension):
@@ -100,7 +109,7 @@ def _switch(dimension: Dimension, known: Declared) -> str | None:
 
 def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -> str | None:
     name = argument(dimension.name)
-    # None leaves the argument out.
+    # None omits the argument.
     values = [value for value in _values(dimension.expression) if value is not None]
     options = _meant(name, known)
     if not values or options is None:
@@ -118,16 +127,16 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
         return None
     for value in values:
         wrong = [_wrong(option, value, known) for option in options]
-        # Of an option that is declared twice, such as in two subcommands, the other one may be meant.
+        # An option may be declared twice, such as in two subcommands.
         if all(wrong):
             return f"{name}: {wrong[0]}"
     return None
 
 
 def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the words beside the space's: options that are none, and those that are missing."""
+    """Return errors in the other words: unknown options, and missing ones."""
     own = [argument(name) for name in space.names]
-    # Behind `--` are words without a name; a word with a space in it is one to argparse.
+    # After `--` all words are positional. argparse takes a word with a space as positional too.
     words = itertools.takewhile(lambda word: word != "--", given)
     names = [word.partition("=")[0] for word in words if word.startswith("-") and " " not in word]
     for name in dict.fromkeys(names):
@@ -139,16 +148,19 @@ def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[
 
 
 def _may_be(name: str, option: DeclaredOption) -> bool:
-    """Whether argparse may take a name for this option: it may be shortened, and `-d5` is `-d 5`."""
+    """Return whether argparse may match a name to this option.
+
+    Names may be abbreviated, and `-d5` is `-d 5`.
+    """
     return any(other.startswith(name if name.startswith("--") else name[:2]) for other in option.names)
 
 
 def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
-    """The options that argparse takes a name for; None where it can't be known whether it has one."""
+    """Return the options that argparse matches to a name, or None if unknown."""
     exact = [option for option in known.options if name in option.names]
     if exact:
         return exact
-    # An option may be shortened, and `-lr` may be `-l r`.
+    # Options may be abbreviated, and `-lr` may be `-l r`.
     starts = name if name.startswith("--") else name[:2]
     if not known.is_closed or any(other.startswith(starts) for option in known.options for other in option.names):
         return None
@@ -156,12 +168,12 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
 
 
 def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
-    """Why the option does not take this value."""
+    """Return why the option rejects this value, or None."""
     text, at = text_of(given), f"line {option.line}"
     if option.is_switch is None:
         return None
     if option.is_switch:
-        # The word would be taken for one of those without a name.
+        # The word would become a positional argument.
         return None if known.has_positionals else f"it is a switch, which takes no value but true and false ({at})"
     if option.takes_list and isinstance(given, (list, tuple)):
         if option.takes_list == WORDS and option.count not in (None, len(given)):
@@ -173,7 +185,7 @@ def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
     if option.type is None:
         return None
     if option.type == "bool" and text and not given:
-        # argparse takes it, and each trial would be the same.
+        # argparse accepts it, but all trials would be the same.
         return f"its type is bool, to which every word is true, so {text} would be ({at}); make it a switch"
     try:
         value: Any = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
@@ -194,7 +206,7 @@ def _values(expression: Expression) -> Iterator[Any]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return the way in which the script gets its values; None where `--name value` does, or where that is not certain."""
+    """Return how the script gets values, or None for `--name value` or if uncertain."""
     try:
         with tokenize.open(script) as file:
             nodes = list(ast.walk(ast.parse(file.read())))
@@ -221,7 +233,7 @@ def _imported(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _called(node: ast.AST) -> str:
-    """Return the words before the parentheses of a call."""
+    """Return the function's source in a call."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -238,13 +250,14 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
     given = {keyword.arg: keyword.value for keyword in mains[0].keywords}
     name = given.get("config_name", mains[0].args[1] if len(mains[0].args) > 1 else None)
     is_empty = name is None or (isinstance(name, ast.Constant) and name.value is None)
-    # Without a configuration every value is new, which Hydra wants to be told.
+    # Without a configuration file, Hydra needs `+` before each name.
     return ADDITIONS if is_empty and None not in given else ASSIGNMENTS
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return the way of a script that takes the words of `sys.argv` apart at their `=`, itself or in a file that it runs
-    (`exec(open("configurator.py").read())`).
+    """Return the way of a script that splits `sys.argv` at `=` by itself.
+
+    The code may be in a file that the script runs: `exec(open("configurator.py").read())`.
     """
     for node in nodes:
         if _called(node) == "exec" and isinstance(node, ast.Call) and node.args:

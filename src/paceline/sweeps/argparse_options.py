@@ -1,7 +1,9 @@
-"""The options that a script gives to argparse, click or absl, read from its text. The script is never run.
+"""Options that a script declares by argparse, click or absl.
 
-Only what is certain is told. A script with another parser, or with two, one that changes `sys.argv`, or whose parser goes where
-it can't be followed, says nothing here.
+They are read from its source. The script never runs.
+
+Only certain facts are returned. Nothing is known of a script with another parser or two parsers, a script that changes
+`sys.argv`, or one whose parser cannot be followed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from paceline.sweeps.points import COMMAS, REPEATED, WORDS
 
-#: Other parsers; where one is imported, what argparse is told may be for something else.
+#: Other parsers. A script that imports one may use argparse for something else.
 _OTHERS = frozenset(
     {"absl", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "plac", "simple_parsing"}
     | {"tap", "typer", "tyro"}
@@ -23,23 +25,28 @@ _OTHERS = frozenset(
 _TYPES = ("int", "float", "str", "bool")
 _WITH_A_VALUE = ("store", "append", "extend")
 _SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
-#: Methods whose result takes options too, and those that change nothing of what is taken.
+#: Methods that return another holder of options, and methods without effect on the options.
 _PARTS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
 _HARMLESS = ("set_defaults", "get_default", "error", "exit", "print_help", "print_usage", "format_help", "format_usage")
-#: What stands around an expression without a condition.
+#: Statements that run unconditionally.
 _PLAIN = (ast.Expr, ast.Assign, ast.AnnAssign, ast.Return, ast.Attribute, ast.Call)
 _ALL, _REST = ("parse_args", "parse_intermixed_args"), ("parse_known_args", "parse_known_intermixed_args")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredOption:
-    """What one `add_argument` says. line: where.
+    """An option that the script declares.
 
-    is_switch: takes no value; None where that can't be known. is_pair: a switch that has `--no-x` beside `--x`; off: that word,
-    where it is another one.
-    count: how many values it needs; None for any number. takes_list: the way in which it takes a list; None where it takes none.
-    type: one of "int", "float", "str", "bool", and choices: what it may be, after its type; None where they can't be known, or do
-    not matter. is_required: the script certainly ends where it is not given.
+    Attributes:
+        line: Line of the declaration.
+        is_switch: Takes no value; None if unknown.
+        is_pair: A switch with `--no-x` beside `--x`.
+        off: The word that turns it off, if it is another one.
+        count: Number of values that it needs; None for any number.
+        takes_list: How it takes a list, or None.
+        type: "int", "float", "str", "bool", or None if unknown.
+        choices: Allowed values after conversion, or None.
+        is_required: The script certainly fails without it.
     """
 
     names: tuple[str, ...]
@@ -54,7 +61,7 @@ class DeclaredOption:
     is_required: bool = False
 
     def opposite(self, name: str) -> str | None:
-        """The word that takes back what this one switches on; None where leaving it out does."""
+        """Return the word that turns this switch off, or None if omitting it does."""
         if self.off or not self.is_pair:
             return self.off
         words = [other for other in self.names if other.startswith("--")]
@@ -64,9 +71,11 @@ class DeclaredOption:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What is certain of a script's options.
+    """The certain facts about a script's options.
 
-    is_closed: an option that is not among them ends the script. has_positionals: it takes words without a name as well.
+    Attributes:
+        is_closed: The script rejects options that are not listed.
+        has_positionals: It has positional arguments.
     """
 
     options: tuple[DeclaredOption, ...]
@@ -75,20 +84,20 @@ class Declared:
 
 
 def declared(script: Path) -> Declared | None:
-    """The options of a script; None where nothing certain can be said."""
+    """Return the options of a script, or None if nothing is certain."""
     try:
         with tokenize.open(script) as file:
             tree = ast.parse(file.read())
         return _of_decorators(tree) or _Reader(tree).read()
-    # Also a script in the words of a later Python, or none at all: what runs it will say so.
+    # The script may be for a later Python, or no Python at all.
     except (_NotKnownError, OSError, SyntaxError, ValueError, RecursionError):
         return None
 
 
 def _of_decorators(tree: ast.Module) -> Declared | None:
-    """Return what a script declares with click (`@click.option`) or absl (`flags.DEFINE_list`), if it has no other parser.
+    """Return options of click (`@click.option`) or absl (`flags.DEFINE_list`).
 
-    Options of other modules may come to those of its own.
+    Other modules may declare more options, and the script must have no other parser.
     """
     imported = {
         name.partition(".")[0]
@@ -115,7 +124,7 @@ def _of_click(call: ast.Call) -> DeclaredOption | None:
         return None
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     words = [text for word in call.args if (text := _text(word)) is not None]
-    # `--shout/--no-shout` makes it a switch; what is no name of an option is that of the function's parameter.
+    # `--shout/--no-shout` is a switch. A word without a dash names the function's parameter.
     names = [word.partition("/")[0].strip() for word in words if word.startswith("-")]
     off = next((word.partition("/")[2].strip() for word in words if "/" in word), None)
     is_flag = _literal(given["is_flag"]) if "is_flag" in given else off is not None
@@ -143,11 +152,11 @@ def _of_absl(call: ast.Call) -> DeclaredOption | None:
 
 
 class _NotKnownError(Exception):
-    """Nothing certain can be said."""
+    """Nothing is certain about the script."""
 
 
 class _Reader:
-    """Follows the one parser of a script through names, functions and groups."""
+    """A reader that follows a script's parser through names, functions and groups."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._nodes = list(ast.walk(tree))
@@ -186,7 +195,7 @@ class _Reader:
         if not self._is_parsed or any(self._is_argv(node) and not self._is_given(node) for node in self._nodes):
             raise _NotKnownError
         options = sorted(self._options, key=lambda option: option.line)
-        # What one command needs is not needed by the others; and where the words are not always read, nothing is needed.
+        # A subcommand's required options are not required by others, or if the parser does not always run.
         if self._has_commands or not all(map(self._is_read_always, self._readings)):
             options = [dataclasses.replace(option, is_required=False) for option in options]
         return Declared(options=tuple(options), is_closed=self._is_closed, has_positionals=self._has_positionals)
@@ -206,7 +215,7 @@ class _Reader:
                 raise _NotKnownError
 
     def _of(self, node: ast.AST) -> str | None:
-        """The name of what of argparse this is."""
+        """Return the name in argparse that an expression refers to."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self._modules:
             return node.attr
         return self._names.get(node.id) if isinstance(node, ast.Name) else None
@@ -214,7 +223,7 @@ class _Reader:
     # --- where the parser goes
 
     def _follow(self, node: ast.expr) -> None:
-        """What becomes of an expression whose value is the parser, a part of it, or a group."""
+        """Follow an expression whose value is the parser, a part of it, or a group."""
         parent = self._parent[node]
         if isinstance(parent, ast.Attribute):
             self._used(parent)
@@ -241,7 +250,7 @@ class _Reader:
                 found = node
             else:
                 continue
-            # Scopes are not told apart: a name that stands for something else elsewhere leads to silence, not to an alarm.
+            # Scopes are ignored: another variable of this name makes the result unknown, never wrong.
             if isinstance(found.ctx, ast.Load):  # type: ignore[attr-defined]
                 self._waiting.append(found)
         if not isinstance(target, (ast.Name, ast.Attribute)):
@@ -258,7 +267,7 @@ class _Reader:
         self._waiting += calls or ()
 
     def _calls(self, function: str) -> list[ast.Call] | None:
-        """All calls of a function; None where it is used in another way as well, such as handed to another one."""
+        """Return all calls of a function, or None if it is also used otherwise."""
         found: list[ast.Call] = []
         for node in self._nodes:
             if (isinstance(node, ast.Name) and node.id == function) or (
@@ -271,7 +280,10 @@ class _Reader:
         return found
 
     def _handed(self, node: ast.expr, call: ast.AST, keyword: str | None) -> None:
-        """To a function of the script's own it can be followed; another one may add options, or take the parser away."""
+        """Follow the parser into a function of the script.
+
+        Any other function may do anything with it.
+        """
         named = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
         function = self._functions.get(call.func.id) if named else None  # type: ignore[attr-defined]
         if function is None or not isinstance(call, ast.Call):
@@ -291,7 +303,7 @@ class _Reader:
     def _used(self, attribute: ast.Attribute) -> None:
         call, method = self._parent[attribute], attribute.attr
         if not isinstance(call, ast.Call) or call.func is not attribute:
-            # `parser.epilog = "..."` is harmless; what is read of the parser may be its method.
+            # Assigning an attribute, such as `parser.epilog`, is harmless. A read attribute may be a method.
             self._is_closed = self._is_closed and isinstance(attribute.ctx, ast.Store)
         elif method == "add_argument":
             self._take(call)
@@ -307,7 +319,7 @@ class _Reader:
             if not all(self._is_command_line(value) for value in given):
                 raise _NotKnownError
         elif method not in _HARMLESS:
-            # Such as `register`, by which int may be another type.
+            # Such as `register`, which can redefine int.
             raise _NotKnownError
 
     # --- the command line
@@ -318,7 +330,7 @@ class _Reader:
         )
 
     def _is_given(self, node: ast.AST) -> bool:
-        """Whether this `sys.argv` is only read: the program's name, or all that follows it."""
+        """Return whether this `sys.argv` is only read: the program's name, or the rest."""
         taken = self._parent.get(node)
         is_read = isinstance(taken, ast.Subscript) and isinstance(taken.ctx, ast.Load)
         return is_read and ast.unparse(taken.slice) in ("1:", "0")  # type: ignore[union-attr]
@@ -354,13 +366,13 @@ class _Reader:
             self._is_closed = False  # names that are made as the script runs
             return
         given = {keyword.arg: keyword.value for keyword in call.keywords}
-        # `nargs=argparse.REMAINDER` takes whatever comes.
+        # `nargs=argparse.REMAINDER` takes any words.
         if "nargs" in given and (self._of(given["nargs"]) == "REMAINDER" or _text(given["nargs"]) == "..."):
             self._is_closed = False
         if not names[0].startswith("-"):
             self._has_positionals = True
             return
-        # What is done to the action behind its back can't be seen.
+        # The action object may be changed later.
         if None in given or not isinstance(self._parent[call], ast.Expr):
             self._options.append(DeclaredOption(names=tuple(names), line=call.lineno, is_switch=None))
             return
@@ -381,7 +393,10 @@ class _Reader:
         )
 
     def _is_always(self, call: ast.Call) -> bool:
-        """Whether this is done wherever the parser is made: in its function, under the same conditions, before any return."""
+        """Return whether a call runs whenever the parser is made.
+
+        It must be in the same function, under the same conditions, before any return.
+        """
         assert self._made is not None, "options are taken of the parser that was found"
         function, above = self._place(call)
         returns = (node for node in self._nodes if isinstance(node, ast.Return) and node.lineno < call.lineno)
@@ -396,7 +411,7 @@ class _Reader:
         return (function, above) == self._place(self._made) or above == [*mains, function]
 
     def _place(self, node: ast.AST) -> tuple[ast.AST, list[ast.AST]]:
-        """The function that a node is in, or the module, and what leads there from the node but for plain statements."""
+        """Return the function or module of a node, and the conditions around it."""
         above: list[ast.AST] = []
         while not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
             node = self._parent[node]
@@ -429,7 +444,7 @@ class _Reader:
         for other in self._nodes:
             is_stored = isinstance(other, ast.Name) and isinstance(other.ctx, ast.Store)
             named = getattr(other, "name", None) or (getattr(other, "id", None) if is_stored else None)
-            # `def float(text)`, or `float = np.float32`: it is the script's own.
+            # The script may redefine it: `def float(text)`, `float = np.float32`.
             if named == node.id or (isinstance(other, ast.alias) and other.asname == node.id):
                 return None
         return node.id

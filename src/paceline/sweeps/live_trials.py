@@ -1,4 +1,4 @@
-"""A sweep's trials as they are now, read again and again: each look costs what may have changed, and not what is there."""
+"""Live views of a sweep's trials: in a notebook, on a terminal, and as rows."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 
-#: Column of the states in `header` and `cells`.
+#: Index of the status column in `header` and `cells`.
 STATUS = 1
 
 _NOTEBOOK_PAUSE_S = 0.5
-#: Rows; a notebook scrolls, and the saved file holds them.
+#: Limit of rows in a notebook, whose saved file holds them.
 _MOST = 30
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
 
-#: Between two looks; longer where a look takes long, such as at a thousand trials at a time.
+#: Pause between two updates, and its least multiple of an update's own time.
 _TERMINAL_PAUSE_S = 0.3
 _SHARE = 4
-#: Lines that the table's header, the line of what has no row, and the cursor take.
+#: Lines for the table's header, the line "and N more", and the cursor.
 _FRAME_LINES = 4
 _STYLES = {states.COMPLETED: "green", states.FAILED: "red", states.CANCELED: "yellow", states.RUNNING: "cyan"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How a sweep stands: its record, what it tries, and its trials in order of their numbers."""
+    """A sweep at one moment: its record, its spec, and its trials by number."""
 
     record: RunRecord
     spec: SweepSpec
@@ -54,10 +54,10 @@ class Standing:
 
 
 class Board:
-    """Reads a sweep as it goes on, beside its controller.
+    """An incremental reader of a live sweep, beside its controller.
 
     Raises:
-        RunNotFoundError: the sweep is not there.
+        RunNotFoundError: The sweep does not exist.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -67,7 +67,10 @@ class Board:
         self._live: dict[int, Watch] = {}
 
     def look(self) -> Standing:
-        """The sweep as it is now. Its record is read before its trials: those of a sweep that has ended are all there."""
+        """Return the sweep as it is now.
+
+        The record is read before the trials, so all trials of a sweep that has ended are there.
+        """
         record = self._watch.look()
         spec = SweepSpec.from_json(record.sweep or {})
         may_go_on = pausing(spec.stop) is not None
@@ -76,7 +79,7 @@ class Board:
             if trial.is_over:
                 del self._live[number]
                 if may_go_on:
-                    # Whether it was paused stands in its notes, which nobody reads while it runs.
+                    # The tag of a pause is not read while the trial is live.
                     self._read_again(number, spec)
         if may_go_on:
             self._look_for_later_runs(spec, has_ended=record.is_terminal)
@@ -88,7 +91,7 @@ class Board:
 
     def _look_for_later_runs(self, spec: SweepSpec, *, has_ended: bool) -> None:
         for number, trial in enumerate(self._trials):
-            # At the sweep's end it is written into the notes of those that wait why they were not gone on with.
+            # At its end, the sweep tags the trials that still wait.
             if trial.is_over and (has_more(self._folder, trial) or (has_ended and trial.shown == SHOWN_PAUSED)):
                 self._read_again(number, spec)
 
@@ -104,9 +107,12 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What is seen of a sweep. Other people's text in it is not escaped.
+    """A table to display. Its texts are not escaped.
 
-    lines: what stands above the table. rows: cells, all of them texts, under `header`. more: trials that have no row.
+    Attributes:
+        lines: Above the table.
+        rows: Cells under `header`.
+        more: Number of trials without a row.
     """
 
     lines: tuple[str, ...]
@@ -116,10 +122,10 @@ class Shown:
 
 
 def shown(standing: Standing, most: int) -> Shown:
-    """At most so many rows: the best trials, and of those that run as many as find a place; the best stand first."""
+    """Return a table of at most `most` rows: the best trials and some live ones."""
     spec = standing.spec
     order = ordered(standing.trials, spec.goals)
-    # Half of the rows are kept for what goes on: of a long sweep the best ones alone would fill a screen.
+    # Up to half of the rows are live trials.
     running = [trial for trial in order if not trial.is_over][: max(most // 2, most - len(order))]
     kept = {trial.number for trial in (*running, *order[: max(0, most - len(running))])}
     trials = [trial for trial in order if trial.number in kept][:most]
@@ -133,7 +139,7 @@ def shown(standing: Standing, most: int) -> Shown:
 
 
 def lines(standing: Standing) -> tuple[str, ...]:
-    """How far the sweep is, its best trial, and what there is to be warned of."""
+    """Return the lines above the table: progress, the best trial, and warnings."""
     record, spec, trials = standing.record, standing.spec, standing.trials
     paused = sum(trial.shown == SHOWN_PAUSED for trial in trials)
     over = sum(trial.is_over for trial in trials) - paused
@@ -158,7 +164,7 @@ def lines(standing: Standing) -> tuple[str, ...]:
 
 
 def parameters(trials: Sequence[Trial]) -> list[str]:
-    """The names of all hyperparameters of these trials, in order of their appearance."""
+    """Return the names of all hyperparameters, in order of appearance."""
     return list(dict.fromkeys(name for trial in trials for name in trial.values))
 
 
@@ -167,7 +173,7 @@ def header(names: Sequence[str], spec: SweepSpec) -> tuple[str, ...]:
 
 
 def cells(trial: Trial, names: Sequence[str], spec: SweepSpec) -> tuple[str, ...]:
-    """A trial's row under `header`. A hyperparameter that it does not have is a dash."""
+    """Return a trial's row. A missing hyperparameter is a dash."""
     took = trial.duration_s
     return (
         str(trial.number),
@@ -185,7 +191,10 @@ def _said(trial: Trial) -> str:
 
 
 def follow_in_notebook(folder: RunFolder) -> RunRecord:
-    """Show the sweep until it has ended; its final record."""
+    """Show the sweep in a notebook until it has ended. Return its record.
+
+    One output is replaced, and stays in the saved notebook.
+    """
     from IPython.display import HTML, display
 
     board = Board(folder)
@@ -195,7 +204,7 @@ def follow_in_notebook(folder: RunFolder) -> RunRecord:
     while not standing.record.is_terminal:
         time.sleep(_NOTEBOOK_PAUSE_S)
         standing = board.look()
-        # Each update goes over the network to a browser, and into the saved notebook.
+        # Only changes: each update goes over the network and into the saved notebook.
         if (now := html_of(standing)) != before:
             handle.update(HTML(now))
             before = now
@@ -203,12 +212,12 @@ def follow_in_notebook(folder: RunFolder) -> RunRecord:
 
 
 def html_of(standing: Standing) -> str:
-    """The sweep's lines and table as HTML, all of it escaped."""
+    """Return the sweep's lines and table as escaped HTML."""
     return table_html(shown(standing, _MOST))
 
 
 def table_html(seen: Shown) -> str:
-    """`seen` as HTML, all of it escaped."""
+    """Return the table as escaped HTML."""
     head = "".join(f"<th>{_text(name)}</th>" for name in seen.header)
     rows = "".join(f"<tr>{''.join(_cell(*cell) for cell in enumerate(row))}</tr>" for row in seen.rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if seen.rows else ""
@@ -226,18 +235,22 @@ def _text(text: str) -> str:
 
 
 def follow_on_terminal(folder: RunFolder, stream: IO[str], *, stays: bool = True) -> RunRecord:
-    """Show the sweep until it has ended; its final record. stays: leave the last table on the screen."""
+    """Show the sweep on a terminal until it has ended. Return its record.
+
+    Args:
+        stays: Leave the last table on the screen.
+    """
     from rich.console import Console
     from rich.live import Live
 
     board = Board(folder)
     console = Console(file=stream)
-    # Refreshed by this loop alone: rich's own thread would draw the same table again.
+    # Only this loop refreshes: rich's thread would draw the same table again.
     with Live(console=console, auto_refresh=False, transient=not stays) as live:
         while True:
             before = time.monotonic()
             standing = board.look()
-            # Never more than the screen holds: what is drawn over must not have scrolled away.
+            # At most a screen: a part that has scrolled away cannot be drawn over.
             most = max(3, console.height - _FRAME_LINES - 2 * (2 + len(standing.record.warnings)))
             live.update(drawn(shown(standing, most)), refresh=True)
             if standing.record.is_terminal:
@@ -246,7 +259,7 @@ def follow_on_terminal(folder: RunFolder, stream: IO[str], *, stays: bool = True
 
 
 def drawn(seen: Shown) -> Group:
-    """The lines and the table, in colours. Markup and control characters in other people's text are shown as they are."""
+    """Return the table in colours, with inert markup and control characters."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -266,21 +279,24 @@ def drawn(seen: Shown) -> Group:
 
 
 def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, stays: bool = True) -> RunRecord:
-    """Show the sweep until it has ended; its final record.
+    """Show the sweep until it has ended. Return its record.
 
-    A notebook gets a table that is replaced, a terminal one that is drawn over (stays: and left there), and anything else
-    what the controller says, each line by `line`.
+    In a notebook and on a terminal it is a live table, elsewhere the controller's log.
+
+    Args:
+        line: Called for each line of the log.
+        stays: Leave the last table on the terminal.
     """
     if runs_notebook.is_here():
         return follow_in_notebook(folder)
-    # A dumb terminal, such as an editor's, can't be drawn over.
+    # A dumb terminal, such as an editor's, cannot redraw.
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
         return follow_on_terminal(folder, stream, stays=stays)
     return child.follow_log(folder, line)
 
 
 def way_back(folder: RunFolder) -> str:
-    """What is said to who has stopped watching."""
+    """Return the message for a user who has stopped watching."""
     return (
         f"Sweep {folder.run_id} goes on. See it again: paceline sweep show -f {folder.run_id}\n"
         f"End it: paceline sweep stop {folder.run_id}"

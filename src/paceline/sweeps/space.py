@@ -1,12 +1,12 @@
-"""Spaces: names and what each may be, nested and conditional.
+"""Search spaces: names and their expressions, nested and conditional.
 
     Space({"--lr": loguniform(1e-4, 1e-1),
            "model": {"layers": choice(2, 4)},                       # model.layers
-           "optimizer": choice({"--momentum": uniform(0, 0.99)},    # --momentum, where this branch is chosen
+           "optimizer": choice({"--momentum": uniform(0, 0.99)},    # --momentum, if this branch is chosen
                                {"beta": uniform(0.9, 0.999)})})     # optimizer.beta
 
-A mapping's names follow its own with a dot; a name that begins with a dash stands as it is. The name of a choice of spaces
-is not given to the script, for what it chose is seen in the names that are there.
+Names in a mapping are prefixed by the mapping's name and a dot, unless they begin with a dash. The script does not get the
+name of a choice of spaces: the names that it gets show which branch was chosen.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from paceline.sweeps.expressions import Choice, Expression, Fixed, Raw
 class Dimension:
     """One hyperparameter.
 
-    key: what samplers and records call it, unique in its space: its name, with the branches that lead to it.
-    name: what the script calls it.
-    branches: of a choice of spaces, what each option brings.
+    Attributes:
+        key: Its name for samplers and records, unique in the space: the name, with the branches that lead to it.
+        name: Its name for the script.
+        branches: The dimensions of each option, in a choice of spaces.
     """
 
     key: str
@@ -37,10 +38,10 @@ class Dimension:
 
 
 class Space:
-    """What a sweep's points are taken from.
+    """The set of a sweep's possible points.
 
     Raises:
-        SweepError: no mapping, an empty one, a name that is none, or two of one name.
+        SweepError: It is no mapping or empty, a name is not valid, or two names are equal.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -57,9 +58,10 @@ class Space:
         return hash(repr(self.dimensions))
 
     def draw(self, choose: Callable[[Dimension], Raw]) -> dict[str, Raw]:
-        """Key -> raw value of one point.
+        """Return key -> raw value of one point.
 
-        choose: is asked for each dimension that the point has, choices before their branches.
+        Args:
+            choose: Called for each dimension of the point, choices before their branches.
         """
         chosen: dict[str, Raw] = {}
         waiting = list(self.dimensions)
@@ -67,17 +69,17 @@ class Space:
             dimension = waiting.pop(0)
             chosen[dimension.key] = raw = choose(dimension)
             if dimension.branches:
-                # In front of what waits: the keys' order is then that of `grid`, and equal points are equal as tuples of items.
+                # In front: keys then have the order of `grid`, and equal points are equal as tuples of items.
                 waiting[:0] = dimension.branches[int(raw)]
         return chosen
 
     def values(self, chosen: Mapping[str, Raw]) -> dict[str, Any]:
-        """Name -> value, as the script gets them."""
+        """Return name -> value as the script gets them."""
         values: dict[str, Any] = {}
 
         def choose(dimension: Dimension) -> Raw:
             raw = chosen[dimension.key]
-            # What a choice of spaces chose is said by the names that its branch brings.
+            # The names of the branch show which one was chosen.
             if not dimension.branches:
                 values[dimension.name] = dimension.expression.value(raw)
             return raw
@@ -86,10 +88,10 @@ class Space:
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> dict[str, Raw]:
-        """The raw values of a point that is given by its values; which branch is meant is seen by the names.
+        """Return the raw values of a point. Its names show which branch is meant.
 
         Raises:
-            SweepError: a value that can't be, a name that is missing, or one too many.
+            SweepError: A value is not in the space, or a name is missing or unknown.
         """
         known = {_plain(name): value for name, value in values.items()}
         taken: set[str] = set()
@@ -99,7 +101,7 @@ class Space:
                 return _branch(dimension, known)
             name = _plain(dimension.name)
             if name not in known:
-                # A constant need not be repeated in each point; its raw value is always 0.
+                # Constants may be omitted. Their raw value is always 0.
                 if isinstance(dimension.expression, Fixed):
                     return 0
                 raise SweepError(f"the point {dict(values)!r} has no {dimension.name}. Give all of them.")
@@ -118,26 +120,26 @@ class Space:
 
     @property
     def parameters(self) -> list[Dimension]:
-        """What the script is given, those of all branches; without the choices that only lead to branches."""
+        """The dimensions that the script gets, of all branches."""
         return [dimension for dimension in every(self.dimensions) if not dimension.branches]
 
     @property
     def names(self) -> list[str]:
-        """What the script calls them."""
+        """Their names for the script."""
         return list(dict.fromkeys(dimension.name for dimension in self.parameters))
 
     @property
     def size(self) -> int | None:
-        """How many points there are; None for a continuum."""
+        """Number of points, or None for a continuous space."""
         return _size(self.dimensions)
 
     def grid(self) -> Iterator[dict[str, Raw]]:
-        """All points, the last name's values changing first.
+        """Return all points. The last name's values change first.
 
         Raises:
-            SweepError: a name has no end of values.
+            SweepError: A name has infinitely many values.
         """
-        # Checked here and not on the way: `_grid` is a generator, and would raise only where a sweep already runs.
+        # Before the generator `_grid`, which would raise only when a sweep already runs.
         for dimension in every(self.dimensions):
             if dimension.expression.count is None:
                 raise SweepError(
@@ -155,7 +157,7 @@ class Space:
 
 
 def argument(name: str) -> str:
-    """A name as the script's argument: `--lr` of lr, `-b` of -b."""
+    """Return a name as an argument: `--lr` for lr, `-b` for -b."""
     return name if name.startswith("-") else f"--{name}"
 
 
@@ -164,7 +166,12 @@ def _plain(name: str) -> str:
 
 
 def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dimension, ...]:
-    """above: what names inside of a mapping begin with. branch: what keys begin with in a branch of a choice."""
+    """Return the dimensions of a mapping.
+
+    Args:
+        above: Prefix of names in the mapping.
+        branch: Prefix of keys in a branch of a choice.
+    """
     found: list[Dimension] = []
     for name, part in parts.items():
         if (
@@ -174,7 +181,7 @@ def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dime
         ):
             raise SweepError(f"{name!r} is no name of a hyperparameter. Use letters, digits, `_`, `-` and `.`.")
         whole = name if name.startswith("-") or not above else f"{above}.{name}"
-        # Two branches may give one name different ranges; under one key a sampler would mix what it learns of both.
+        # Two branches may give one name different ranges, which a sampler must not mix.
         key = f"{branch}{whole}"
         if isinstance(part, Mapping):
             if not part:
@@ -193,7 +200,7 @@ def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dime
 
 
 def _names(dimensions: tuple[Dimension, ...]) -> list[list[str]]:
-    """The names of each combination of branches."""
+    """Return the names of each combination of branches."""
     sets: list[list[str]] = [[]]
     for dimension in dimensions:
         options = [names for branch in dimension.branches for names in _names(branch)] or [[]]
@@ -205,18 +212,18 @@ def _names(dimensions: tuple[Dimension, ...]) -> list[list[str]]:
 def _check_names(names: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        # `lr` and `--lr` are the same argument of the script, so they are compared without dashes.
+        # `lr` and `--lr` are the same argument.
         if (other := seen.setdefault(_plain(name), name)) is not name:
             raise SweepError(f"{other!r} and {name!r} are one name of the script's, given twice. Remove one.")
 
 
 def _branch(dimension: Dimension, known: Mapping[str, Any]) -> int:
-    """The branch of which most names are given, and none is missing."""
+    """Return the branch with the most of these names, of those with none missing."""
     fits = []
     for index, branch in enumerate(dimension.branches):
         for names in _names(branch):
             if all(_plain(name) in known for name in names):
-                # Minus the index: of branches with as many names the first one wins in `max`.
+                # Minus the index: on ties the first branch wins.
                 fits.append((len(names), -index))
     if not fits:
         raise SweepError(f"no branch of {dimension.name} has all its names in the point. Give those of one branch.")
@@ -224,7 +231,7 @@ def _branch(dimension: Dimension, known: Mapping[str, Any]) -> int:
 
 
 def every(dimensions: Iterable[Dimension]) -> Iterator[Dimension]:
-    """These, and those of their branches."""
+    """Return the dimensions and those of their branches."""
     for dimension in dimensions:
         yield dimension
         for branch in dimension.branches:
@@ -239,12 +246,12 @@ def _size(dimensions: tuple[Dimension, ...]) -> int | None:
         if size is None or None in branches:
             return None
         sizes.append(size)
-    # A branch without parameters, {}, is one point: the product of nothing is 1.
+    # A branch without parameters, {}, is one point: an empty product.
     return math.prod(sizes)
 
 
 def _grid(waiting: tuple[Dimension, ...]) -> Iterator[dict[str, Raw]]:
-    """The points of these dimensions: of each value of the first, with the branch that it leads to and all that follow."""
+    """Yield the points of these dimensions."""
     if not waiting:
         yield {}
         return
@@ -259,8 +266,7 @@ def _raws(expression: Expression) -> list[Raw]:
     if isinstance(expression, expressions.Uniform):
         assert expression.q is not None, "a continuum is refused before"
         first, last = round(expression.low / expression.q), round(expression.high / expression.q)
-        # The outermost multiples may lie outside of the bounds by half a step; moved to the bound they still round to
-        # themselves.
+        # The outermost multiples may exceed the bounds by half a step. Clipped raw values round to the same multiples.
         return [min(max(n * expression.q, expression.low), expression.high) for n in range(first, last + 1)]
     if isinstance(expression, expressions.Integers):
         return list(range(expression.low, expression.high))
@@ -270,7 +276,7 @@ def _raws(expression: Expression) -> list[Raw]:
 def _json(dimension: Dimension) -> Any:
     if not dimension.branches:
         return dimension.expression.to_json()
-    # Names are kept relative to their choice, for `_dimensions` puts the choice's name before them again.
+    # Names are relative to their choice: `_dimensions` adds the prefix again.
     above = f"{dimension.name}."
     return [
         "choice",

@@ -1,4 +1,4 @@
-"""A sweep's start: its record, its snapshot, and its controller."""
+"""Submission of a sweep: its checks, its record, its snapshot and its controller."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def submit_sweep(
     parent_run_id: str | None = None,
     step: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Start a sweep of `job` and return its folder at once; it goes on when this program ends.
+    """Start a sweep of `job` and return its folder at once.
 
-    values, leave_out, warnings, run_id, parent_run_id, step: as for `paceline.submit.submit`.
+    The other arguments are those of `paceline.submit.submit`.
 
     Raises:
-        UserError: anything that can be known to be wrong before a process starts.
-        TargetError: the controller could not be started.
+        UserError: The sweep is known to fail before any process starts.
+        TargetError: The controller could not be started.
     """
     job, values = unrecorded(job, values or {})
     known = checked(job, spec, source, workspace_dir, experiment, values)
@@ -85,13 +85,13 @@ def submit_sweep(
         kind="sweep",
         sweep=known.spec.to_json(),
     )
-    # The lock is held from the folder's first moment: without it a reader would take the sweep for deserted.
+    # Lock before the folder is visible: a reader would take a run without a lock for abandoned.
     lock_fd = store.create(workspace_dir / "runs", record, known.secrets)
     folder = RunFolder(workspace_dir / "runs" / record.run_id)
     with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
         keep(folder, known.results)
         if spec.controller is not None:
-            # By this copy the sweep is read from then on, as a run of the engine's is.
+            # Readers of the sweep use this copy, as for a run of the engine.
             configured.keep_copy(folder.path, known.described)
         controllers.start(folder, lock_fd)
     return folder
@@ -99,9 +99,12 @@ def submit_sweep(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedSweep:
-    """What was found out before anything is made.
+    """A sweep that may be submitted.
 
-    spec: with the switches that the script declares. results: of former sweeps. secrets: place -> value.
+    Attributes:
+        spec: With the switches that the script declares.
+        secrets: Place -> value.
+        results: Of former sweeps.
     """
 
     spec: SweepSpec
@@ -118,10 +121,10 @@ def checked(
     experiment: str,
     values: Mapping[str, str] | None = None,
 ) -> CheckedSweep:
-    """Refuse what a submission refuses, and make nothing.
+    """Check a sweep without creating anything.
 
     Raises:
-        UserError: anything that can be known to be wrong before a process starts.
+        UserError: The sweep is known to fail before any process starts.
     """
     check_experiment_name(experiment)
     secrets = values_of(job, values or {})
@@ -147,11 +150,15 @@ def checked(
 
 
 def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
-    """Refuse a sweep whose values can be known to be nothing for the job or for its script; the sweep, with the switches that the
-    script declares. directory: the job's source.
+    """Raise if the job or its script cannot take the sweep's values.
+
+    Return the sweep with the switches that the script declares.
+
+    Args:
+        directory: The job's source.
 
     Raises:
-        UserError: what is wrong.
+        UserError: What is wrong.
     """
     spec = _with_way(spec, job, directory)
     if spec.pass_as in (ARGUMENTS, WORDS, REPEATED):
@@ -163,14 +170,17 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
         others = [argument(name) for name in (*budget(spec.stop), *(["--resume-from"] if spec.resumed else ()))]
         switches = check_script(spec.space, job, directory, spec.switches, others)
         spec = dataclasses.replace(spec, switches=switches)
-    # A point from its middle shows whether the job takes what it will be given.
+    # Try a point from the middle of the space.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first), spec.pass_as, directory, spec.switches)
     return spec
 
 
 def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
-    """Return the sweep with the way in which the script certainly reads its values, unless another one was asked for."""
+    """Return the sweep with the way in which the script certainly reads its values.
+
+    A way that the user has chosen stays.
+    """
     script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
     if script is None:
         return spec
@@ -210,19 +220,20 @@ def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
 
 
 def more(folder: RunFolder, trials: int) -> None:
-    """Ask for more trials of a sweep that runs, beside those that it is to have, or start one again that has ended: so many
-    more than it has then, even where it ended before its time. What ended it does not end it again (`count_anew`).
+    """Request more trials of a sweep. Start it again if it has ended.
+
+    A sweep that has ended gets this many more than it has, and its limits count from now on (`count_anew`).
 
     Raises:
-        SweepError: it is no sweep, or the number is none.
+        SweepError: The run is no sweep, or the number is not valid.
     """
     record = read.record(folder)
     if record.sweep is None:
         raise SweepError(f"run {folder.run_id} is no sweep; its kind is {record.kind}.")
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise SweepError(f"trials={trials!r} is no integer of 1 or more.")
-    # Before the look at the lock: a controller that is about to end finds the request and goes on by itself.
-    # What was asked for a moment before, and not yet seen, counts as well.
+    # Before the lock: a controller that is about to end then sees the request and continues. Requests that it has not seen yet
+    # add up.
     asked = (read_json(folder.path / MORE) or {}).get("trials", 0) + trials
     there = count(folder) if record.is_terminal else record.sweep["trials"]
     if (total := there + asked) > MOST_TRIALS:
@@ -230,7 +241,7 @@ def more(folder: RunFolder, trials: int) -> None:
     write_json(folder.path / MORE, {"trials": asked})
     if not record.is_terminal:
         return
-    # A controller that has written the end lets go of the lock a moment later.
+    # The controller releases the lock a moment after it has written the end.
     deadline = time.monotonic() + _LOCK_S
     while (fd := locks.take(folder.lock)) is None:
         if not (folder.path / MORE).exists():
@@ -241,9 +252,9 @@ def more(folder: RunFolder, trials: int) -> None:
             )
         time.sleep(0.05)
     try:
-        # Of a sweep that was canceled: the request is still there, and would end the new controller at once.
+        # A canceled sweep still has the request, which would end the new controller.
         folder.cancel_request.unlink(missing_ok=True)
-        # The values went when the sweep ended; new trials need them again.
+        # Secrets were deleted when the sweep ended.
         if record.job is not None and record.job.secrets:
             write_json(folder.secrets, values_of(record.job, {}), mode=PRIVATE)
         count_anew(folder)
@@ -254,8 +265,9 @@ def more(folder: RunFolder, trials: int) -> None:
 
 
 def count_anew(folder: RunFolder) -> None:
-    """Write down what was asked of a sweep that has ended, and that its limits count from now on: the time that it may take, and
-    trials that failed or had no metric. For the holder of its lock.
+    """Apply a request for more trials to an ended sweep, and restart its limits.
+
+    Time, failed trials and trials without a metric count from now on. The caller holds the lock.
     """
     record, there = store.stored(folder), count(folder)
     asked = (read_json(folder.path / MORE) or {}).get("trials", 0)

@@ -1,4 +1,4 @@
-"""The live handle on a sweep: a run that has trials."""
+"""The handle on a submitted sweep."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from paceline.sweeps.trial import Trial
 
 
 class SweepRun(Run):
-    """A sweep. As a run it has a state, a log (`logs/driver.log`) and outputs; its trials are its children.
+    """A sweep's run. Its trials are child runs, and `logs/driver.log` is its log.
 
     Raises:
-        SweepError: the run is no sweep.
+        SweepError: The run is no sweep.
     """
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
@@ -40,13 +40,16 @@ class SweepRun(Run):
         return super()._repr_html_() + live_trials.html_of(Board(self._folder).look())
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
-        """Block until the sweep has ended; its record then. Ctrl-C only stops the waiting.
+        """Wait until the sweep has ended and return its record.
 
-        show_output: show its trials as a table that is kept up to date, on a terminal or in a notebook; elsewhere print what
-            its controller says as it comes.
+        Ctrl-C stops the waiting, not the sweep.
+
+        Args:
+            show_output: On a terminal or in a notebook, show a live table of the trials; elsewhere, print the controller's log.
+            raise_on_error: Raise if the sweep has failed.
 
         Raises:
-            RunFailedError: the sweep failed, unless raise_on_error=False: all trials did, or as many as max_failures says.
+            RunFailedError: All trials failed, or as many as max_failures, unless raise_on_error=False.
         """
         if show_output:
             try:
@@ -58,16 +61,17 @@ class SweepRun(Run):
 
     @property
     def spec(self) -> SweepSpec:
-        """What it tries, and how it judges."""
+        """What it tries, and how it judges trials."""
         return SweepSpec.from_json(self.record().sweep or {})
 
     def trials(self) -> Any:
-        """The trials as a pandas frame, one row each: trial, run_id, status, the metric's best value, intervals (how often it was
-        logged), started_utc, duration_s, and a column for each hyperparameter. One whose name is taken keeps its dashes: a
-        hyperparameter called status has the column `--status`.
+        """Return the trials as a pandas frame, one row each.
+
+        Columns: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s, and each
+        hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`.
 
         Raises:
-            UserError: pandas is not installed; `trial_rows()` needs none.
+            UserError: pandas is not installed. `trial_rows()` does not need it.
         """
         try:
             import pandas
@@ -76,59 +80,70 @@ class SweepRun(Run):
                 "trials() needs pandas: pip install 'paceline[tabular]'. trial_rows() needs none."
             ) from error
         rows = self.trial_rows()
-        # A sweep whose first trial has not begun yet has columns all the same.
+        # With columns even if there is no trial yet.
         return pandas.DataFrame(rows, columns=results.column_names(rows, self.spec))
 
     def trial_rows(self) -> list[dict[str, Any]]:
-        """The same as a list of mappings."""
+        """Return the rows of `trials()` as mappings."""
         return results.rows(self._trials(), self.spec)
 
     def lineage(self) -> list[dict[str, Any]]:
-        """The runs of all trials: trial, run_id, from (the run whose checkpoints it was given), why, status, values.
+        """Return the runs of all trials as mappings.
 
-        A trial has several where the policy pauses it: `ASHA(promote=True)`, `PopulationBasedTraining`.
+        Keys: trial, run_id, from (the run whose checkpoints it got), why, status, values. A trial has several runs if the
+        policy pauses
+        it: `ASHA(promote=True)`, `PopulationBasedTraining`.
         """
         return results.lineage(self._trials(), self.spec)
 
     def best_children(self) -> list[Run]:
-        """With several metrics the trials on the Pareto front, to which no other is better in all of them, the best by the first
-        metric first; with one metric the best trial alone.
+        """Return the best trial, or with several metrics the trials on the Pareto front.
+
+        The front is sorted by the first metric.
         """
         spec = self.spec
         best = results.best_trials(self._trials(), spec)
         return [Run(self._experiment, trial.best_leg(spec.goal).run_id) for trial in best]
 
     def best_child(self) -> Run | None:
-        """The trial whose primary metric has been the best at any time, and of its runs the one that logged that; None where none
-        has logged it.
+        """Return the run that has logged the best value of the metric, or None.
 
         Raises:
-            SweepError: the sweep has several metrics.
+            SweepError: The sweep has several metrics.
         """
         best = self._only_best("best_children()")
         return None if best is None else Run(self._experiment, best.best_leg(self.spec.goal).run_id)
 
     def best_point(self) -> dict[str, Any] | None:
-        """The values of the best trial, name -> value.
+        """Return name -> value of the best trial, or None.
 
         Raises:
-            SweepError: the sweep has several metrics.
+            SweepError: The sweep has several metrics.
         """
         best = self._only_best("trial_rows()")
         return None if best is None else dict(best.best_leg(self.spec.goal).values)
 
     def draw(self, folder: str | os.PathLike[str]) -> list[str]:
-        """Draw the sweep as it is now into a folder, which is made: history, parallel coordinates and importance as one HTML file
-        without needs, and as PNG where matplotlib is installed; the paths. At its end they lie in the sweep's outputs.
+        """Draw the sweep as it is now into a folder, and return the paths.
+
+        One HTML file holds the history, parallel coordinates and importance. With matplotlib they are PNG files too. At its end
+        the
+        sweep draws them into its outputs.
+
+        Args:
+            folder: Created if it does not exist.
         """
         trials = self._trials()
         return draw.into(Path(folder), draw.sketched(f"Sweep {self.id}", self.spec, trials))
 
     def more(self, trials: int) -> None:
-        """Ask for so many more trials; a sweep that has ended goes on, with so many more than it has then. Its limits count anew.
+        """Request more trials. A sweep that has ended continues, and its limits restart.
+
+        Args:
+            trials: How many more. If the sweep has ended, they are added to the trials that it has.
 
         Raises:
-            SweepError: no number of 1 or more.
+            SweepError: The number is below 1.
         """
         more(self._folder, trials)
 

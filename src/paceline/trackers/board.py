@@ -1,4 +1,4 @@
-"""TensorBoard over runs: the event files that their scripts have written, and all other metrics as event files beside them."""
+"""TensorBoard over runs: their event files, and all other metrics as event files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from paceline.system import processes
 from paceline.trackers.event_file import EventFile, is_event_file
 from paceline.trackers.export import event_writer
 
-#: How often new values of a run are handed on; TensorBoard itself looks every 5 s.
+#: Pause between two updates. TensorBoard itself polls every 5 s.
 _LOOK_S = 2.0
 
 
 class TensorBoard:
-    """TensorBoard's program over these runs, which it follows while they run.
+    """TensorBoard's program over runs, including live ones.
 
-    folders: name that is shown -> run. port: where it listens, on this machine alone.
+    Args:
+        folders: Displayed name -> run.
+        port: Local port.
 
     Raises:
         UserError: TensorBoard is not installed.
@@ -47,12 +49,12 @@ class TensorBoard:
         return [self._program, "--logdir", str(self._top), "--port", str(self._port), "--host", "127.0.0.1"]
 
     def run(self) -> int:
-        """Serve until Ctrl-C or SIGTERM; TensorBoard's exit code. Nothing of it is left."""
+        """Serve until Ctrl-C or SIGTERM, then clean up. Return TensorBoard's exit code."""
         process = None
         try:
             signal.signal(signal.SIGTERM, _interrupt)
             self.look()
-            # No thread is there yet, so none can hold a lock that the new process would wait for.
+            # Safe to fork: there is no thread yet that could hold a lock.
             process = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,
@@ -69,12 +71,12 @@ class TensorBoard:
             self.close()
 
     def look(self) -> None:
-        """Hand on what is new."""
+        """Pass on new values."""
         for feed in self._feeds:
             feed.look()
 
     def close(self) -> None:
-        """Remove what was made for it."""
+        """Remove temporary files."""
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -86,7 +88,10 @@ class TensorBoard:
 
 
 class FollowedRun:
-    """One run for TensorBoard, in the folder `top`: links to its folders of event files, and files of what these do not have."""
+    """A run as a folder for TensorBoard.
+
+    The folder `top` has links to the run's folders of event files, and files for all other metrics.
+    """
 
     def __init__(self, folder: RunFolder, top: Path) -> None:
         self._run, self._top = folder, top
@@ -94,10 +99,10 @@ class FollowedRun:
         self._there: dict[str, int] = {}
 
     def look(self) -> None:
-        """Link folders that are new, and write values that are new."""
+        """Link new folders and write new values."""
         tags = set[str]()
         for place in event_folders(self._run):
-            # TensorBoard looks below each folder itself.
+            # TensorBoard searches subfolders itself.
             if place not in self._links and not any(above in place.parents for above in self._links):
                 name = os.path.relpath(place, self._run.path).replace(os.sep, "_")
                 self._top.mkdir(parents=True, exist_ok=True)
@@ -106,7 +111,7 @@ class FollowedRun:
             tags |= _tags(place)
         write = None
         for name, one in series.read(self._run.metrics).items():
-            # A tag may have the folder's name before it in the metrics.
+            # In the metrics, a tag may be prefixed by its folder.
             if name in tags or any(name.endswith(f"/{tag}") for tag in tags):
                 continue
             numbers = [place for place in enumerate(one) if isinstance(place[1][1], (int, float))]
@@ -123,12 +128,12 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def event_folders(folder: RunFolder) -> list[Path]:
-    """The folders of a run that have event files, wherever its script has put them. No link is followed."""
+    """Return all folders of a run that hold event files, without following links."""
     found: dict[str, Path] = {}
     for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
         for place, folders, names in os.walk(top):
             folders.sort()
-            # While a run goes on, its outputs may lie in its working directory.
+            # A live run's outputs may be in its working directory.
             if any(map(is_event_file, names)):
                 found.setdefault(os.path.realpath(place), Path(place))
     return list(found.values())

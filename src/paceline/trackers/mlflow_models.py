@@ -1,4 +1,4 @@
-"""MLflow 3's logged models in a run's outputs: `outputs/mlflow_models/<id>/`, with what MLflow says of each beside them."""
+"""Logged models of MLflow 3 in a run's outputs: `outputs/mlflow_models/<id>/`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _DOCUMENT = "logged_model.json"
 
 
 class LoggedModels:
-    """The part of a tracking store for logged models, on the store's `_folder`, `_runs_dir` and `_sink`."""
+    """The part of the tracking store for logged models.
+
+    It uses the store's `_folder`, `_runs_dir` and `_sink`.
+    """
 
     _runs_dir: Path
     _sink: Sink | None
@@ -107,7 +110,7 @@ class LoggedModels:
         return _model(document, place)
 
     def _model_place(self, model_id: str) -> Path:
-        # A name with a slash or a star could be looked for anywhere.
+        # A slash or a star could match any path.
         if model_id.replace("-", "").isalnum():
             own = [self._sink.folder.path] if self._sink is not None else []
             for top in (*own, *(self._runs_dir.glob("*") if not own else ())):
@@ -120,7 +123,7 @@ class LoggedModels:
 def _model(document: dict[str, Any], place: Path) -> LoggedModel:
     given = {
         **document,
-        # Where it lies now: the run may have come from another machine.
+        # The current place: the run may have come from another machine.
         "artifact_location": place.absolute().as_uri(),
         "status": LoggedModelStatus(document["status"]),
         "tags": [LoggedModelTag(key, value) for key, value in document["tags"].items()],

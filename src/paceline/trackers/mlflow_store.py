@@ -1,10 +1,12 @@
-"""MLflow's tracking store over a workspace: `paceline:///path/of/the/workspace`, or `paceline://` for the one that is configured.
+"""MLflow's tracking store over a workspace.
 
-In a worker, what a script logs goes into the run that the worker is of, whatever experiment it names, so that all ranks are in
-one run. Each further MLflow run of the script, such as one for each fold, has its name before those of its metrics and
-parameters. In any other program a new MLflow run is one that the program logs by itself, as by `Experiment.start_logging`.
+Its URI is `paceline:///path/of/the/workspace`, or `paceline://` for the configured one.
 
-Only MLflow loads this, by the entry point `mlflow.tracking_store` (https://mlflow.org/docs/latest/plugins.html).
+In a worker, everything a script logs goes into the worker's run, whatever experiment it names, so that all ranks share one run.
+Each further MLflow run of the script, such as one for each fold, has its name as a prefix of its metrics and parameters. In
+other programs, a new MLflow run is a run of its own, as by `Experiment.start_logging`.
+
+Only MLflow loads this module, by the entry point `mlflow.tracking_store` (https://mlflow.org/docs/latest/plugins.html).
 """
 
 from __future__ import annotations
@@ -35,43 +37,43 @@ from paceline.trackers.sink import Sink, sink
 from paceline.workspace_dir import configured
 
 TRACKER = "mlflow"
-#: MLflow's own, which its clients set by themselves.
+#: Tags that MLflow's clients set themselves.
 _OWN_TAGS = "mlflow."
 
 
 def workspace_of(uri: str | None) -> Path:
-    """The workspace that a URI `paceline:...` names."""
+    """Return the workspace of a URI `paceline:...`."""
     path = urllib.parse.unquote(urllib.parse.urlsplit(uri or "").path)
     return Path(os.path.abspath(os.path.expanduser(path))) if path else configured()
 
 
 @dataclass
 class _Open:
-    """An MLflow run that this process writes: where its values go, and what stands before their names."""
+    """An MLflow run that this process writes, with the prefix of its names."""
 
     folder: RunFolder
     sink: Sink | None = None
     log: MetricLog | None = None
     prefix: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    #: Name -> the numbers that it has, of names that were logged for a model.
+    #: Name -> known numbers, of names that were logged for a model.
     known: dict[str, set[tuple[int, int, str]]] = field(default_factory=dict)
 
 
-#: By id; of all stores of this process, for MLflow makes several.
+#: By id. Shared by all stores of this process: MLflow makes several.
 _open: dict[str, _Open] = {}
 
 
 class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-ignore]
-    """Runs of a workspace for MLflow. What MLflow can delete, `paceline rm` does."""
+    """Runs of a workspace for MLflow. Deleting is left to `paceline rm`."""
 
     def __init__(self, store_uri: str | None = None, artifact_uri: str | None = None) -> None:
         super().__init__()
         self._runs_dir = workspace_of(store_uri) / "runs"
         self._sink = sink()
         if self._sink is not None and store_uri:
-            # Where it is not said, MLflow looks for it with each value that is logged: it tries to import pyspark, which takes
-            # ten times as long as all the rest. Not before this: a script with its own server has its registry there.
+            # Without this variable MLflow imports pyspark for each value, which takes ten times as long as all the rest. Set
+            # late: a script with its own server has its registry there.
             os.environ.setdefault("MLFLOW_REGISTRY_URI", store_uri)
 
     # --- experiments, which are names
@@ -91,7 +93,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         return view.experiment(_checked(experiment_id), self._runs_dir)
 
     def get_experiment_by_name(self, experiment_name: str) -> Any:
-        # There from the start: ranks that look for it and make it at the same time would meet each other's.
+        # Exists from the start: ranks would create it at the same time.
         return view.experiment(
             view.DEFAULT if experiment_name == "Default" else _checked(experiment_name), self._runs_dir
         )
@@ -151,7 +153,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
     def update_run_info(self, run_id: str, run_status: Any, end_time: Any, run_name: Any) -> Any:
         if run_name and run_id in _open and not _open[run_id].prefix:
             tags_and_properties.set_name(_open[run_id].folder.notes, "display_name", str(run_name))
-        # The end of a worker's run is its script's, and no call of MLflow's.
+        # The script's end is the run's end, not a call of MLflow.
         if run_id in _open and _open[run_id].log is not None and RunStatus.is_terminated(run_status):
             state = {RunStatus.FINISHED: states.COMPLETED, RunStatus.KILLED: states.CANCELED}.get(
                 run_status, states.FAILED
@@ -206,7 +208,10 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             self._set_tags(to, {tag.key: tag.value for tag in tags})
 
     def _is_known(self, to: _Open, name: str, metric: Any) -> bool:
-        """Return whether the run has this number already, which MLflow logs once more for each model of its step."""
+        """Return whether the run has this number.
+
+        MLflow logs it again for each model of its step.
+        """
         if metric.model_id is not None and name not in to.known:
             to.known[name] = {_number(one) for one in view.history(to.folder, name)}
         if (known := to.known.get(name)) is None:
@@ -221,17 +226,17 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         tags_and_properties.remove_tags(to.folder.notes, [key])
 
     def log_inputs(self, run_id: str, datasets: Any = None, models: Any = None) -> None:
-        """Data sets of MLflow's are named as tags of the run: its real inputs are in `data.json`."""
+        """Store MLflow's datasets as tags. The run's real inputs are in `data.json`."""
         to = self._writable(run_id)
         found = {f"dataset {one.dataset.name}": one.dataset.digest for one in datasets or ()}
         if found:
             tags_and_properties.set_tags(to.folder.notes, found)
 
     def log_outputs(self, run_id: str, models: Any) -> None:
-        """Logged models say themselves which run they are of."""
+        """Do nothing: logged models name their run."""
 
     def record_logged_model(self, run_id: str, mlflow_model: Any) -> None:
-        """As `log_outputs`."""
+        """Do nothing, as `log_outputs`."""
 
     def link_traces_to_run(self, trace_ids: list[str], run_id: str) -> None:
         raise _refused("traces are not kept")
@@ -265,15 +270,15 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             if self._sink is None or run_id != self._sink.folder.run_id:
                 self._folder(run_id)
                 raise _refused(f"run {run_id} is logged by another program, or has ended")
-            # Its id was handed to MLflow in another way, such as MLFLOW_RUN_ID.
+            # The id came in another way, such as MLFLOW_RUN_ID.
             _open[run_id] = _Open(self._sink.folder, sink=self._sink)
         return _open[run_id]
 
 
 def _add_parameters(to: _Open, values: dict[str, str]) -> None:
-    """Keep parameters as properties of the run, which never change; MLflow's do not either.
+    """Store parameters as properties of the run: both are immutable.
 
-    Several ranks log the same ones.
+    Several ranks may log the same parameters.
     """
     for _ in range(2):
         there = tags_and_properties.read(to.folder.notes).properties
@@ -296,12 +301,12 @@ def _add_parameters(to: _Open, values: dict[str, str]) -> None:
 
 
 def _number(metric: Any) -> tuple[int, int, str]:
-    """Return by what MLflow's own store tells numbers of one name apart."""
+    """Return what identifies a number of one name in MLflow's own store."""
     return metric.step, metric.timestamp, repr(float(metric.value))
 
 
 def _checked(name: object) -> str:
-    """An experiment's name as its id; characters that an id may not have become dashes."""
+    """Return an experiment's name as its id. Invalid characters become dashes."""
     plain = _plain(str(name))
     try:
         return check_experiment_name(plain)

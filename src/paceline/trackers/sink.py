@@ -1,8 +1,8 @@
-"""Where the values of all trackers of this process arrive: in the metrics of the run, each value once.
+"""The common sink of all trackers: each value becomes a metric of the run once.
 
-A script may tell one value to several trackers: Lightning gives it to each of its loggers, Transformers to each report, and a
-script may call `run.log` besides. So each name belongs to one of them, to the script's own calls if it makes any, else to the
-first that logged it; what another tracker says under that name is passed over.
+A script may pass one value to several trackers: Lightning to each of its loggers, Transformers to each report, and a script may
+call `run.log` too. So each name belongs to one source: to the script's own calls if there are any, else to the first tracker
+that logs it. Values of other trackers under that name are dropped.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from paceline.runs.context import WorkerContext
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog, logged_here, plain_scalar
 
-#: Folders that say which part of the data values are of, by the custom of Keras and of TensorFlow's estimators.
+#: Folder names for parts of the data in Keras and TensorFlow's estimators.
 _PARTS = ("train", "validation", "val", "eval", "test")
-#: Names of folders by the time: "2026-11-28", "06-20-11", "20261128_062011", "Nov28_06-20-11_host", "1795847941.25".
+#: Folder names that are times: "2026-11-28", "06-20-11", "20261128_062011", "Nov28_06-20-11_host", "1795847941.25".
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d.*|\d\d[-:]\d\d[-:]\d\d|\d{8}[-_T]?\d{4,6}.*|[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d.*|\d{9,}[\d.]*"
 )
@@ -33,7 +33,7 @@ _OF_ATTEMPT = re.compile(rf"{_TIME.pattern}|version_\d+")
 
 
 class Sink:
-    """The trackers' way into the metrics of this process's run. Safe to call from several threads."""
+    """The trackers' way into the metrics of this process's run. Thread-safe."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.folder = RunFolder(context.run_dir)
@@ -46,9 +46,12 @@ class Sink:
         self._is_full = False
 
     def log(self, tracker: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Log a number of this tracker's, unless its name belongs to another. What is no number is passed over.
+        """Log a tracker's number unless its name belongs to another tracker.
 
-        time_s: when it was logged, in seconds since 1970; default now.
+        Other values are ignored.
+
+        Args:
+            time_s: When it was logged, in seconds since 1970; default now.
         """
         if name in logged_here or self._owners.setdefault(name, tracker) != tracker:
             return
@@ -60,22 +63,24 @@ class Sink:
         except (MetricError, TypeError, ValueError):
             return  # an image, a histogram, a list
         except OSError as error:
-            # The tracker keeps the value where it always does, and the script must not end for the second copy.
+            # The tracker still has the value, and a failed copy must not end the script.
             if not self._is_full:
                 self._is_full = True
                 print(f"paceline: values of {tracker} are not kept as metrics: {error}", file=sys.stderr)
 
     def claim(self, tracker: str, names: Iterable[str]) -> None:
-        """Let these names belong to the tracker, unless they belong to another already."""
+        """Reserve names for a tracker unless they belong to another one."""
         for name in names:
             self._owners.setdefault(name, tracker)
 
     def prefix(self, folder: str, tracker: str = "tensorboard") -> str:
-        """Return the text before the names of a tracker's values in this folder: "" or such as "fold1/validation/".
+        """Return the prefix of metrics from a folder: "" or "fold1/validation/".
 
-        The first training has nothing before its names, each other one the part of its path that differs; a folder below
-        another that is known has the rest of its path, as TensorBoard shows it. `train`, `validation` and so on always stand
-        there. Processes of one rank share what is known, and the next attempt continues it.
+        The first training has no prefix; others have the part of their path that differs. A folder below a known one has the
+        rest of
+        its path, as in TensorBoard. `train`, `validation` and so on always remain. Processes of one rank share this state, and
+        the
+        next attempt continues it.
         """
         path = os.path.abspath(folder)
         with self._lock:
@@ -106,12 +111,17 @@ class Sink:
 
 
 def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str]) -> str:
-    """Return the prefix of a folder. known, before: folder -> prefix, in their order, of this attempt and of earlier ones."""
+    """Return the prefix of a folder.
+
+    Args:
+        known: Folder -> prefix of this attempt, in order.
+        before: The same of earlier attempts.
+    """
     name = os.path.basename(path)
     above = [other for other in known if path.startswith(f"{other}{os.sep}")]
     if above:
         nearest = max(above, key=len)
-        # Where torch's add_hparams writes: a folder by the time.
+        # torch's add_hparams writes into a folder named by the time.
         if name.replace(".", "").isdigit():
             return known[nearest]
         return f"{known[nearest]}{os.path.relpath(path, nearest).replace(os.sep, '/')}/"
@@ -121,7 +131,7 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _training(folder: str) -> tuple[str, str]:
-    """Return the folder of a training and the prefix of its part ("train/"; "" for none)."""
+    """Return the folder of a training and the prefix of its part, such as "train/"."""
     above, name = os.path.split(folder)
     return (above, f"{name}/") if name in _PARTS else (folder, "")
 
@@ -140,7 +150,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
         return known[root]
     if root in before and before[root] not in known.values():
         return before[root]
-    # A new attempt has new folders for the same trainings: "version_1", or another time.
+    # A new attempt uses other folders for the same trainings: "version_1", or another time.
     for other, prefix in before.items():
         if _lasting(other, _OF_ATTEMPT) == _lasting(root, _OF_ATTEMPT) and prefix not in known.values():
             return prefix
@@ -149,7 +159,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _difference(root: str, others: Mapping[str, str]) -> str:
-    """Return the part of a path in which it differs from that of the first training, as a prefix that no other has."""
+    """Return the part of a path that differs from the first training's, made unique."""
     first = next(other for other in (*(one for one in others if not others[one]), *others))
     rest = _behind_common(root.split(os.sep), first.split(os.sep))
     lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))
@@ -162,7 +172,7 @@ def _difference(root: str, others: Mapping[str, str]) -> str:
 
 
 def _behind_common(words: list[str], others: list[str]) -> list[str]:
-    """Return the words behind those that both begin with."""
+    """Return the words after the common beginning of both."""
     number = 0
     while number < min(len(words), len(others)) and words[number] == others[number]:
         number += 1
@@ -170,12 +180,12 @@ def _behind_common(words: list[str], others: list[str]) -> list[str]:
 
 
 def _lasting(path: str, passing: re.Pattern[str]) -> str:
-    """Return the path without the names that only say when, or for how many times, it was made."""
+    """Return the path without names that are only times or counters."""
     return os.sep.join(name for name in path.split(os.sep) if not passing.fullmatch(name))
 
 
 def hear(kind: Any, name: str, tell: Callable[..., None]) -> None:
-    """Let each call of a class's method also be told, once it has returned: `tell(sink, self, *args, **options)`."""
+    """Call `tell(sink, self, *args, **options)` after each call of a class's method."""
     found, method = sink(), getattr(kind, name)
     if found is None:
         return
@@ -195,7 +205,7 @@ _making = threading.Lock()
 
 
 def sink() -> Sink | None:
-    """The sink of this process; None outside a run."""
+    """Return the sink of this process, or None outside a run."""
     global _sink, _is_looked_for
     if not _is_looked_for:
         with _making:

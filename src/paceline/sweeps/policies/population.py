@@ -1,12 +1,15 @@
-"""Population-based training: all trials train in step, and where the worst take over the best one's checkpoints.
+"""Population-based training: the worst trials become copies of the best.
 
     generation   1     2     3          a generation is a run of `interval` values for each trial;
-    trial 0      0.5 - 0.7 - 0.8        when all have ended theirs, the worst go on from a checkpoint
-    trial 1      0.6 - 0.8 - 0.9        of one of the best, with its hyperparameters changed a little,
-    trial 2      0.2 -'0.7 - 0.8        the others from their own
+    trial 0      0.5 - 0.7 - 0.8        when all have ended, the worst continue from a checkpoint
+    trial 1      0.6 - 0.8 - 0.9        of one of the best, with slightly changed hyperparameters,
+    trial 2      0.2 -'0.7 - 0.8        and the others from their own
 
-Jaderberg et al., Population Based Training of Neural Networks, 2017; each generation a trial's run of its own as in Li et al., A
-Generalized Framework for Population Based Training, KDD 2019.
+Jaderberg et al., Population Based Training of Neural Networks, 2017; a run for each generation as in Li et al., A Generalized
+Framework for Population Based Training, KDD 2019.
+
+A numeric hyperparameter is multiplied by a factor. A choice moves to a neighbouring option if its options are numbers, else to
+another option at random.
 """
 
 from __future__ import annotations
@@ -29,19 +32,24 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationBasedTraining:
-    """Trains all of the sweep's trials, its population, in step; each `interval` values the worst become changed copies of the
-    best. Needs a script that goes on from what it finds in `PACELINE_CHECKPOINT_DIR`, with the hyperparameters that it gets.
+    """A policy that trains all trials in step and copies the best over the worst.
 
-    interval: values between two exchanges. last: values after which trials end by themselves.
-    quantile: the share that is replaced, and the share that is copied; up to 0.5. A trial counts by its last value.
-    factors: a hyperparameter of a copy is multiplied by one of them (`paceline.sweeps.policies.population` says what that means).
-    resample: how likely it is drawn from the space anew instead.
-    mutate: names of those that change; None for all. A copy has the others, such as a number of layers, as its source has them.
-    budget: name of the script's argument, such as "--epochs", that says after how many values in all it ends; without it, a trial
-        gets SIGTERM when it has come so far.
+    The script must resume from `PACELINE_CHECKPOINT_DIR`, with the hyperparameters that it gets.
+
+    Args:
+        interval: Number of values between two exchanges.
+        last: Number of values after which trials end by themselves.
+        quantile: Share that is replaced, and share that is copied; up to 0.5. A trial is ranked by its last value.
+        factors: A hyperparameter of a copy is multiplied by one of them; see `paceline.sweeps.policies.population`.
+        resample: Probability that it is drawn from the space instead.
+        mutate: Names of hyperparameters that change; None for all. A copy takes the others, such as a number of layers,
+            unchanged.
+        budget: The script's argument, such as "--epochs", that sets after how many values in all it ends. Without it, a trial
+            gets
+            SIGTERM at the end of a generation.
 
     Raises:
-        SweepError: numbers that can't be.
+        SweepError: A number is out of range.
     """
 
     interval: int
@@ -71,22 +79,22 @@ class PopulationBasedTraining:
 
     @property
     def pauses(self) -> bool:
-        """True: trials wait for their generation."""
+        """Whether trials wait for their generation: always."""
         return True
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """None: what falls behind is replaced."""
+        """Stop nothing: the worst trials are replaced."""
         return {}
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Trial number -> that it waits for the others, where it has come to its generation's end.
+        """Pause each live trial at the end of its generation.
 
-        None where the script knows its budget.
+        With `budget` nothing is paused: the script ends by itself.
         """
         found: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))
-            # A script that ends by itself at `last` need not be told.
+            # At `last` the script ends by itself.
             if not self.budget and not trial.is_over and len(trial.curve) >= end and end < self.last:
                 found[trial.number] = Judgement(why=f"PBT: the end of generation {len(trial.legs)}, at {end} values")
         return found
@@ -94,12 +102,12 @@ class PopulationBasedTraining:
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """The next trial of a generation that may begin, in order of their numbers."""
+        """Return the next trial of a generation that may begin, by number."""
         if not is_last:
             return None
         for generation in sorted({len(trial.legs) for trial in trials}):
             there = [trial for trial in trials if len(trial.legs) >= generation]
-            # All judge by the same results, whichever was there first: so a seed says what a sweep does.
+            # Only when all have ended, so that the seed determines what a sweep does.
             if any(len(trial.legs) == generation and not trial.is_over for trial in there):
                 return None
             for trial in there:
@@ -110,27 +118,25 @@ class PopulationBasedTraining:
         return None
 
     def waits(self, trial: Trial) -> bool:
-        """Whether its next generation is still to come."""
+        """Return whether its next generation is still to come."""
         has_ended = self.budget is not None and trial.status == states.COMPLETED
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Name and value of the argument that tells its end to a run that goes on behind `rung`; None without `budget`."""
+        """Return the script argument that ends a run above `rung`, or None."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-        """Why a trial that waits was not gone on with, for its record at the sweep's end."""
         return f"PBT: the sweep has ended before generation {len(trial.legs) + 1} of it began"
 
     def to_json(self) -> dict[str, Any]:
-        """`{"name": ..., parameter: ...}`."""
         return {"name": "pbt", **asdict(self), "factors": list(self.factors)}
 
     def _end(self, generation: int) -> int:
         return generation * self.interval
 
     def _goes_on(self, trial: Trial) -> bool:
-        # A member that has failed is the worst of all, and is replaced as they are.
+        # A failed trial ranks last and is replaced.
         return self.waits(trial) or (trial.status == states.FAILED and self._end(len(trial.legs)) < self.last)
 
     def _following(
@@ -147,7 +153,7 @@ class PopulationBasedTraining:
         place = order.index(trial) + 1
         count = min(math.ceil(len(order) * self.quantile), len(order) // 2)
         own = _result(trial, generation)
-        # Of equal ones none is worse than the other.
+        # Ties stay: none is worse than the other.
         best = [
             other
             for other in order[:count]
@@ -179,7 +185,7 @@ class PopulationBasedTraining:
 
 
 def _result(trial: Trial, generation: int) -> float | None:
-    """What a trial came to in a generation: its last value there; None where it failed or the value is no finite number."""
+    """Return a trial's last value in a generation, or None if failed or not finite."""
     leg = trial.legs[generation - 1]
     if leg.status == states.FAILED or not leg.curve or not math.isfinite(leg.curve[-1]):
         return None
@@ -211,15 +217,17 @@ def explored(
     resample: float = 0.25,
     mutate: Sequence[str] | None = None,
 ) -> dict[str, Raw]:
-    """Key -> raw value of a point beside `chosen`.
+    """Return a changed copy of a point, key -> raw value.
 
-    factors: one of them for each hyperparameter, each as likely. resample: how likely one is drawn from the space anew instead.
-    mutate: names, with or without dashes, of those that change; None for all.
+    Args:
+        factors: Each hyperparameter is multiplied by one of them at random.
+        resample: Probability that a hyperparameter is drawn from the space instead.
+        mutate: Names, with or without dashes, of hyperparameters that change; None for all.
     """
     names = None if mutate is None else {name.lstrip("-") for name in mutate}
 
     def choose(dimension: Dimension) -> Raw:
-        # Drawn for each hyperparameter whether it changes or not: what is drawn for one does not hang on the others' names.
+        # Always draw, so that the draws for one hyperparameter do not depend on the others' names.
         anew, factor, quantile = source.random(), source.choice(list(factors)), source.random()
         raw, expression = chosen[dimension.key], dimension.expression
         is_kept = names is not None and dimension.name.lstrip("-") not in names
@@ -241,7 +249,7 @@ def _moved(expression: object, raw: Raw, factor: float, quantile: float) -> Raw:
         beside = value * factor if expression.is_log else value + (factor - 1) * expression.sigma
         if expression.q and expression.value(expression.raw(beside)) == value:
             beside = value + _sign(factor) * expression.q
-        # A lognormal has nothing at 0 and below, where a quantised one may be rounded to.
+        # A quantized lognormal may be rounded to 0, which has no quantile.
         return raw if expression.is_log and beside <= 0 else expression.raw(beside)
     assert isinstance(expression, Uniform)
     half = (expression.high - expression.low) / 2
@@ -259,7 +267,7 @@ def _other(expression: Choice, index: int, factor: float, quantile: float) -> in
     if all(map(is_number, options)) and list(options) in (sorted(options), sorted(options, reverse=True)):
         step = _sign(factor) if options[0] <= options[-1] else -_sign(factor)
         return min(max(index + step, 0), len(options) - 1)
-    # The one that it has is passed over.
+    # Skip the current option.
     other = min(int(quantile * (len(options) - 1)), len(options) - 2)
     return other + (other >= index)
 

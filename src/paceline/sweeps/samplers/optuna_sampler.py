@@ -1,8 +1,7 @@
-"""Model-based sampling by Optuna, asked and told in memory.
+"""Model-based samplers of Optuna, with a study in memory.
 
-The study is no storage: it is made anew from the sweep's trials wherever a sweep goes on. A sampler that has been asked
-before proposes what one that is made anew with the same seed does not, so each trial gets a sampler of its own, seeded
-by the sweep's seed and the trial's number.
+A study is rebuilt from the sweep's trials when a sweep continues. A used sampler would propose other points than a new one with
+the same seed, so each trial gets a new sampler, seeded by the sweep's seed and the trial's number.
 """
 
 from __future__ import annotations
@@ -28,25 +27,27 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
     from optuna.trial import Trial as OptunaTrial
 
-#: In a trial's notes: what the sampler has written down on it, and on the study when it was asked for it.
+#: Keys in a trial's notes: the sampler's attributes of the trial, and of the study.
 _TRIAL, _STUDY = "trial", "study"
-#: Trials that are drawn at random before a model is made; Optuna's own number.
+#: Random trials before the first model: Optuna's default.
 _STARTUP_TRIALS = 10
-#: So many are drawn over each parameter alone, too: of a thousand trials that takes longer, and the choices are made by then.
+#: Limit of trials for the estimator of single parameters: it slows down with more, and choices are settled by then.
 _ALONE_TRIALS = 300
 #: Of which the best tenth is one.
 _WARM_START_TRIALS = 10
-#: So often a sampler is asked again for a point that no trial has.
+#: Attempts to get a point that no trial has.
 _DRAWS = 10
 
 
 class OptunaSampler:
-    """Proposes what one of Optuna's samplers does.
+    """A sampler that proposes the points of an Optuna sampler.
 
-    make: seed and number of a trial -> its sampler. goals: one for each metric; several make the study one of several objectives.
-    prior: results of former sweeps, which the study knows from the start.
-    keeps_notes: what the sampler writes down on trials (Optuna's system attributes), such as the state of a generation, is handed
-        out with a proposal, and taken from the trials where the study is made anew.
+    Args:
+        make: Seed and number of a trial -> its Optuna sampler.
+        goals: One for each metric. Several make a multi-objective study.
+        prior: Results of former sweeps, which the study gets first.
+        keeps_notes: Store the sampler's attributes (Optuna's system attributes), such as the state of a generation, with each
+            proposal, and restore them when the study is rebuilt.
 
     Raises:
         SweepError: Optuna is not installed.
@@ -62,7 +63,7 @@ class OptunaSampler:
         *,
         keeps_notes: bool = True,
     ) -> None:
-        #: Knows the points that trials have, and draws from the others; None lets points come twice.
+        #: Proposes points that no trial has. None lets points repeat.
         self.fresh: RandomSampler | None = None
         self._space = space
         self._seed = seed
@@ -76,15 +77,15 @@ class OptunaSampler:
         self._study = _optuna().create_study(directions=self._goals, sampler=self._made(self._seed, 0))
         for trial in self._prior:
             self._study.add_trial(frozen(self._space, trial, self._known(trial)))
-        #: What the sampler has written down on the study.
+        #: The sampler's attributes of the study.
         self._seen: dict[str, Any] = {}
-        #: Number of a trial of ours -> the study's; and what the study was told of those that it knows the end of.
+        #: Our trial number -> the study's, and the trial as the study knows it.
         self._asked: dict[int, int] = {}
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return a point that no trial has; None where each point of the space has been proposed."""
-        # A trial that was paused has gone on and comes to more. A study can't be told twice, so it is made anew.
+        """Return a point that no trial has, or None if every point has been proposed."""
+        # A paused trial has continued. A study cannot replace a result, so it is rebuilt.
         if any(self._has_changed(trial) for trial in trials):
             self._begin()
         for trial in trials:
@@ -96,18 +97,18 @@ class OptunaSampler:
             if self.fresh is None or not self.fresh.knows(chosen, trials):
                 self._asked[number] = asked.number
                 return Proposal(chosen=chosen, notes=self._notes(asked.number) if self._keeps_notes else {})
-            # Samplers pass over failed trials.
+            # Samplers ignore failed trials.
             self._study.tell(asked.number, state=_optuna().trial.TrialState.FAIL)
-        # The model is sure of points that have been tried. `_tell` adds the one that is drawn in their place.
+        # The model insists on a known point. `_tell` adds the random one.
         return self.fresh.propose(number, trials) if self.fresh is not None else None
 
     def _has_changed(self, trial: Trial) -> bool:
         told = self._told.get(trial.number)
-        # A trial is another object where anything of it has changed; to look at all curves each time costs milliseconds.
+        # Unchanged trials are the same objects. Comparing curves would cost milliseconds.
         return told is not None and told[0] is not trial and told[1] != self._known(trial)
 
     def _notes(self, number: int) -> dict[str, Any]:
-        """What the sampler has written down while it was asked: on the trial, and on the study."""
+        """Return the sampler's new attributes of the trial and the study."""
         of_trial = self._study.get_trials(deepcopy=False)[number].system_attrs
         of_study = self._study._storage.get_study_system_attrs(self._study._study_id)
         new = {name: value for name, value in of_study.items() if self._seen.get(name) != value}
@@ -117,22 +118,22 @@ class OptunaSampler:
 
     def _made(self, seed: int, number: int) -> optuna.samplers.BaseSampler:
         with warnings.catch_warnings():
-            # `multivariate` and `group` are called experimental in some versions, and are the default in others.
+            # `multivariate` and `group` are experimental in some versions of Optuna and the default in others.
             warnings.simplefilter("ignore", _optuna().exceptions.ExperimentalWarning)
             return self._make(seed, number)
 
     def _tell(self, trial: Trial) -> None:
-        """Let the study know of a trial: as running, so that it repels others, and once as ended."""
+        """Update the study's trials: live ones are running, so they repel others."""
         optuna = _optuna()
         if trial.number in self._told:
             return
-        # Optuna knows it as running until it is told; TPE's constant liar then proposes points away from it.
+        # The study keeps it running until it is told; TPE's constant liar then avoids it.
         is_known = trial.is_over or bool(trial.earlier)
         values = self._known(trial) if is_known else None
         if is_known:
             self._told[trial.number] = trial, values
         if trial.number not in self._asked:
-            # A trial of before this process, or a point that the user gave.
+            # A trial of an earlier process, or a user's point.
             self._asked[trial.number] = len(self._study.get_trials(deepcopy=False))
             self._study.add_trial(frozen(self._space, trial, values, is_running=not is_known))
             for name, value in trial.notes.get(_STUDY, {}).items():
@@ -144,9 +145,9 @@ class OptunaSampler:
             self._study.tell(self._asked[trial.number], values)
 
     def _known(self, trial: Trial) -> tuple[float, ...] | None:
-        """What a trial came to, of one that goes on what it had come to before; None where it failed or has no finite value.
+        """Return a trial's result, or None if it failed or has no finite value.
 
-        A trial that a policy stopped is canceled, and tells what it reached; what a failed one logged is not trusted.
+        Trials that a policy has stopped count with what they reached.
         """
         if trial.status == states.FAILED:
             return None
@@ -158,7 +159,7 @@ class OptunaSampler:
 
 
 def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_running: bool = False) -> FrozenTrial:
-    """A trial as Optuna keeps it. values: what it came to; without any, it has failed."""
+    """Return an Optuna trial. Without `values` it has failed."""
     optuna = _optuna()
     ended = optuna.trial.TrialState.FAIL if values is None else optuna.trial.TrialState.COMPLETE
     distributions: dict[str, Any] = {}
@@ -180,10 +181,11 @@ def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_run
 
 
 def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """Tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011); running trials repel.
+    """Make tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
 
-    Over all parameters together, but where the space has a choice, every other trial by chance over each alone: the joint
-    estimator keeps to the option that its best trials have, for its candidates with another one are no good in the rest.
+    Running trials repel. The joint estimator covers all parameters; if the space has a choice, half of the trials at random use
+    single estimators. The joint one keeps to the option of its best trials, because candidates with another option are bad in
+    their other parameters.
     """
     optuna = _optuna()
     dimensions = list(every(space.dimensions))
@@ -193,14 +195,17 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
     known = {d.key: distribution(d.expression) for d in dimensions if not isinstance(d.expression, Fixed)}
 
     class Joint(optuna.samplers.TPESampler):  # type: ignore[misc, name-defined]
-        """All parameters at once. Optuna would look for those that all trials have, again for each sampler, in all trials."""
+        """All parameters at once.
+
+        Optuna would search all trials for the common ones, for each sampler.
+        """
 
         def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
             return {key: known[key] for key in sorted(known) if not known[key].single()}
 
     def make(seed: int, number: int) -> Any:
         is_joint = not has_choice or seed % 2 == 0 or number >= _ALONE_TRIALS
-        # With branches, a trial has some of the parameters.
+        # In branches, a trial has only some of the parameters.
         kind = Joint if is_joint and not has_branches else optuna.samplers.TPESampler
         return kind(
             seed=seed,
@@ -210,17 +215,17 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
             n_startup_trials=_STARTUP_TRIALS,
         )
 
-    # What it notes is the point of a trial that runs, which is known here.
+    # The point is known from the trial itself.
     return OptunaSampler(space, seed, goals, make, prior, keeps_notes=False)
 
 
 def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """Covariance matrix adaptation (Hansen, 2016), for spaces of numbers alone.
+    """Make a CMA-ES sampler (Hansen, 2016), for spaces of numbers alone.
 
     Raises:
-        SweepError: a choice, several metrics, or no `cmaes`.
+        SweepError: The space has a choice, there are several metrics, or `cmaes` is not installed.
     """
-    # A choice inside of a branch needs no look: its branch hangs on a choice that is refused here.
+    # Only the top level: a branch depends on a choice, which is refused.
     for dimension in space.dimensions:
         if isinstance(dimension.expression, Choice):
             raise SweepError(f"{dimension.name}: the sampler cmaes knows no choice(). Take tpe, or a range of numbers.")
@@ -236,7 +241,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
         raise SweepError(
             f"warm_start with the sampler cmaes needs {_WARM_START_TRIALS} results or more, and there are {len(known)}. Take tpe."
         )
-    # Trials that it has not proposed tell it nothing; it makes its first covariance of these (Nomura et al., AAAI 2021).
+    # It ignores trials it has not proposed, but computes its first covariance from these (Nomura et al., AAAI 2021).
     source = [frozen(space, trial, (value,)) for trial, value in known]
     return OptunaSampler(
         space, seed, goals, lambda seed, _: optuna.samplers.CmaEsSampler(seed=seed, source_trials=source)
@@ -244,7 +249,9 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
 
 
 def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """A Gaussian process with expected improvement; needs torch and scipy, and takes seconds for each trial.
+    """Make a Gaussian process with expected improvement.
+
+    It needs torch and scipy, and takes seconds for each trial.
 
     Raises:
         SweepError: torch or scipy is not installed.
@@ -257,10 +264,10 @@ def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = 
 
 
 def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """A sampler of Optuna's, or a subclass of its base, as the user made it: a class, or a function seed -> sampler.
+    """Make a user's own Optuna sampler, from its class or a function seed -> sampler.
 
     Raises:
-        SweepError: it is neither.
+        SweepError: It is neither.
     """
     if not callable(sampler):
         raise SweepError(
@@ -270,7 +277,7 @@ def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Seq
     is_class = inspect.isclass(sampler)
 
     def make(seed: int, _: int) -> Any:
-        # Optuna's classes take the seed by name, and some have other arguments before it.
+        # By name: Optuna's classes have other arguments before the seed.
         made = sampler(seed=seed) if is_class else sampler(seed)
         if not isinstance(made, _optuna().samplers.BaseSampler):
             raise SweepError(f"the sampler's function {sampler!r} made {made!r}, which is none of Optuna's samplers.")
@@ -284,10 +291,10 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
     if isinstance(expression, Fixed):
         return 0
     if isinstance(expression, Choice):
-        # By index: Optuna keeps categories that are lists or mappings only with a warning.
+        # By index: Optuna warns about categories that are lists or mappings.
         return int(trial.suggest_categorical(key, list(range(expression.count))))
     if isinstance(expression, Integers):
-        # Optuna's upper bound is included, ours is not.
+        # Optuna's upper bound is inclusive.
         return trial.suggest_int(key, expression.low, expression.high - 1)
     assert isinstance(expression, (Uniform, Normal))
     is_log = isinstance(expression, Uniform) and expression.is_log
@@ -295,7 +302,7 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
 
 
 def distribution(expression: Expression) -> Any:
-    """What `_suggest` draws from, and what a trial's raw value is kept as. Of a fixed value there is none."""
+    """Return the distribution of a raw value, or None for a fixed value."""
     distributions = _optuna().distributions
     if isinstance(expression, Choice):
         return distributions.CategoricalDistribution(list(range(expression.count)))
@@ -322,6 +329,6 @@ def _optuna() -> Any:
         raise SweepError(
             "this sampler needs Optuna, which is not installed here: pip install 'paceline[tune]'. random and grid need nothing."
         ) from None
-    # Optuna would write a line for each trial to standard error, which is the controller's log.
+    # Optuna would log each trial to standard error, which is the controller's log.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
