@@ -1,0 +1,34 @@
+"""Pages for contributors name files that exist, and leave no folder of the source out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "paceline"
+PAGES = sorted((ROOT / "docs" / "contributing").glob("*.md"))
+_NAME = re.compile(r"(?<![\w./-])(?:src/paceline/)?((?:[\w]+/)+|(?:[\w]+/)*[\w]+\.py)(?![\w/])")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_names_files_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    # Paths of a house's page are below one of the folders that its first paragraphs name.
+    houses = [SOURCE, *(SOURCE / name for name in re.findall(r"`src/paceline/([\w/]+)/`", text))]
+    names = {name for span in re.findall(r"`([^`\n]+)`", text) for name in _NAME.findall(span)}
+    for name in sorted(names):
+        if name.startswith("tests/") or (ROOT / name).exists():
+            continue
+        below = [house / name for house in houses] + [*SOURCE.rglob(name)]
+        assert any(path.exists() for path in below), f"{page.name} names {name}, which is not in the source"
+
+
+def test_architecture_has_a_line_for_each_folder() -> None:
+    text = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `([\w.]+)/?` \| .+ \|$", text, re.MULTILINE))
+    folders = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    files = {path.name for path in SOURCE.glob("*.py") if not path.name.startswith("_")}
+    assert rows >= folders | files
