@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "paceline"
 PAGES = sorted((ROOT / "docs" / "contributing").glob("*.md"))
-_NAME = re.compile(r"(?<![\w./-])(?:src/paceline/)?((?:[\w]+/)+|(?:[\w]+/)*[\w]+\.py)(?![\w/])")
+_NAME = re.compile(r"(?:src/paceline/)?((?:\w+/)+|(?:\w+/)*\w+\.py)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -18,7 +18,7 @@ def test_page_names_files_that_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     # Paths of a house's page are below one of the folders that its first paragraphs name.
     houses = [SOURCE, *(SOURCE / name for name in re.findall(r"`src/paceline/([\w/]+)/`", text))]
-    names = {name for span in re.findall(r"`([^`\n]+)`", text) for name in _NAME.findall(span)}
+    names = {match[1] for span in re.findall(r"`([^`\n]+)`", text) if (match := _NAME.fullmatch(span))}
     for name in sorted(names):
         if name.startswith("tests/") or (ROOT / name).exists():
             continue
