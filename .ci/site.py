@@ -26,6 +26,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "SECURITY.md": "reporting.md",
+    "changes/README.md": "changelog-fragments.md",
     "LICENSE": "license.md",
     "benchmarks/README.md": "benchmarks.md",
 }
