@@ -81,8 +81,8 @@ def test_what_does_not_multiply_is_refused_with_the_product(strategy: Any, size:
         (lambda: PipelineParallel(2, cut="blocks.2"), r"cut=\['blocks.6'\]"),
         (lambda: PipelineParallel(2, cut=["blocks.2", 3]), "3 is no name"),  # type: ignore[arg-type,list-item]
         (lambda: TensorParallel(plan={"*.up": "sideways"}), "colwise"),
-        (lambda: DataParallel(2) @ DataParallel(2), "DataParallel stands twice"),
-        (lambda: DataParallel(2) @ PipelineParallel(2) @ PipelineParallel(2), "PipelineParallel stands twice"),
+        (lambda: DataParallel(2) @ DataParallel(2), "DataParallel occurs twice"),
+        (lambda: DataParallel(2) @ PipelineParallel(2) @ PipelineParallel(2), "PipelineParallel occurs twice"),
         (lambda: FullyShard(units="blocks"), "units='blocks'"),  # type: ignore[arg-type]
     ],
 )

@@ -52,12 +52,12 @@ def folder_of(folder: str | os.PathLike[str] | None) -> Path:
     named = os.fspath(folder) if folder is not None else os.environ.get(DIR_VARIABLE) or _DEFAULT
     if "://" in named:
         raise UserError(
-            f"folder={named!r} is an address. Checkpoints are written to a folder; in a run they are brought to the "
-            "workspace, and to the nodes of the next attempt, by themselves. Leave folder= out, or mount the store."
+            f"folder={named!r} is an address. Checkpoints need a folder: in a run Paceline copies them to the "
+            "workspace, and to the nodes of the next attempt. Omit folder=, or mount the store."
         )
     place = Path(named).absolute()
     if place.exists() and not place.is_dir():
-        raise UserError(f"folder={named!r} is a file. Name a folder, which save() makes where there is none.")
+        raise UserError(f"folder={named!r} is a file. Name a folder; save() creates it if necessary.")
     return place
 
 
@@ -164,7 +164,7 @@ class CheckpointFile:
             for name, entry in header.items():
                 begin, end = entry["data_offsets"]
                 if not 0 <= begin <= end <= size:
-                    raise ValueError(f"{name!r} would lie at {begin} to {end} of {size} bytes")
+                    raise ValueError(f"{name!r} has the bytes {begin} to {end} of {size}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(unreadable(path, f"{type(error).__name__}: {error}")) from error
 

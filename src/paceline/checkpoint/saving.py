@@ -148,7 +148,7 @@ def _check(step: Any, every: Any, keep: Any) -> None:
         if value is None and name == "every":
             continue
         if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-            raise UserError(f"{name}={value!r}: it is a whole number from {least} on.")
+            raise UserError(f"{name}={value!r} must be an integer of at least {least}.")
 
 
 def _plain(state: Any, *, copy: bool) -> tuple[Any, list[DenseArray]]:
@@ -170,8 +170,8 @@ def _write(
     except OSError as error:
         _last = None
         raise CheckpointError(
-            f"the checkpoint {part.name!r} could not be written to {str(place)!r}: {error.strerror or error}. Those "
-            "that were there are there still. Make room, or give another folder=."
+            f"the checkpoint {part.name!r} could not be written to {str(place)!r}: {error.strerror or error}. "
+            "Former checkpoints are untouched. Free space, or give another folder=."
         ) from error
     files.remove_old(place, *kept, but=part)
     _limit.took(time.monotonic() - began)
@@ -259,8 +259,8 @@ class Checkpoint:
         rank, size = own_rank()
         if size != len(self.paths):
             raise CheckpointError(
-                f"the checkpoint of step {self.step} has a part for each of {len(self.paths)} ranks, and there are {size} now. "
-                "Put together what this rank needs of `.parts`, the states of all of them."
+                f"the checkpoint of step {self.step} has a part for each of {len(self.paths)} ranks, and there "
+                f"are {size} now. Build this rank's state from `.parts`, the states of all ranks."
             )
         return self.parts[rank]
 

@@ -295,8 +295,8 @@ def _first_micro(task: Task, world: World, batch: Any) -> Microbatch:
 
     if batch is None:
         raise ParallelError(
-            f"a model is cut over {world.layout} with the help of a batch, and none can be had yet: the loader is missing or "
-            "can be gone through only once. Give parallelize(..., sample=batch), or call step() first."
+            f"{world.layout} needs a batch to cut the model, and there is none yet: the loader is missing, or can "
+            "be iterated only once. Give parallelize(..., sample=batch), or call step() first."
         )
     return cut(batch, task, world)[0]
 

@@ -298,8 +298,9 @@ def _verdict(
     if far := sorted((name for name in kept if not kept[name] <= max(allowed, 1e-6)), key=lambda name: -kept[name]):
         raise DiffersError(
             f"on {par.world.layout} the loss keeps something else between its calls than in one process: "
-            f"{', '.join(name.removeprefix(_KEPT) for name in far[:5])}. Each replica calls it with its own rows alone. Sum over "
-            "the replicas what it keeps (torch.distributed.all_reduce), or use TensorParallel() or PipelineParallel()."
+            f"{', '.join(name.removeprefix(_KEPT) for name in far[:5])}. Each replica calls it with only its own "
+            "rows. Sum its state over the replicas (torch.distributed.all_reduce), or use TensorParallel() or "
+            "PipelineParallel()."
         )
     far = sorted((name for name in apart if not apart[name] <= allowed), key=lambda name: -apart[name])
     if far:

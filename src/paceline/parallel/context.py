@@ -100,9 +100,9 @@ class _List(SharedByCopies):
                 )
             if "forward" in vars(block) or isinstance(block, torch.jit.ScriptModule):
                 raise ParallelError(
-                    f"ContextParallel(): {self._name}.{index} has a forward of its own on the object, or is a script, and can't "
-                    "be given a part of a sequence. Give the module as it was before, or name the lists that can: "
-                    "ContextParallel(lists=[...])."
+                    f"ContextParallel(): {self._name}.{index} has its own forward on the object, or is a script, "
+                    "and cannot compute a part of a sequence. Give the unmodified module, or name the lists that "
+                    "can: ContextParallel(lists=[...])."
                 )
             give_forward(block, InParts, _in_parts)
             held: Any = block

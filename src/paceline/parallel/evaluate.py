@@ -71,7 +71,7 @@ def evaluate(
         dist.all_reduce(total, group=group)
     values = total.tolist()
     if not values[-1] > 0:
-        raise ParallelError(f"the weights of all rows sum to {values[-1]:g}; there is nothing to take a mean of.")
+        raise ParallelError(f"the weights of all rows sum to {values[-1]:g}, so there is no mean.")
     found = [value / values[-1] for value in values[:-1]]
     names = means.names_of(world, len(found))
     return found[0] if names is None else dict(zip(names, found, strict=True))

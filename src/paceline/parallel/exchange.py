@@ -138,8 +138,8 @@ def _taken(data: Tensor, rank: int, kinds: Sequence[type]) -> Any:
         found = unpacked(data, kinds)
     except ValueError as error:
         raise ParallelError(
-            f"what came from rank {rank} is no message of a rank ({error}). Do all ranks have the same version of Paceline? Does "
-            "something else use their ports?"
+            f"the message from rank {rank} is malformed ({error}). Do all ranks have the same version of "
+            "Paceline? Does another program use their ports?"
         ) from error
     if isinstance(found, _Refused):
         raise NotPlainError(found.kind, rank)

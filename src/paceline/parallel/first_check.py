@@ -120,7 +120,7 @@ def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count:
             everyone = gather_parts(own, parts, world.replica_group)
         except NotPlainError as error:
             raise CannotCompareError(
-                f"the batch holds a {error.kind} for each row, which other ranks can't be told"
+                f"the batch holds a {error.kind} for each row, which cannot be sent to other ranks"
             ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
     if not can_join(pieces):

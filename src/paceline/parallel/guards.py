@@ -92,8 +92,8 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
         is_apart = taken.root() is not model
         if _cuts(taken.layout) and not is_apart:
             raise ParallelError(
-                f"{type(model).__name__} was taken over by parallelize already, on {taken.layout}, which has cut it. Go on with "
-                "that one, or build the model anew."
+                f"parallelize has already cut {type(model).__name__} for {taken.layout}. Use that training, or "
+                "build the model again."
             )
         if _cuts(taken.layout) or (taken.root() is not None and is_apart and layout is not None and _cuts(layout)):
             now = "" if layout is None else f", and {layout} would cut it for this one"
@@ -149,8 +149,8 @@ class Layers:
             if owner is not None and new is not None and getattr(owner, name, None) is new:
                 path = ".".join(filter(None, [self._names[owner], name]))
                 raise ParallelError(
-                    f"{path} was put into the model after parallelize had taken it over, and would be trained on no worker as "
-                    "on the others. Change the model first, then make the optimizer, then call parallelize."
+                    f"{path} was put into the model after parallelize, so the workers would not train it alike. "
+                    "Change the model first, then make the optimizer, then call parallelize."
                 )
         self._new.clear()
 
@@ -206,10 +206,10 @@ def check_fits(
                 and module.weight.requires_grad
             ):
                 raise ParallelError(
-                    f"{name or 'the model'} divides gradients by how often a row is in the batch (scale_grad_by_freq=True), of "
-                    f"which {layout} with {microbatches} microbatches computes each part by itself. Make it with "
-                    "scale_grad_by_freq=False, or compute each batch in one part: microbatches=1 and accumulate=1 under "
-                    "TensorParallel()."
+                    f"{name or 'the model'} divides gradients by how often a row is in the batch "
+                    f"(scale_grad_by_freq=True), but {layout} with {microbatches} microbatches computes parts of "
+                    "the batch separately. Make it with scale_grad_by_freq=False, or compute each batch in one "
+                    "part: microbatches=1 and accumulate=1 under TensorParallel()."
                 )
     _refuse_renormalised(model, layout)
     if layout.replicas > 1 and layout.shard == 1 and layout.pipe == 1:
@@ -231,16 +231,16 @@ def check_fits(
         for name, module in model.named_modules():
             if is_compiled(module):
                 raise ParallelError(
-                    f"{name or 'the model'} is compiled, and what was compiled doesn't compute with the parts that {layout} "
-                    "makes of it. Give parallelize the model as it was before torch.compile, or use "
-                    "DataParallel() or FullyShard()."
+                    f"{name or 'the model'} is compiled, and compiled code cannot compute with the parts that "
+                    f"{layout} makes. Give parallelize the model before torch.compile, or use DataParallel() or "
+                    "FullyShard()."
                 )
     if layout.tensor > 1 or layout.shard > 1:
         for name, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 raise ParallelError(
-                    f"{name or 'the model'} is a module of TorchScript (torch.jit), whose parameters {layout} can't cut. Give "
-                    "the module as it was before torch.jit, or use DataParallel() or PipelineParallel()."
+                    f"{name or 'the model'} is a module of TorchScript (torch.jit), whose parameters {layout} "
+                    "can't cut. Give the module before torch.jit, or use DataParallel() or PipelineParallel()."
                 )
     kind = type(optimizer).__name__
     cuts_experts = layout.expert > 1 and any(is_fused(module) for module in model.modules())

@@ -219,9 +219,9 @@ class StepMeans:
             return 1.0
         if self.rows:
             raise ParallelError(
-                "the loss is a mean over the targets that count (ignore_index, a mask, class weights) for some parts of this "
-                "batch, and over rows for others. Compute it the same way for each batch, or say what it is the mean over: "
-                "loss_weight=lambda target: (target != -100).sum()."
+                "the loss is a mean over the targets that count (ignore_index, a mask, class weights) for some "
+                "parts of this batch, and over rows for others. Compute it in the same way for each batch, or "
+                "give the count: loss_weight=lambda target: (target != -100).sum()."
             )
         if not self.weight > 0:
             raise ParallelError("no target of this batch counts for the loss. Leave out such batches.")

@@ -55,8 +55,9 @@ def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> 
     def refuse(*_: Any) -> None:
         if not is_stepping():
             raise ParallelError(
-                "optimizer.step() was called beside par.step(), with gradients of one rank alone. par.step(batch) computes the "
-                "gradients of the whole batch and steps the optimizer: call it alone."
+                "optimizer.step() was called beside par.step(), with the gradients of a single rank. "
+                "par.step(batch) computes the gradients of the whole batch and steps the optimizer: call only "
+                "that."
             )
 
     _guards[optimizer] = optimizer.register_step_pre_hook(refuse)

@@ -164,7 +164,7 @@ class Strategy(_Joinable):
         shown = " @ ".join(f"{type(part).__name__}()" for part in self.parts)
         for index, part in enumerate(self.parts):
             if any(type(part) is type(before) for before in self.parts[:index]):
-                raise ParallelError(f"{type(part).__name__} stands twice in {shown}. Give it once, with one size.")
+                raise ParallelError(f"{type(part).__name__} occurs twice in {shown}. Give it once, with one size.")
 
     def __str__(self) -> str:
         return " @ ".join(map(repr, self.parts))
@@ -225,8 +225,8 @@ def parts_of(strategy: object) -> tuple[_Part, ...]:
     if isinstance(strategy, type) and issubclass(strategy, _Part):
         raise ParallelError(f"strategy={strategy.__name__}: that is the class; write {strategy.__name__}().")
     raise ParallelError(
-        f"strategy={strategy!r} is none. Give {', '.join(f'{kind.__name__}()' for kind in _AXES)}, some of them joined by @, "
-        "such as DataParallel(2) @ PipelineParallel(2), or 'auto'."
+        f"strategy={strategy!r} is not a strategy. Give {', '.join(f'{kind.__name__}()' for kind in _AXES)}, "
+        "several joined by @, such as DataParallel(2) @ PipelineParallel(2), or 'auto'."
     )
 
 

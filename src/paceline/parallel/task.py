@@ -114,7 +114,7 @@ def zero_loss(output: Any) -> Tensor:
             zero = part if zero is None else zero + part
     if zero is None:
         raise ParallelError(
-            f"the model returned {type(output).__name__}, which holds no tensor of floating point; the loss needs one."
+            f"the model returned {type(output).__name__} without a floating-point tensor; the loss needs one."
         )
     # The dtype of `weighted_loss`.
     return zero.to(torch.promote_types(zero.dtype, torch.float32))

@@ -163,9 +163,9 @@ def check_what_can_not_be_cut_is_refused(ranks: Ranks) -> None:
     refused(plain(), r"blocks\.0 is given \[\d+, 8, 16\], and dimension 3", ContextParallel(dim=3))
     twice = plain()
     stepped(twice, ContextParallel())
-    refused(twice, r"Transformer was taken over by parallelize already, on context 2")
+    refused(twice, r"parallelize has already cut Transformer for context 2")
     only = nn.Embedding(VOCABULARY, VOCABULARY)
     refused(only, r"Embedding has no list of blocks")
     skips = plain()
     skips.blocks[1].forward = skips.blocks[1].forward
-    refused(skips, r"blocks\.1 has a forward of its own on the object")
+    refused(skips, r"blocks\.1 has its own forward on the object")

@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "an object that is changed between blocks": (
         _with_context(_Looks, is_numbered=True),
-        r"reads\.py:\d+: `x = block\(x, context\)`.*the _Context that is handed on there is changed later",
+        r"reads\.py:\d+: `x = block\(x, context\)`.*the _Context that is passed on there is changed later",
     ),
 }
 

@@ -703,8 +703,8 @@ SPARSE = "rows has sparse gradients .*sparse=False, or use PipelineParallel"
 WHOLE = "finds no layer of .* that it can cut"
 SUM = "before the first step.* it is a sum. .*reduction='mean'"
 COMPARES = "before the first step.* compares the rows of a batch with one another"
-COMPILED = {"tensor": "is compiled, .*as it was before torch.compile"}
-SCRIPTED = "blocks.0 is a module of TorchScript .*as it was before torch.jit"
+COMPILED = {"tensor": "is compiled, .*Give parallelize the model before torch.compile"}
+SCRIPTED = "blocks.0 is a module of TorchScript .*Give the module before torch.jit"
 LEFT = r"the loss reads .* at .*plain\.py.*, which a call of the model has left there.* return that tensor"
 WITH_PARTS = r"the loss reads .* of the model itself at .*plain\.py"
 

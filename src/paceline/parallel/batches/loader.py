@@ -162,8 +162,8 @@ class _WholeFeed(Feed):
                 yield GlobalBatch(data=data, epoch=epoch, consumed=consumed)
         if number == 0 and isinstance(self._loader, Iterator):
             raise ParallelError(
-                f"the loader gave no batch for epoch {epoch}: it is an iterator ({type(self._loader).__name__}), which can "
-                "be gone through once. Give a list, or an object whose __iter__ starts anew."
+                f"the loader gave no batch for epoch {epoch}: it is an iterator ({type(self._loader).__name__}), "
+                "which can be gone through once. Give a list, or an object whose __iter__ restarts."
             )
 
     def sample(self) -> Any:

@@ -98,8 +98,9 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
         # A replica without rows has loaded one as padding.
         if parts.count != max(asked, 1):
             raise ParallelError(
-                f"this rank's part of the batch has {parts.count} rows, but {asked} samples were asked of the loader. "
-                "A collate_fn that joins or splits samples can't be spread; give batches as a plain iterable."
+                f"this rank's part of the batch has {parts.count} rows, but the loader was given {asked} samples. "
+                "Paceline cannot spread a collate_fn that joins or splits samples; give batches as a plain "
+                "iterable."
             )
     # Padding is the first row, with a weight of 0.
     pieces = [parts.take(span.start, span.stop) if span else parts.take(0, 1) for span in ranges]
@@ -244,8 +245,8 @@ def agree_on_batch(batch: Any, world: World) -> None:
     everyone = gather((own, "none any more" if batch is None else _shown(batch)))
     parts = [f"{named_ranks(ranks)}: {text}" for (_, text), ranks in by_value(everyone).items()]
     raise ParallelError(
-        f"the ranks are not given the same batch: {'; '.join(parts)}. Every rank has to be given the "
-        "same global batches, and as many: seed what is drawn at random (data, too) alike, and don't split by rank."
+        f"the ranks are not given the same batch: {'; '.join(parts)}. Every rank must get the same global "
+        "batches, and equally many: use the same seeds on all ranks (for data too), and don't split by rank."
     )
 
 
@@ -294,8 +295,8 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
         f"rank {rank} in epoch {epoch} at sample {sample}, step {step}" for rank, epoch, sample, step, *_ in places
     )
     raise ParallelError(
-        f"the ranks are not at the same batch: {shown}. Every rank has to make the same calls: does one of them leave out a "
-        "step, or leave the loop, by its own clock or data?"
+        f"the ranks are not at the same batch: {shown}. Every rank must make the same calls: does a rank skip a "
+        "step, or leave the loop, depending on its own clock or data?"
     )
 
 
@@ -319,9 +320,9 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
         return
     shown = ", ".join(dict.fromkeys(name for of_rank in gather(list(names), world.replica_group) for name in of_rank))
     raise ParallelError(
-        f"the model's forward changes {shown} in place by what is in its batch, and each replica has other rows: under "
-        f"{world.layout} the copies would differ. Change a parameter after par.step(batch), under torch.no_grad(), or use "
-        "PipelineParallel()."
+        f"the model's forward changes {shown} in place by what is in its batch. The replicas have different rows, "
+        f"so under {world.layout} the copies would diverge. Change the parameter after par.step(batch), under "
+        "torch.no_grad(), or use PipelineParallel()."
     )
 
 

@@ -57,8 +57,9 @@ class Rows:
                 rows, first = leaf.shape[0], where
             elif leaf.shape[0] != rows:
                 raise ParallelError(
-                    f"{first} of the batch has {rows} rows, but {where} has shape {list(leaf.shape)}. Tensors are cut along "
-                    "their first dimension; put what belongs to all rows into paceline.parallel.Whole(...) (see split=)."
+                    f"{first} of the batch has {rows} rows, but {where} has shape {list(leaf.shape)}. Tensors are "
+                    "cut along their first dimension; wrap values that belong to all rows in "
+                    "paceline.parallel.Whole(...) (see split=)."
                 )
         if rows is None:
             raise ParallelError("no tensor in the batch has a first dimension to cut along; give split=.")

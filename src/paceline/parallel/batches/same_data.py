@@ -64,10 +64,10 @@ def agree_on_data(loader: DataLoader[Any], world: World) -> None:
             other = found[others[0]]
             assert other is not None
             raise ParallelError(
-                f"the ranks don't have the same dataset: sample {index} is {_shown(first)} on rank 0, {_shown(other)} on "
-                f"{named_ranks(others)}. Each rank reads its own rows of one dataset: "
-                "seed what is drawn at random when it is made (torch.manual_seed(0) before it, "
-                "random_split(..., generator=torch.Generator().manual_seed(0))), and don't split it by rank."
+                f"the ranks don't have the same dataset: sample {index} is {_shown(first)} on rank 0, "
+                f"{_shown(other)} on {named_ranks(others)}. Each rank reads its own rows of one dataset: set the "
+                "same seed on all ranks before making it (torch.manual_seed(0), or random_split(..., "
+                "generator=torch.Generator().manual_seed(0))), and don't split it by rank."
             )
 
 

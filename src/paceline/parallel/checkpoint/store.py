@@ -82,7 +82,7 @@ def save(
     world = par.world
     if every is not None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ParallelError(f"every={every!r}: it is a whole number of steps from 1 on.")
+            raise ParallelError(f"every={every!r} must be an integer of at least 1, the number of steps.")
         leaving.listen(saves=True)
     # Rank 0 decides for all, because the others may receive the request later.
     asked = from_first(leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
@@ -232,13 +232,13 @@ def _read_about(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[torch.Siz
 
     if not (folder / RECORD).exists():
         raise ParallelError(
-            f"{str(folder)!r} has no {RECORD}: it was not written by save(), or is not visible on every rank. Checkpoints lie "
-            "on a file system that all ranks share."
+            f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "
+            "Checkpoints must be on a file system that all ranks share."
         )
     record = torch.load(folder / RECORD, weights_only=True, map_location="cpu")
     if record["format"] != FORMAT:
         raise ParallelError(
-            f"{str(folder)!r} has the format {record['format']}; this version of Paceline reads {FORMAT}."
+            f"{str(folder)!r} has the format {record['format']}; this version of Paceline reads format {FORMAT}."
         )
     metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
     return record, {

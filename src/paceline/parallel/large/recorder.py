@@ -121,8 +121,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _written(func, args, kwargs):
             if not tensor.is_meta:
                 raise ParallelError(
-                    f"{func} reads the values of a parameter that has none yet, while a model is built under "
-                    "paceline.parallel.empty(). Compute this after parallelize, or build that part of the model outside."
+                    f"{func} reads the values of a parameter under paceline.parallel.empty(), where parameters "
+                    "have no values yet. Compute this after parallelize, or build that part of the model outside."
                 )
         if func is torch.ops.aten._local_scalar_dense.default:
             raise ParallelError(

@@ -180,5 +180,5 @@ def type_name(name: str, dtype: torch.dtype) -> str:
         ParallelError: The format lacks this dtype.
     """
     if dtype not in _NAMES:
-        raise ParallelError(f"{name} has the type {dtype}, which safetensors have not; par.save() keeps every type.")
+        raise ParallelError(f"{name} has the dtype {dtype}, which safetensors lack; par.save() supports every dtype.")
     return _NAMES[dtype]

@@ -87,8 +87,8 @@ class Reference:
         message = _first_difference(self._plain, found, self._room)
         if message := next(filter(None, gather(message, group)), ""):
             raise ParallelError(
-                f"the model that was cut by TensorParallel() is not the plain one: {message}. Leave what is in this module "
-                "whole: TensorParallel(plan={...}) with the layers that may be cut, or 'replicate' for those that may not."
+                f"the model that was cut by TensorParallel() is not the plain one: {message}. Keep this module "
+                "whole: TensorParallel(plan={...}) with the layers to cut, or 'replicate' for those to keep."
             )
         if not lines:
             return

@@ -132,8 +132,8 @@ class GraphRecorder(TorchFunctionMode):
         for value, content, line in self._handed:
             if Fingerprint().of(value) != content:
                 raise CannotRecordError(
-                    f"the {type(value).__name__} that is handed on there is changed later in the same call; a stage would only "
-                    "know it as it was at the end. Make another one for each call",
+                    f"the {type(value).__name__} that is passed on there is changed later in the same call; a "
+                    "stage would only see its final state. Make a new one for each call",
                     line,
                 )
         node: fx.Node = self.graph.output(self._argument(output))

@@ -268,8 +268,8 @@ class Tracer:
             # If no line is found, another thread has drawn.
             if state() != earlier and (line := line_where(state)) is not None:
                 raise ParallelError(
-                    f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat what was drawn once. Draw "
-                    "with torch (torch.rand(())), inside a block."
+                    f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat the first call's "
+                    "numbers. Draw with torch (torch.rand(())), inside a block."
                 )
         if written := self._written(before, contents(model), traced):
             key, name = written
