@@ -107,7 +107,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     return found
 
 
-def write(folder: Path, part: CheckpointPart, told: Any, dense: Sequence[values.DenseArray]) -> None:
+def write(folder: Path, part: CheckpointPart, told: object, dense: Sequence[values.DenseArray]) -> None:
     """Write one checkpoint file durably.
 
     Raises:
@@ -117,7 +117,7 @@ def write(folder: Path, part: CheckpointPart, told: Any, dense: Sequence[values.
     write_file(folder / part.name, told, dense)
 
 
-def write_file(path: Path, told: Any, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
+def write_file(path: Path, told: object, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
     """Write a file that appears under its name only when it is complete.
 
     `durable` waits until the bytes are on the disk. Without it a power failure may lose the file.

@@ -61,7 +61,7 @@ _warned: set[Path] = set()
 
 
 def save(
-    state: Any,
+    state: object,
     step: int,
     *,
     every: int | None = None,
@@ -143,7 +143,7 @@ def wait() -> None:
         raise writing.error
 
 
-def _check(step: Any, every: Any, keep: Any) -> None:
+def _check(step: object, every: object, keep: object) -> None:
     for name, value, least in (("step", step, 0), ("every", every, 1), ("keep", keep, 1)):
         if value is None and name == "every":
             continue
@@ -151,7 +151,7 @@ def _check(step: Any, every: Any, keep: Any) -> None:
             raise UserError(f"{name}={value!r} must be an integer of at least {least}.")
 
 
-def _plain(state: Any, *, copy: bool) -> tuple[Any, list[DenseArray]]:
+def _plain(state: object, *, copy: bool) -> tuple[object, list[DenseArray]]:
     if callable(state) and not hasattr(state, "state_dict"):
         state = state()
     told, found = encode_state(state)
@@ -159,7 +159,7 @@ def _plain(state: Any, *, copy: bool) -> tuple[Any, list[DenseArray]]:
 
 
 def _write(
-    place: Path, part: files.CheckpointPart, told: Any, plain: Sequence[DenseArray], kept: tuple[int, int, int]
+    place: Path, part: files.CheckpointPart, told: object, plain: Sequence[DenseArray], kept: tuple[int, int, int]
 ) -> None:
     global _last
     began = time.monotonic()

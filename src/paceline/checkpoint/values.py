@@ -47,7 +47,7 @@ _OF_TORCH = {f"torch.{names[0]}": dtype for dtype, names in TYPES.items()}
 _OF_NUMPY = {names[1]: dtype for dtype, names in TYPES.items() if names[1]}
 
 
-def encode_state(state: Any) -> tuple[Any, dict[str, Any]]:
+def encode_state(state: object) -> tuple[Any, dict[str, Any]]:
     """Split a state into JSON and its arrays by name.
 
     Objects with `state_dict` and `load_state_dict` (models, optimizers, schedulers, samplers) are replaced by their state.
@@ -59,7 +59,7 @@ def encode_state(state: Any) -> tuple[Any, dict[str, Any]]:
     return _apart(state, (), arrays), arrays
 
 
-def decode_state(told: Any, array: Callable[[str, str], Any]) -> Any:
+def decode_state(told: object, array: Callable[[str, str], Any]) -> Any:
     """Rebuild a state from its JSON. `array(name, library)` returns an array.
 
     Raises:
@@ -107,13 +107,13 @@ def _apart(value: Any, path: tuple[str, ...], arrays: dict[str, Any]) -> Any:
     raise _refused(path, f"is a {kind.__module__}.{kind.__qualname__}")
 
 
-def _key(key: Any, path: tuple[str, ...]) -> Any:
+def _key(key: object, path: tuple[str, ...]) -> Any:
     if key is None or type(key) in (bool, int, str, float, tuple):
         return _apart(key, path, {})
     raise _refused(path, f"has the key {key!r}, a {type(key).__qualname__}; keys are texts and numbers. It")
 
 
-def _kept(array: Any, path: tuple[str, ...], arrays: dict[str, Any]) -> str:
+def _kept(array: object, path: tuple[str, ...], arrays: dict[str, object]) -> str:
     name = stem = ".".join(path) or "value"
     number = 2
     # `{"a.b": x, "a": {"b": y}}` has the same path twice, and the format reserves "__metadata__".
@@ -131,13 +131,13 @@ def _refused(path: tuple[str, ...], what: str) -> UserError:
     )
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Return True for a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _together(told: Any, array: Callable[[str, str], Any]) -> Any:
+def _together(told: object, array: Callable[[str, str], Any]) -> object:
     if isinstance(told, list):
         return [_together(item, array) for item in told]
     if not isinstance(told, dict):

@@ -124,7 +124,7 @@ def _ms(one: Forecast) -> str:
 
 
 def measure(
-    task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, bandwidth_bytes_s: float
+    task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
     """Measure the blocks for a microbatch's rows and for one replica's share of them.
 

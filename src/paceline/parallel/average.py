@@ -216,5 +216,5 @@ def _ends(names: Any, module: str) -> set[str]:
     return {name.removeprefix(f"{module}.") for name in names if name.startswith(f"{module}.")}
 
 
-def _cut(value: Tensor, like: Any) -> Tensor:
+def _cut(value: Tensor, like: object) -> Tensor:
     return value[slices(region_of(like))] if is_part(like) else value

@@ -73,7 +73,7 @@ class Checked:
         )
 
 
-def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checked:
+def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Checked:
     """Compare one step with the plain model, within rounding. Every rank calls it.
 
     If each replica has padded its rows to another length, the replicas are compared one after the other, and the result is the

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 
-def give_forward(module: Any, mark: type, forward_of: Callable[..., Any]) -> None:
+def give_forward(module: object, mark: type, forward_of: Callable[..., Any]) -> None:
     """Replace a module's forward by swapping its class for a subclass of the same name.
 
     Args:
@@ -36,5 +36,5 @@ def _subclass(kind: type, mark: type, forward_of: Callable[..., Any]) -> type:
 class SharedByCopies:
     """Knowledge about other workers, shared by all copies of a module: process groups cannot be copied."""
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: object) -> object:
         return self

@@ -112,11 +112,11 @@ class Comparison:
         self._steady = Steady()  # type: ignore[no-untyped-call]
         self._steady.__enter__()  # type: ignore[no-untyped-call]
 
-    def watching(self) -> AbstractContextManager[Any]:
+    def watching(self) -> AbstractContextManager[object]:
         """Return the context for a step's computation."""
         return self._narrowest if self._asked.against is None else contextlib.nullcontext()
 
-    def learning(self) -> AbstractContextManager[Any]:
+    def learning(self) -> AbstractContextManager[object]:
         """Return the context for an optimizer's step.
 
         In float64 it keeps everything in float64, including the parts that Muon computes in bfloat16.

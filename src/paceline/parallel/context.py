@@ -143,7 +143,7 @@ class _List(SharedByCopies):
 
         return take
 
-    def _giving(self, block: nn.Module, args: Any, output: Any) -> Any:
+    def _giving(self, block: nn.Module, args: object, output: object) -> object:
         places = self.places
         assert places is not None
 
@@ -299,7 +299,7 @@ class Places:
         own: How many places this rank has.
     """
 
-    def __init__(self, length: int, group: Any, device: torch.device) -> None:
+    def __init__(self, length: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
         """Split `length` places over the ranks of `group`.
 
         Raises:

@@ -28,12 +28,12 @@ from paceline.parallel.tracing.fake_model import modes_kept
 
 def evaluate(
     executor: Executor,
-    loader: Any,
+    loader: object,
     metric: Callable[[Any, Any], Any],
     weight: Callable[[Any], Any] | None,
     task: Task,
     world: World,
-) -> Any:
+) -> object:
     """Return the mean of the metric, or a dict of means, the same on every rank.
 
     The model computes in evaluation mode, without gradients. Every rank calls it.
@@ -110,7 +110,7 @@ class _Means:
         self._names: list[str] | None = None
         self._called = False
 
-    def __call__(self, output: Any, micro: Microbatch) -> Tensor:
+    def __call__(self, output: object, micro: Microbatch) -> Tensor:
         # Under autocast, like the loss of a step: autocast computes losses in float32, where bf16 outputs would give a bf16
         # loss.
         weight = weigh(self._weight, micro.target, micro.rows)

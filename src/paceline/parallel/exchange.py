@@ -78,7 +78,7 @@ def gather(value: Any, group: Any = None) -> list[Any]:
     return [_taken(part, rank, ()) for rank, part in enumerate(told)]
 
 
-def from_first(value: Any, kinds: Sequence[type] = ()) -> Any:
+def from_first(value: object, kinds: Sequence[type] = ()) -> Any:
     """Return rank 0's value on every rank. Other ranks' values are ignored.
 
     `value` is as for `gather`; `kinds` are dataclasses that it may contain too.
@@ -97,7 +97,7 @@ def from_first(value: Any, kinds: Sequence[type] = ()) -> Any:
     return _taken(data.cpu(), 0, kinds)
 
 
-def packed(value: Any, kinds: Sequence[type] = ()) -> Tensor:
+def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
     """Return the message as uint8.
 
     Raises:
@@ -110,7 +110,7 @@ def packed(value: Any, kinds: Sequence[type] = ()) -> Tensor:
     return torch.cat(parts)
 
 
-def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
+def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> object:
     """Return the value in a message of `packed`.
 
     Raises:
@@ -125,7 +125,7 @@ def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _packed_or_refused(value: Any, kinds: Sequence[type] = ()) -> Tensor:
+def _packed_or_refused(value: object, kinds: Sequence[type] = ()) -> Tensor:
     try:
         return packed(value, kinds)
     except TypeError as error:
@@ -133,7 +133,7 @@ def _packed_or_refused(value: Any, kinds: Sequence[type] = ()) -> Tensor:
         return packed(_Refused(str(error)))
 
 
-def _taken(data: Tensor, rank: int, kinds: Sequence[type]) -> Any:
+def _taken(data: Tensor, rank: int, kinds: Sequence[type]) -> object:
     try:
         found = unpacked(data, kinds)
     except ValueError as error:
@@ -243,12 +243,12 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _is_alone(group: Any) -> bool:
+def _is_alone(group: dist.ProcessGroup | None) -> bool:
     """Return True without other ranks. A world of one may have no process group."""
     return not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1
 
 
-def _device(group: Any) -> torch.device:
+def _device(group: dist.ProcessGroup | None) -> torch.device:
     """Return the device for a group's messages: the CPU if the group supports it."""
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(group)).split(",")]
     if "cpu" in kinds:

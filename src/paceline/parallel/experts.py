@@ -123,7 +123,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
 class _Held(SharedByCopies):
     """The process group of a mixture. For fused experts also this rank's first expert and their number."""
 
-    def __init__(self, group: Any, first: int = 0, own: int = 0) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, first: int = 0, own: int = 0) -> None:
         self.group, self.first, self.own = group, first, own
 
 
@@ -196,7 +196,7 @@ def _copied(given: Any, group: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
     return args, kwargs, copies
 
 
-def _sum(part: Tensor, copied: tuple[Tensor, ...], group: Any) -> Tensor:
+def _sum(part: Tensor, copied: tuple[Tensor, ...], group: dist.ProcessGroup | None) -> Tensor:
     for tensor in copied:
         # Adds nothing but a path for gradients, so that a worker without any routed rows joins the backward pass's message.
         part = part + tensor.flatten()[:0].sum().to(part.dtype)

@@ -40,7 +40,7 @@ MICROBATCHES = 2
 SHARE = 0.5
 
 
-def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> str:
+def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> str:
     """Compare the first rows with the plain model. Return the result for `explain`.
 
     Every rank calls it. `batch` is the argument of `step`, and `micros` this rank's share of it.
@@ -68,7 +68,7 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
         ) from None
 
 
-def _compared(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> Any:
+def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> object:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
     # All ranks skip the comparison together. Otherwise some would wait in it for the others.

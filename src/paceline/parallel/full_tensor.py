@@ -13,7 +13,7 @@ def _is_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
 
 
-def is_part(tensor: Any) -> bool:
+def is_part(tensor: object) -> bool:
     """Return True for a DTensor."""
     return hasattr(tensor, "full_tensor")
 

@@ -169,7 +169,7 @@ class Layers:
 def refuse_calls(model: nn.Module) -> None:
     """Make a call of the user's model, of which this rank holds a part, raise an error."""
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_: object) -> None:
         raise ParallelError(
             f"{type(model).__name__} was called, but it is cut into stages, and this rank has only its own. Train with "
             "par.step(batch), get numbers with par.evaluate(loader, metric), and par.full_state_dict() for a plain model "

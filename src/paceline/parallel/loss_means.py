@@ -244,7 +244,7 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
                 (local(param.grad) if is_part(param.grad) else param.grad).mul_(factor)
 
 
-def few_rows(output: Any, target: Any) -> tuple[Any, Any] | None:
+def few_rows(output: object, target: object) -> tuple[object, object] | None:
     """Copy the first rows of a loss's arguments, or return None without two common rows."""
     try:
         outputs, targets = Rows(output), Rows(target)
@@ -264,7 +264,7 @@ def few_rows(output: Any, target: Any) -> tuple[Any, Any] | None:
 def no_mean(
     loss: Callable[[Any, Any], Any],
     model: nn.Module,
-    sample: tuple[Any, Any] | None,
+    sample: tuple[object, object] | None,
     loss_weight: Callable[[Any], Any] | None,
 ) -> str:
     """Say why weighted parts of a few rows do not make the whole, or return "".

@@ -69,7 +69,7 @@ class LossState:
         for put_back in self._put_back:
             put_back()
 
-    def _look(self, value: Any, name: str) -> None:
+    def _look(self, value: object, name: str) -> None:
         if isinstance(value, (int, float)):
             self.numbers[name] = value
         if value is None or isinstance(value, (int, float, complex, str, bytes, type, types.ModuleType)):
@@ -81,7 +81,7 @@ class LossState:
         with contextlib.suppress(Exception):
             self._look_closer(value, name)
 
-    def _look_closer(self, value: Any, name: str) -> None:
+    def _look_closer(self, value: object, name: str) -> None:
         if isinstance(value, Tensor):
             self._keep_tensor(value, name)
         elif isinstance(value, functools.partial):
@@ -189,7 +189,7 @@ def _items(container: Any) -> Any:
     return container.items() if isinstance(container, dict) else ((item, None) for item in container)
 
 
-def _is_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+def _is_same(one: tuple[object, object], other: tuple[object, object]) -> bool:
     return one[0] is other[0] and one[1] is other[1]
 
 
@@ -233,7 +233,7 @@ class LossReads(TorchFunctionMode):
         self._names = {id(tensor): name for name, tensor in reversed(all_names(self._model))}
         self._left = {id(tensor): name for name, tensor in attributes_of(self._model) if id(tensor) not in self._before}
 
-    def may_read(self, *values: Any) -> None:
+    def may_read(self, *values: object) -> None:
         """Allow tensors that a loss is expected to read, such as the output and the target."""
         self._own.update((id(tensor), tensor) for tensor in tensors_in(values))
 

@@ -84,7 +84,7 @@ class World(WorldPlace):
         return self.group("data", "shard", "context")
 
     @property
-    def model_group(self) -> Any:
+    def model_group(self) -> object:
         """The ranks that together hold one copy of all parameters."""
         return self.group("pipe", "shard", "expert", "tensor")
 
@@ -152,7 +152,7 @@ _made: dict[tuple[tuple[str, int], ...], Any] = {}
 _made_for: Any = None
 
 
-def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[frozenset[str], Any]]:
+def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[object, dict[frozenset[str], object]]:
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -180,7 +180,7 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
     return found
 
 
-def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> Any:
+def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> object:
     """Return the group of those `ranks` that differ only along `axes`.
 
     Every rank of the world calls it in the same order.

@@ -52,7 +52,7 @@ def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> 
     if before is not None:
         before.remove()
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_: object) -> None:
         if not is_stepping():
             raise ParallelError(
                 "optimizer.step() was called beside par.step(), with the gradients of a single rank. "
@@ -93,7 +93,7 @@ def adopt(
                     group[way] = False
 
 
-def _cut(value: Any, before: Tensor, after: nn.Parameter) -> Any:
+def _cut(value: object, before: Tensor, after: nn.Parameter) -> Any:
     """Cut state of the parameter's shape like the parameter. Keep other state, such as a step number."""
     placements: Any = getattr(after, "placements", None)
     if placements is None or not isinstance(value, Tensor) or value.shape != before.shape:

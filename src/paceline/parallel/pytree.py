@@ -37,7 +37,7 @@ class Container:
     steps: Path
     factory: Any = None
 
-    def make(self, values: Iterable[Any]) -> Any:
+    def make(self, values: Iterable[object]) -> Any:
         """Return a container of the same class with these values.
 
         A dataclass is built by calling its class, which computes fields with init=False itself.
@@ -82,11 +82,11 @@ class Structure:
     container: Container | None = None
     parts: tuple[Structure, ...] = ()
 
-    def rebuild(self, leaves: Iterable[Any]) -> Any:
+    def rebuild(self, leaves: Iterable[object]) -> Any:
         """Return a value with this structure and these leaves."""
         return self._made(iter(leaves))
 
-    def _made(self, leaves: Iterator[Any]) -> Any:
+    def _made(self, leaves: Iterator[object]) -> object:
         if self.container is None:
             return next(leaves)
         return self.container.make([part._made(leaves) for part in self.parts])
@@ -104,7 +104,7 @@ class Structure:
 _LEAF = Structure()
 
 
-def open_container(value: Any) -> tuple[Container, tuple[Any, ...]] | None:
+def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None:
     """Return the container and its values, or None if `value` is a leaf."""
     kind = type(value)
     if isinstance(value, Tensor):
@@ -124,11 +124,11 @@ def open_container(value: Any) -> tuple[Container, tuple[Any, ...]] | None:
     return None
 
 
-def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
+def flatten(value: object, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
     """Return the leaves in order, and their structure. `is_leaf` stops at a container."""
     leaves: list[Any] = []
 
-    def structure(item: Any) -> Structure:
+    def structure(item: object) -> Structure:
         opened = None if is_leaf is not None and is_leaf(item) else open_container(item)
         if opened is None:
             leaves.append(item)
@@ -138,23 +138,23 @@ def flatten(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[l
     return leaves, structure(value)
 
 
-def map_leaves(value: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None) -> Any:
+def map_leaves(value: object, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None) -> object:
     """Return the same containers with `change` applied to each leaf."""
     leaves, structure = flatten(value, is_leaf)
     return structure.rebuild(map(change, leaves))
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+def map_tensors(value: object, change: Callable[[Tensor], Any]) -> Any:
     """Return the same containers with `change` applied to each tensor."""
     return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
     """Return all tensors, in order."""
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
-def tensors_at(value: Any) -> list[tuple[Path, Tensor]]:
+def tensors_at(value: object) -> list[tuple[Path, Tensor]]:
     """Return all tensors with their paths, in order."""
     leaves, structure = flatten(value)
     return [(path, leaf) for path, leaf in zip(structure.paths(), leaves, strict=True) if isinstance(leaf, Tensor)]
@@ -171,7 +171,7 @@ def in_reals(flat: Tensor) -> Tensor:
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 
-def signature(value: Any) -> Hashable:
+def signature(value: object) -> Hashable:
     """Return a key of containers, shapes, dtypes and all non-tensors.
 
     Two values with the same key can share a traced program.

@@ -91,7 +91,7 @@ def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -
     )
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     """Return the same tensors in new containers."""
     return map_tensors(value, lambda tensor: tensor)
 
@@ -113,7 +113,7 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
             vars(module).update(own)
 
 
-def _numbers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _numbers(module: nn.Module) -> Iterator[tuple[str, object]]:
     """Yield counters and similar attributes, which the first pass has set already."""
     return ((name, value) for name, value in itertools.islice(vars(module).items(), 200) if type(value) in (int, float))
 

@@ -93,7 +93,7 @@ def _is_large(tensor: Tensor) -> bool:
     return tensor.nbytes >= ALONE_BYTES
 
 
-def sum_number(value: float, group: Any, device: torch.device) -> float:
+def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
     """Return the sum of a number over the ranks of `group`, in float64."""
     if group is None:
         return value

@@ -66,7 +66,7 @@ class Task:
             "as F.cross_entropy does."
         )
 
-    def weighted_loss(self, output: Any, micro: Microbatch) -> Tensor:
+    def weighted_loss(self, output: object, micro: Microbatch) -> Tensor:
         """Return the microbatch's share of the global mean loss, weight * loss, 0-dim.
 
         A weight of 0 (padding, or no token that counts) gives 0 with gradients of 0, whatever the loss is: a mean over nothing
@@ -101,7 +101,7 @@ class Task:
         return loss * micro.weight.to(loss.device, dtype)
 
 
-def zero_loss(output: Any) -> Tensor:
+def zero_loss(output: object) -> Tensor:
     """Return 0 through every tensor of `output` that has a gradient.
 
     So each rank's backward pass does the same steps.
@@ -149,7 +149,7 @@ def own_split(model: nn.Module) -> Callable[[Any], Parts]:
     """Return a split that gives the model the whole batch, and `loss_weight` the labels."""
     takes = inspect.signature(model.forward)
 
-    def split(batch: Any) -> Parts:
+    def split(batch: object) -> Parts:
         if isinstance(batch, Mapping):
             found = [name for name in TARGETS if name in batch]
             parts = Parts((), dict(batch), batch[found[0]] if len(found) == 1 else dict(batch))

@@ -65,7 +65,7 @@ class Whole:
     value: Any
 
 
-def default_split(batch: Any) -> Parts:
+def default_split(batch: object) -> Parts:
     """Split (x, ..., y), or a dict with its target under a usual name."""
     if isinstance(batch, Mapping):
         found = [name for name in TARGETS if name in batch]
@@ -112,7 +112,7 @@ def consecutive(sizes: Iterable[int]) -> list[range]:
     return [range(first, last) for first, last in pairwise(accumulate(sizes, initial=0))]
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, Tensor):
         return f"one tensor of shape {list(value.shape)}"
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -38,7 +38,7 @@ from paceline.parallel.task import Task
 from paceline.system import step_clock
 
 
-def feed(loader: Any, task: Task, world: World) -> Feed:
+def feed(loader: object, task: Task, world: World) -> Feed:
     """Return a source of this rank's part of the loader's batches.
 
     Raises:
@@ -78,7 +78,7 @@ class Feed:
 class _MapFeed(Feed):
     """A DataLoader over a map-style dataset."""
 
-    def __init__(self, loader: DataLoader[Any], task: Task, world: World) -> None:
+    def __init__(self, loader: DataLoader[object], task: Task, world: World) -> None:
         self._given = loader
         self._world = world
         self._order = Order(loader, task.seed, world)
@@ -135,7 +135,7 @@ class _MapFeed(Feed):
 class _WholeFeed(Feed):
     """Any iterable of global batches, the same on every rank."""
 
-    def __init__(self, loader: Iterable[Any], task: Task, world: World) -> None:
+    def __init__(self, loader: Iterable[object], task: Task, world: World) -> None:
         self._loader = loader
         self._task = task
         self._world = world
@@ -194,7 +194,7 @@ class _OwnRows:
         # A new queue, because an abandoned iteration leaves batches in the old one.
         self.known = deque()
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[list[object]]:
         epoch, consumed = self._at
         known = self.known
         for indices in self._order.batches(epoch, consumed):
@@ -223,7 +223,7 @@ def _rebuilt(loader: DataLoader[Any], sampler: Any, generator: Any) -> DataLoade
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=generator, **options)
 
 
-def _set_epoch(thing: Any, epoch: int) -> None:
+def _set_epoch(thing: object, epoch: int) -> None:
     method = getattr(thing, "set_epoch", None)
     if callable(method):
         method(epoch)
@@ -232,7 +232,7 @@ def _set_epoch(thing: Any, epoch: int) -> None:
 class Order:
     """The samples of each global batch, the same on every rank."""
 
-    def __init__(self, loader: DataLoader[Any], seed: int, world: World) -> None:
+    def __init__(self, loader: DataLoader[object], seed: int, world: World) -> None:
         self._loader = loader
         self._world = world
         # With a user's batch sampler `loader.sampler` is an unused default.

@@ -34,10 +34,10 @@ class _ForStep:
 
     data: Any
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> object:
         raise self._refusal()
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         raise self._refusal()
 
     def _refusal(self) -> ParallelError:
@@ -167,7 +167,7 @@ def global_parts(batch: Any, task: Task, world: World) -> list[Parts]:
     return [rows.take(0, count) for rows, count in zip(everyone, counts, strict=True) if count]
 
 
-def first_rows(batch: Any, task: Task, world: World, rows: int) -> Microbatch:
+def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch:
     """Return at most `rows` of this rank's first rows, as if they were the whole batch."""
     parts = Rows(split(batch, task))
     count = min(rows, parts.count)
@@ -180,7 +180,7 @@ def sole(parts: Rows, count: int, device: torch.device, global_rows: int) -> Mic
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
 
-def split(batch: Any, task: Task) -> Parts:
+def split(batch: object, task: Task) -> Parts:
     """Return the parts of a batch, or of one from `epoch`.
 
     Raises:
@@ -198,7 +198,7 @@ def split(batch: Any, task: Task) -> Parts:
     return Parts(tuple(parts[0]), dict(parts[1]), parts[2])
 
 
-def weigh(weight: Callable[[Any], Any] | None, target: Any, rows: int) -> float:
+def weigh(weight: Callable[[Any], Any] | None, target: object, rows: int) -> float:
     """Return the weight of these rows, or their number without a weight function.
 
     Raises:
@@ -326,7 +326,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
     )
 
 
-def fingerprint(batch: Any) -> int:
+def fingerprint(batch: object) -> int:
     """Return 32 bits for the shapes and sampled values of all tensors."""
     found = b""
     for tensor in tensors_in(batch):
@@ -338,7 +338,7 @@ def fingerprint(batch: Any) -> int:
     return zlib.crc32(found)
 
 
-def _shown(batch: Any) -> str:
+def _shown(batch: object) -> str:
     tensors = tensors_in(batch)
     shown = ", ".join(str(list(tensor.shape)) for tensor in tensors[:4])
     return f"tensors of {shown or 'no shape'} ({fingerprint(batch):08x})"

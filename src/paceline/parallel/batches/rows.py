@@ -10,6 +10,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from paceline.parallel.batches.batch import Parts, Whole
@@ -30,7 +31,7 @@ class Rows:
         ParallelError: Tensors of the batch differ in their numbers of rows, or none has any.
     """
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: object) -> None:
         self._leaves, self._structure = flatten(batch, _is_taken_whole)
         self.count = self._counted()
 
@@ -38,7 +39,7 @@ class Rows:
         """Return the same structure with these rows. A list of plain values per row is cut too."""
         return self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
 
-    def _taken(self, leaf: Any, start: int, stop: int) -> Any:
+    def _taken(self, leaf: object, start: int, stop: int) -> object:
         if isinstance(leaf, Tensor):
             # A tensor without dimensions has no rows and belongs to all of them.
             return leaf[start:stop] if leaf.dim() else leaf
@@ -68,7 +69,7 @@ class Rows:
         return rows
 
 
-def join_rows(pieces: Sequence[Any]) -> Any:
+def join_rows(pieces: Sequence[object]) -> Any:
     """Join the rows of all pieces. Values without rows come from the first piece."""
     taken_apart = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
@@ -87,7 +88,7 @@ def join_rows(pieces: Sequence[Any]) -> Any:
     return taken_apart[0][1].rebuild(map(joined, zip(*(leaves for leaves, _ in taken_apart), strict=True)))
 
 
-def can_join(pieces: Sequence[Any]) -> bool:
+def can_join(pieces: Sequence[object]) -> bool:
     """Return True if the pieces' tensors agree in all dimensions but the first.
 
     Rows that are padded per piece may not.
@@ -96,19 +97,19 @@ def can_join(pieces: Sequence[Any]) -> bool:
     return all(own == shapes[0] for own in shapes)
 
 
-def move(value: Any, device: torch.device) -> Any:
+def move(value: object, device: torch.device) -> Any:
     """Return the same structure on `device`, including the values of `Whole`."""
     # A copy to the CPU is read immediately, and must have arrived.
     at_once = device.type == "cpu"
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=not at_once))
 
 
-def unwrap(value: Any) -> Any:
+def unwrap(value: object) -> Any:
     """Return the same structure with each `Whole` replaced by its value."""
     return map_leaves(value, lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, _is_whole)
 
 
-def is_plain_list(value: Any) -> bool:
+def is_plain_list(value: object) -> bool:
     """Return True for a list without tensors and containers, which may have a value per row."""
     return isinstance(value, list) and not any(
         isinstance(item, (Tensor, Mapping, tuple, list, Whole)) or (is_dataclass(item) and tensors_in(item))
@@ -116,11 +117,11 @@ def is_plain_list(value: Any) -> bool:
     )
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, Whole)
 
 
-def _is_taken_whole(value: Any) -> bool:
+def _is_taken_whole(value: object) -> bool:
     return _is_whole(value) or is_plain_list(value)
 
 
@@ -137,7 +138,7 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: Any) -> list[l
     return [[None if found is None else filled(like, found) for found in of_replica] for of_replica in everyone]
 
 
-def most_rows(own: Parts, like: Parts, group: Any) -> Parts:
+def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
     """Return the piece of the replica with most rows. Every rank of the group calls it.
 
     Rows that each replica pads to its own longest cannot be joined: the padding value is unknown.

@@ -267,7 +267,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return cut_as(tensor, copied) if is_part(tensor) else copied
 
 
-def _own_group(world: World) -> Any:
+def _own_group(world: World) -> object:
     """Return a group for messages between the ranks' threads, or None with MPI.
 
     The threads' messages must not mix with those of training.

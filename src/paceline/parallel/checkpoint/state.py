@@ -70,7 +70,7 @@ class HeldState:
         """Return the modules' extra state beside tensors (`get_extra_state`)."""
         return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
 
-    def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, Any]]]:
+    def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, object]]]:
         """Return the optimizer's parameters and states by name, empty before the first step."""
         if self.optimizer is None:
             return {}
@@ -147,7 +147,7 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
 def mismatch(
-    held: Mapping[str, torch.Size], optimizer: str, record: Mapping[str, Any], saved: Mapping[str, torch.Size]
+    held: Mapping[str, torch.Size], optimizer: str, record: Mapping[str, object], saved: Mapping[str, torch.Size]
 ) -> str:
     """Return how the checkpoint differs from the ranks' whole model, or "".
 

@@ -185,7 +185,7 @@ def hold(par: ParallelHandle) -> HeldState:
     )
 
 
-def _pack(record: dict[str, Any]) -> bytes:
+def _pack(record: dict[str, object]) -> bytes:
     """Serialize the record.
 
     Raises:

@@ -158,7 +158,7 @@ def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.d
     return None if found is None else found[0]
 
 
-def bandwidth(group: Any, device: torch.device) -> float:
+def bandwidth(group: dist.ProcessGroup | None, device: torch.device) -> float:
     """Return the bytes per second that each rank sends in an all-reduce.
 
     Every rank of the group calls it.

@@ -117,7 +117,7 @@ class Forecast:
         return states + self.activation_bytes + self.together_bytes
 
 
-def candidates(workers: int) -> list[Any]:
+def candidates(workers: int) -> list[object]:
     """Return the strategies for this number of workers, with their sizes."""
     found: list[Any] = [DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)]
     for size in range(2, workers):

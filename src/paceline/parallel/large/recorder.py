@@ -82,7 +82,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         """Register the tensor as uninitialised memory."""
         self._logs[self._key(shell)] = []
 
-    def note(self, function: Any, tensor: Tensor, *args: Any, is_random: bool = False, **kwargs: Any) -> None:
+    def note(self, function: object, tensor: Tensor, *args: object, is_random: bool = False, **kwargs: object) -> None:
         """Record a call that writes to its first argument and reads no other one without memory."""
         log = self._logs.setdefault(self._key(tensor), [])
         call = _Call(function=function, args=(self._ref(tensor, len(log)), *args), kwargs=kwargs, is_random=is_random)
@@ -102,7 +102,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         """Return True if it is registered, initialised or not."""
         return tensor.untyped_storage()._cdata in self._logs
 
-    def made(self, function: Any, tensors: list[Tensor]) -> None:
+    def made(self, function: object, tensors: list[Tensor]) -> None:
         """Handle an operation on tensors that all have memory. For subclasses."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -160,9 +160,9 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
                 known.add(key)
                 self._logs[key] = [_Entry(call=call, output=number, like=self._ref(tensor))]
 
-    def _refs(self, values: Any, done: Mapping[int, int]) -> Any:
+    def _refs(self, values: object, done: Mapping[int, int]) -> Any:
         # Copy initialised tensors, because the constructor may change them later.
-        def taken(tensor: Tensor) -> Any:
+        def taken(tensor: Tensor) -> object:
             return self._ref(tensor, done[id(tensor)]) if tensor.is_meta else tensor.detach().clone()
 
         return map_tensors(values, taken)
@@ -230,7 +230,7 @@ class _Replay:
         return self._results[id(call)]
 
     def _run(self, call: _Call, generator: torch.Generator, storage: Callable[[_Ref], Tensor]) -> Any:
-        def real(value: Any) -> Any:
+        def real(value: object) -> Any:
             if isinstance(value, _Ref):
                 return storage(value).as_strided(value.size, value.stride, value.offset)
             if isinstance(value, torch.device):

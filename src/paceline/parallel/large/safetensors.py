@@ -128,7 +128,7 @@ class Folder:
         )
 
 
-def _entries(file: Path) -> tuple[int, dict[str, Any]]:
+def _entries(file: Path) -> tuple[int, dict[str, object]]:
     """Return the offset of the tensors' bytes, and the header."""
     with file.open("rb") as opened:
         try:

@@ -231,7 +231,7 @@ def empty() -> Iterator[None]:
     taken: dict[int, tuple[weakref.ref[Tensor], nn.Parameter]] = {}
     own = threading.get_ident()
 
-    def registered(module: nn.Module, name: str, param: Any) -> Any:
+    def registered(module: nn.Module, name: str, param: object) -> Any:
         # torch has this hook for all modules of the process, including those of other threads.
         if threading.get_ident() != own or type(param) is not nn.Parameter:
             return None
@@ -304,7 +304,7 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
             elif function._schema.is_mutable:
                 self._blank.pop(storage._cdata, None)
 
-    def value_before(self, param: nn.Parameter, name: str) -> Any:
+    def value_before(self, param: nn.Parameter, name: str) -> object:
         """Return None for an uninitialised parameter, its one value, or `_KEPT`."""
         storage = param.untyped_storage()
         found = self._blank.get(storage._cdata)

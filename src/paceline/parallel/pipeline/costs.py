@@ -89,7 +89,7 @@ def measure(
     return tuple(blocks)
 
 
-def saved_by(forward: Callable[[], Any], model: nn.Module) -> tuple[Any, int]:
+def saved_by(forward: Callable[[], Any], model: nn.Module) -> tuple[object, int]:
     """Return the result, and the bytes saved for the backward pass without the model's tensors."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
@@ -158,12 +158,12 @@ class _Run:
                 break
         return best
 
-    def _forward(self) -> Any:
+    def _forward(self) -> object:
         with torch.enable_grad(), self._task.autocast(self._device):
             result = self._segment(self._task.model, self._received, self._batch)
             return result if self._finish is None else (self._finish(result),)
 
-    def _backward(self, result: Any) -> None:
+    def _backward(self, result: object) -> None:
         outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         wanted = [tensor for tensor in (*self._received, *self._params) if tensor.requires_grad]
         if outputs and wanted:
@@ -171,7 +171,7 @@ class _Run:
             torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
 
 
-def _kind(model: nn.Module, segment: Segment, finish: Any) -> Any:
+def _kind(model: nn.Module, segment: Segment, finish: object) -> Any:
     """Return a key of classes, settings, and shapes of parameters and inputs."""
     parts = tuple(
         (

@@ -94,7 +94,7 @@ class StageMessages:
     `group` has the pipeline's workers. Tensors are received on `device`.
     """
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.worker = dist.get_rank(group)
         self.workers = dist.get_world_size(group)
         self._group = group

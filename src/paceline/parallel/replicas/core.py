@@ -126,7 +126,7 @@ class Plain:
             written.sizes = {}
         return sizes
 
-    def _loss(self, output: Any, micro: Microbatch) -> Tensor:
+    def _loss(self, output: object, micro: Microbatch) -> Tensor:
         if not self._is_sharded or self._loss_is_known:
             return self._task.weighted_loss(output, micro)
         with LossReads(self._module) as reads:
@@ -277,7 +277,7 @@ class _Replicated:
             for handle in handles:
                 handle.remove()
 
-    def _wrap(self) -> Any:
+    def _wrap(self) -> object:
         from torch.nn.parallel import DistributedDataParallel
 
         device = self._world.device

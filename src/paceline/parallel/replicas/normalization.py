@@ -83,7 +83,7 @@ class _Shared(SharedByCopies):
     A pickle leaves it out. `group` is None while other ranks are not asked.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
 
     def __reduce__(self) -> Any:

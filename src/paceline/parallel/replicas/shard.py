@@ -118,7 +118,7 @@ def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[],
     module.register_forward_hook(changed.after)
 
 
-def _own_outputs(module: nn.Module, args: Any, output: Any) -> Any:
+def _own_outputs(module: nn.Module, args: object, output: object) -> object:
     """Copy views in the output: an in-place change to a view would silently drop FSDP2's hook."""
     return map_tensors(output, lambda tensor: tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor)
 
@@ -246,7 +246,7 @@ class ChangedParts:
         self._versions: dict[int, tuple[int, int]] = {}
 
     @torch.no_grad()
-    def begin(self, *_: Any) -> None:
+    def begin(self, *_: object) -> None:
         """Run before the root's forward pass."""
         self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
 
@@ -254,7 +254,7 @@ class ChangedParts:
         """Run before FSDP2 gathers a unit's parameters."""
         self._look((unit,))
 
-    def after(self, *_: Any) -> None:
+    def after(self, *_: object) -> None:
         """Run after the root's forward pass, before the backward pass gathers again."""
         self._look(self._units)
 
@@ -292,7 +292,7 @@ class Written:
         """Run once the parameters are whole."""
         self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
 
-    def after(self, *_: Any) -> None:
+    def after(self, *_: object) -> None:
         """Run while they are whole."""
         for sharded, whole in whole_parameters(self._part, inner=False):
             if whole._version != self._versions.get(id(whole), whole._version):

@@ -242,7 +242,7 @@ def _loss_alone(found: _Pass) -> _Pass:
 
 
 def gradients_of(
-    model: nn.Module, total: Any, most_numbers: int | None = None, *, again: bool = False
+    model: nn.Module, total: object, most_numbers: int | None = None, *, again: bool = False
 ) -> dict[str, Tensor | None]:
     """Return the gradient of `total` by each trained parameter, as a part where that is one.
 

@@ -157,7 +157,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
             yield Group(columns=tuple(name for name in record.calls if name in columns), row=row)
 
 
-def _sources(node: Any, made: Mapping[Any, str]) -> set[str]:
+def _sources(node: object, made: Mapping[object, str]) -> set[str]:
     """Return the layers that lead to `node`, or none if other parameters do too."""
     if node in made:
         return {made[node]}

@@ -83,7 +83,7 @@ def cut_turned(module: nn.Module, mesh: Any, placement: str, keeps: bool, takes:
     distribute_module(module, mesh, partition, inward, outward)
 
 
-def deal(module: nn.Module, pieces: int, group: Any) -> None:
+def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> None:
     """Let a layer that is cut by columns return this rank's part of each piece."""
     apply: Any = _Deal.apply
     module.register_forward_hook(lambda layer, args, output: apply(output, pieces, group))
@@ -108,7 +108,7 @@ class _Deal(torch.autograd.Function):
         return _exchanged(grads[0], ctx.pieces, ctx.group, back=True), None, None
 
 
-def _exchanged(own: Tensor, pieces: int, group: Any, *, back: bool) -> Tensor:
+def _exchanged(own: Tensor, pieces: int, group: dist.ProcessGroup | None, *, back: bool) -> Tensor:
     """Redistribute outputs [..., pieces * u], or gradients with `back`.
 
     `back` goes from each piece's part to the weight's columns.

@@ -203,7 +203,7 @@ def _check_cut(name: str, pattern: str, placement: str, module: Any) -> None:
         )
 
 
-def unusual(module: Any) -> str:
+def unusual(module: object) -> str:
     """Return the embedding's option that its parts would lose, or ""."""
     for option in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
         value = getattr(module, option, None)

@@ -223,7 +223,7 @@ def _kind(modules: Mapping[str, Any], group: Group) -> Any:
     )
 
 
-def _indivisible(modules: Mapping[str, Any], group: Group, parts: int) -> str:
+def _indivisible(modules: Mapping[str, object], group: Group, parts: int) -> str:
     for name in group.columns:
         if outputs(modules[name]) % parts:
             return f"{name!r} has {outputs(modules[name])} outputs, which {parts} does not divide"
@@ -232,7 +232,7 @@ def _indivisible(modules: Mapping[str, Any], group: Group, parts: int) -> str:
     return ""
 
 
-def _pieces(modules: Mapping[str, Any], group: Group, parts: int) -> int:
+def _pieces(modules: Mapping[str, object], group: Group, parts: int) -> int:
     """Return the possible number of pieces, each divisible by the parts, in the columns' outputs."""
     (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
     return 1 if others or size % of_row or of_row % parts else size // of_row
@@ -252,5 +252,5 @@ def _same(x: Tensor, y: Tensor) -> bool:
     return within(x, y, 50 * torch.finfo(x.dtype).eps * scale_of(y))
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def _tensors(output: object) -> list[Tensor]:
     return [tensor.detach() for tensor in tensors_in(output)]

@@ -125,7 +125,7 @@ class AttributeMirror:
                 other.__dict__[name] = self._copy(vars(module)[name], change)
         return changed
 
-    def _copy(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    def _copy(self, value: object, change: Callable[[Tensor], Tensor]) -> object:
         memo: dict[int, Any] = dict(self._copied)
         for module, other in self._pairs:
             for table in ("_parameters", "_buffers"):
@@ -221,7 +221,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def eager() -> AbstractContextManager[Any]:
+def eager() -> AbstractContextManager[object]:
     """Run compiled code uncompiled within the block.
 
     Compiled machine code would crash on fake tensors, which have no memory, and the compiler would inspect the recorder.

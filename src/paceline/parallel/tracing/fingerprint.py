@@ -36,7 +36,7 @@ class Same:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -132,7 +132,7 @@ class Fingerprint:
             return ("generator", hash(value.getstate()))
         return None
 
-    def _attributes(self, value: Any) -> tuple[Hashable, ...]:
+    def _attributes(self, value: object) -> tuple[Hashable, ...]:
         own: dict[str, Any] = dict(getattr(value, "__dict__", ()) or {})
         for base in type(value).__mro__:
             slots = base.__dict__.get("__slots__", ())
@@ -166,7 +166,7 @@ class Fingerprint:
         where = (file, code.co_firstlineno, code.co_name)
         return ("function", where, tuple(cells), self.of(value.__defaults__), self.of(value.__kwdefaults__))
 
-    def _identity(self, value: Any) -> Hashable:
+    def _identity(self, value: object) -> Hashable:
         if self._by_content:
             return ("object", type(value).__qualname__)
         return Same(value)

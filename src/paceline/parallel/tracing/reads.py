@@ -103,14 +103,14 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
     plain = nn.Module.__dict__.get("__getattribute__")
     get = nn.Module.__getattribute__
 
-    def look_up(module: nn.Module, name: str) -> Any:
+    def look_up(module: nn.Module, name: str) -> object:
         if name not in OWN_NAMES and is_outer():
             _note_attribute(reads, module, name, name_of)
         return get(module, name)
 
     seen: set[Hashable] = set()
 
-    def see(frame: types.FrameType, event: str, _: Any) -> None:
+    def see(frame: types.FrameType, event: str, _: object) -> None:
         if event == "call" and is_users(frame.f_code.co_filename) and is_outer():
             key = (frame.f_code, id(frame.f_globals))
             if key not in seen:
@@ -154,7 +154,7 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _attribute(module: nn.Module, name: str) -> Any:
+def _attribute(module: nn.Module, name: str) -> object:
     """Return a module's attribute without running its class's code.
 
     `_ABSENT` if it has none, or a computed one.
@@ -230,14 +230,14 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
                 reads.note(("cell", id(cell)), Read(text=text, look=partial(_content, cell)))
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:
         return _ABSENT
 
 
-def _is_fixed(value: Any) -> bool:
+def _is_fixed(value: object) -> bool:
     """Return True for code, which does not change during training."""
     if isinstance(value, type):
         module = sys.modules.get(value.__module__)

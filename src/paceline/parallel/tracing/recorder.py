@@ -275,7 +275,7 @@ class GraphRecorder(TorchFunctionMode):
         node.meta["line"] = users_line()
         self.order.append(node)
 
-    def _give_out(self, node: fx.Node, result: Any) -> None:
+    def _give_out(self, node: fx.Node, result: object) -> None:
         """Register each tensor of the result: the call's value, or an element of it."""
         if isinstance(result, Tensor):
             self._know(node, result)
@@ -347,7 +347,7 @@ class GraphRecorder(TorchFunctionMode):
         node.meta["state"] = frozenset(node.meta["touches"])
         return node
 
-    def _constant(self, value: Any, tensor: Tensor | None = None) -> fx.Node:
+    def _constant(self, value: object, tensor: Tensor | None = None) -> fx.Node:
         """Return a node for a value from outside. `tensor` is its stand-in."""
         name = f"_paceline_constant_{len(self.constants)}"
         self.constants[name] = value
@@ -366,7 +366,7 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
     original: Any = nn.Module.__call__
     plain_apply: Any = vars(torch.autograd.Function)["apply"]
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(module: nn.Module, *args: object, **kwargs: object) -> Any:
         return recorder.call_module(original, module, args, kwargs)
 
     def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
@@ -388,7 +388,7 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
 def _as_function(kind: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
     """Return the call of a custom function under a name that a graph can contain."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return apply(*args, **kwargs)
 
     call.__module__, call.__name__, call.__qualname__ = kind.__module__, kind.__name__, kind.__qualname__
@@ -407,13 +407,13 @@ def _methods() -> dict[Any, str]:
     return methods
 
 
-def _is_data(value: Any) -> bool:
+def _is_data(value: object) -> bool:
     """Return True if it consists of tensors and numbers in plain containers."""
     leaves, _ = flatten(value, lambda item: not isinstance(item, (tuple, list)) and type(item) is not dict)
     return all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
 
 
-def _changes(name: str, value: Any) -> str:
+def _changes(name: str, value: object) -> str:
     kind = type(value).__name__
     text = (
         f"{name} changes the {kind} that it is given, and in a pipeline other stages, which are other processes, would not "
@@ -430,7 +430,7 @@ def _take_item(container: Any, key: Any) -> Any:
     return container[key]
 
 
-def _make(container: Container, items: list[Any]) -> Any:
+def _make(container: Container, items: list[object]) -> Any:
     return container.make(items)
 
 
@@ -443,5 +443,5 @@ def _changed(tensors: list[Tensor], versions: list[int]) -> set[int]:
     return {_storage(tensor) for tensor, version in pairs if tensor._version != version}
 
 
-def _autocast_state() -> tuple[Any, ...]:
+def _autocast_state() -> tuple[object, ...]:
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))

@@ -56,7 +56,7 @@ class Segment:
     uses: tuple[str, ...]
     source: str
 
-    def __call__(self, owner: nn.Module, received: Sequence[Tensor], batch: Sequence[Tensor]) -> Any:
+    def __call__(self, owner: nn.Module, received: Sequence[Tensor], batch: Sequence[Tensor]) -> object:
         """Return a tuple for the next part, or the last part's model output."""
         return self.function(owner, *received, *(batch[index] for index in self.inputs), *self.constants)
 

@@ -62,7 +62,7 @@ def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: C
     last: list[Line] = []
     found: list[Line] = []
 
-    def in_frame(frame: types.FrameType, event: str, _: Any) -> Any:
+    def in_frame(frame: types.FrameType, event: str, _: object) -> object:
         if not found and is_outer():
             if last and probe() != start:
                 found.append(last[-1])
@@ -71,7 +71,7 @@ def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: C
             last[:] = [] if now is None else [(now.f_code.co_filename, now.f_lineno)]
         return in_frame
 
-    def at_call(frame: types.FrameType, event: str, _: Any) -> Any:
+    def at_call(frame: types.FrameType, event: str, _: object) -> Any:
         return in_frame if is_users(frame.f_code.co_filename) else None
 
     before = sys.gettrace()

@@ -141,7 +141,7 @@ class Tracer:
         """Release the real model's values: from now on only fake tensors are used."""
         self._model = None
 
-    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool | None = None) -> Traced:
+    def trace(self, args: tuple[object, ...], kwargs: dict[str, object], *, training: bool | None = None) -> Traced:
         """Return the graph for a microbatch like this one, in the given mode or the modules' own.
 
         Raises:
@@ -418,7 +418,7 @@ class _InBlockError(Exception):
     """A failure of a block on fake tensors."""
 
 
-def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Hashable:
+def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> Hashable:
     """Return a key that two calls share if one graph is valid for both."""
     return signature((args, kwargs)), training
 
