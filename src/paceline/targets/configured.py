@@ -22,6 +22,7 @@ from paceline.system import plugins
 from paceline.system.files import OWNED, read_json, write_json
 from paceline.system.names import name_rule
 from paceline.targets.base import Examined, Target
+from paceline.targets.options import SettingValues
 
 if TYPE_CHECKING:
     from paceline.system.registry import Documents
@@ -48,7 +49,7 @@ class Configured:
 
     name: str
     kind: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: SettingValues = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_target_name(self.name)
@@ -292,7 +293,7 @@ def load_errors() -> dict[str, str]:
     return errors
 
 
-def make_target(kind: str, name: str, settings: Mapping[str, Any]) -> Any:
+def make_target(kind: str, name: str, settings: SettingValues) -> Any:
     """Return a target of a kind.
 
     Raises:

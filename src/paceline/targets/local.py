@@ -13,9 +13,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
@@ -30,7 +30,7 @@ from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.local_leases import Lease, LocalDemand, LocalQueue, leases_dir
 from paceline.targets.local_nodes import LocalNodes
-from paceline.targets.options import Option, check_settings
+from paceline.targets.options import Option, SettingValues, check_settings
 
 if TYPE_CHECKING:
     from paceline.remote.link.link import Link
@@ -182,8 +182,8 @@ class ThisMachine(LocalTarget):
     kind: ClassVar[str] = "local"
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
 
-    def __init__(self, name: str = kind, settings: Mapping[str, Any] = {}) -> None:
-        check_settings(self.kind, self.OPTIONS, settings, name)
+    def __init__(self, name: str = kind, settings: SettingValues | None = None) -> None:
+        check_settings(self.kind, self.OPTIONS, settings or {}, name)
         super().__init__()
 
     def status(self) -> Status:

@@ -25,6 +25,9 @@ from paceline.remote.wire import LEAST_SILENCE_S, SILENCE_S
 OptionType: TypeAlias = "type[str] | type[int] | type[float] | type[bool] | type[list[str]] | type[Path]"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+#: Settings of a target as read from JSON, a command line or Python: option -> value, not yet checked.
+SettingValues: TypeAlias = "Mapping[str, Any]"
+
 #: A line break would start a new line of an sbatch script or a host file.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METAVARS = {str: "TEXT", int: "N", float: "X", list: "TEXT", Path: "FILE"}
@@ -84,7 +87,7 @@ SILENCE = Option(
 
 
 def check_settings(
-    kind: str, options: Sequence[Option], settings: Mapping[str, Any], name: str | None = None
+    kind: str, options: Sequence[Option], settings: SettingValues, name: str | None = None
 ) -> dict[str, Any]:
     """Return a value for each option: the setting, else its default.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from paceline.errors import TargetError
 from paceline.targets import configured
 from paceline.targets.base import Examined
 from paceline.targets.configured import Configured
+from paceline.targets.options import SettingValues
 from paceline.targets.polling import all_within, said
 from paceline.targets.status import SettingError, Status
 
@@ -27,7 +28,7 @@ class TargetLook:
 
     name: str
     kind: str | None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: SettingValues = field(default_factory=dict)
     status: Status | None = None
     error: str | None = None
     is_wrong: bool = False

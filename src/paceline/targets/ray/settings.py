@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.errors import TargetError
 from paceline.job.secret_values import hidden
 from paceline.remote.wire import SILENCE_S
-from paceline.targets.options import SILENCE, Option, check_settings
+from paceline.targets.options import SILENCE, Option, SettingValues, check_settings
 
 OPTIONS = (
     Option("address", "URL of the cluster's dashboard, such as http://head:8265, or auto", default="auto"),
@@ -87,7 +86,7 @@ class RaySettings:
         return self.datastore is None
 
 
-def read_settings(name: str, settings: Mapping[str, Any]) -> RaySettings:
+def read_settings(name: str, settings: SettingValues) -> RaySettings:
     """Return the settings of the target `name`.
 
     Raises:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +20,7 @@ from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy
 from paceline.system.files import read_json, write_json
 from paceline.targets.base import Nodes, Preview, Waiting
+from paceline.targets.options import SettingValues
 from paceline.targets.ray.client import RayClient, RayJob, RayNode, all_jobs
 from paceline.targets.ray.demand import ClusterDemand, NodeResources, demand_of, too_large
 from paceline.targets.ray.entry import (
@@ -60,8 +61,8 @@ class RayTarget:
     kind: ClassVar[str] = "ray"
     OPTIONS: ClassVar = OPTIONS
 
-    def __init__(self, name: str = "ray", settings: Mapping[str, Any] = {}) -> None:
-        self.settings: RaySettings = read_settings(name, settings)
+    def __init__(self, name: str = "ray", settings: SettingValues | None = None) -> None:
+        self.settings: RaySettings = read_settings(name, settings or {})
         self._client = RayClient(self.settings)
         #: The run's current or last nodes; and Ray's ids of lost nodes -> time of the loss.
         self._held: RayNodes | None = None

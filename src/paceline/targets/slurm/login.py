@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from paceline.errors import PacelineError, TargetError
 from paceline.remote import wire
@@ -152,10 +152,10 @@ class Login:
 
     def _ask(
         self,
-        request: dict[str, Any],
+        request: Header,
         write: Callable[[IO[bytes]], None] | None = None,
         take: Callable[[Header, bytes], None] = lambda header, data: None,
-    ) -> dict[str, Any]:
+    ) -> Header:
         process, mark = self.open(request)
         assert process.stdin is not None
         with process:
@@ -171,7 +171,7 @@ class Login:
                 process.kill()
                 raise
 
-    def open(self, request: dict[str, Any]) -> tuple[subprocess.Popen[bytes], str]:
+    def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
         """Send a request. Return the ssh process, whose answer `take` reads, and the mark before the answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
@@ -195,9 +195,7 @@ class Login:
             raise
         return process, mark
 
-    def take(
-        self, process: subprocess.Popen[bytes], mark: str, take: Callable[[Header, bytes], None]
-    ) -> dict[str, Any]:
+    def take(self, process: subprocess.Popen[bytes], mark: str, take: Callable[[Header, bytes], None]) -> Header:
         """Read an answer to its end, passing each frame to `take`. Return the last header.
 
         Raises:

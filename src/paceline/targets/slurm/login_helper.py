@@ -24,11 +24,11 @@ import tarfile
 import tempfile
 import threading
 import time
-from typing import IO, Any
+from typing import IO
 
 if "Changes" not in globals():  # there the texts of these modules precede this one
     from paceline.remote.replica.changes import LARGE, WORK, Changes, small_names
-    from paceline.remote.wire import frame
+    from paceline.remote.wire import Header, frame
 
 PARTS = ("lib", "snapshots", "carried", "runs")
 SILENCE_S = 15.0
@@ -50,13 +50,13 @@ def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         os._exit(0)  # a thread still waits for standard input, which would block the interpreter's exit
 
 
-def have(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dict[str, Any]":
+def have(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
     folder = os.path.abspath(os.path.expanduser(request["folder"]))
     missing = [name for name in request["names"] if not os.path.isdir(os.path.join(folder, name))]
     return {"folder": folder, "user": str(os.geteuid()), "missing": missing}
 
 
-def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dict[str, Any]":
+def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
     folder = request["folder"]
     for name in PARTS:
         os.makedirs(os.path.join(folder, name), exist_ok=True)
@@ -88,7 +88,7 @@ def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dic
     return {"known": changes.known}
 
 
-def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+def pull(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
     changes = Changes(request["run_dir"], request["known"])
     header, data, has_ended = changes.record(request["final"])
     for found in changes.small(small_names(request["run_dir"])):
@@ -100,18 +100,18 @@ def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None
     stdout.write(frame(header, data))
 
 
-def remove(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+def remove(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
     try:
         os.unlink(request["path"])
     except FileNotFoundError:
         pass
 
 
-def put(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+def put(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
     write_beside(request["path"], request["text"])
 
 
-def execute(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
     top = os.path.join(request["run_dir"], "exec")
     folder, hidden = os.path.join(top, request["name"]), os.path.join(top, "." + request["name"])
     try:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import TargetError
-from paceline.targets.options import SILENCE, Option, check_settings
+from paceline.targets.options import SILENCE, Option, SettingValues, check_settings
 
 OPTIONS: tuple[Option, ...] = (
     Option("partition", "partition, or several with commas between them"),
@@ -111,7 +110,7 @@ class SlurmSettings:
     silence_s: float
 
     @classmethod
-    def of(cls, name: str, settings: Mapping[str, Any]) -> SlurmSettings:
+    def of(cls, name: str, settings: SettingValues) -> SlurmSettings:
         """Check settings and add defaults.
 
         Raises:
@@ -157,7 +156,7 @@ def time_s(text: str) -> float | None:
     return int(days or 0) * 86400.0 + hours * 3600 + minutes * 60 + seconds
 
 
-def _check(title: str, values: Mapping[str, Any]) -> None:
+def _check(title: str, values: SettingValues) -> None:
     if values["time"] is not None:
         try:
             time_s(values["time"])

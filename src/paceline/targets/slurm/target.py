@@ -23,7 +23,7 @@ from paceline.system import locks
 from paceline.system.detached_process import library_dir as library_dir_of
 from paceline.system.files import read_json, write_json
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.options import Option
+from paceline.targets.options import Option, SettingValues
 from paceline.targets.polling import Lookout, answers_dir
 from paceline.targets.slurm import submission
 from paceline.targets.slurm.mpi import check_srun, starter
@@ -51,7 +51,7 @@ class SlurmTarget:
     kind: ClassVar[str] = "slurm"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
 
-    def __init__(self, name: str = "slurm", settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, name: str = "slurm", settings: SettingValues | None = None) -> None:
         self.name = name
         self.settings = SlurmSettings.of(name, settings or {})
         self._title = f"compute target {name!r}"

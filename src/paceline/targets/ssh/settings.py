@@ -5,13 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paceline.errors import TargetError
-from paceline.targets.options import SILENCE, Option, check_settings
+from paceline.targets.options import SILENCE, Option, SettingValues, check_settings
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.hosts import SshHost, check_user, read_hosts
 
@@ -63,7 +62,7 @@ class SshSettings:
         return self.python or "python3"
 
 
-def read_settings(name: str, given: Mapping[str, Any]) -> SshSettings:
+def read_settings(name: str, given: SettingValues) -> SshSettings:
     """Check the settings.
 
     Raises:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from paceline.system.files import read_json
 from paceline.system.names import counted
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.options import Option
+from paceline.targets.options import Option, SettingValues
 from paceline.targets.polling import Lookout
 from paceline.targets.ssh.command import MENDED_BY_LOGIN
 from paceline.targets.ssh.hosts import SshHost
@@ -46,9 +46,9 @@ class SshTarget:
     kind: ClassVar[str] = KIND
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
 
-    def __init__(self, name: str = KIND, settings: Mapping[str, Any] = {}) -> None:
+    def __init__(self, name: str = KIND, settings: SettingValues | None = None) -> None:
         self.name = name
-        self._set: SshSettings = read_settings(name, settings)
+        self._set: SshSettings = read_settings(name, settings or {})
         #: Stored in place of the original settings: files have been read.
         self.settings = self._set.plain
         self._looks: list[HostProbe] | None = None
