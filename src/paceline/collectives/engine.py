@@ -35,6 +35,8 @@ from paceline.collectives.world import RankedWorld
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from paceline.collectives.numbers import Array
+
 _DYING_S, _LET_GO_S = 0.3, 3.0
 _NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
@@ -101,7 +103,9 @@ class Engine:
 
     # Reductions.
 
-    def allreduce(self, name: str, array: Any, *, out: Any = None, **how: Unpack[ReductionOptions]) -> Handle:
+    def allreduce(
+        self, name: str, array: Array, *, out: Array | None = None, **how: Unpack[ReductionOptions]
+    ) -> Handle:
         """Start an all-reduce of `array`, into `out` if given (which may be `array` itself).
 
         "average" divides the sum by the number of ranks and truncates integers towards 0. float16 and bfloat16 are summed in
@@ -110,16 +114,21 @@ class Engine:
         return self._reduce(ALLREDUCE, name, [array], [out], **how)
 
     def grouped_allreduce(
-        self, name: str, arrays: Sequence[Any], *, outs: Sequence[Any] | None = None, **how: Unpack[ReductionOptions]
+        self,
+        name: str,
+        arrays: Sequence[Array],
+        *,
+        outs: Sequence[Array | None] | None = None,
+        **how: Unpack[ReductionOptions],
     ) -> Handle:
         """Start an all-reduce of several arrays, which begins when all of them are ready on all ranks."""
         return self._reduce(ALLREDUCE, name, arrays, outs, grouped=True, **how)
 
-    def reducescatter(self, name: str, array: Any, **how: Unpack[ReductionOptions]) -> Handle:
+    def reducescatter(self, name: str, array: Array, **how: Unpack[ReductionOptions]) -> Handle:
         """Start a reduce-scatter; the result is this rank's rows. The first ranks get the rows left over."""
         return self._reduce(REDUCESCATTER, name, [array], **how)
 
-    def grouped_reducescatter(self, name: str, arrays: Sequence[Any], **how: Unpack[ReductionOptions]) -> Handle:
+    def grouped_reducescatter(self, name: str, arrays: Sequence[Array], **how: Unpack[ReductionOptions]) -> Handle:
         """Start a reduce-scatter of several arrays; the result is the list of this rank's rows."""
         return self._reduce(REDUCESCATTER, name, arrays, grouped=True, **how)
 
@@ -163,17 +172,19 @@ class Engine:
 
     # Movements.
 
-    def allgather(self, name: str, array: Any, *, process_set: int = 0) -> Handle:
+    def allgather(self, name: str, array: Array, *, process_set: int = 0) -> Handle:
         """Start a concatenation of the ranks' arrays along the first dimension, which may differ."""
         _check_rows(ALLGATHER, name, [array])
         return self._submit(ALLGATHER, name, [array], process_set)
 
-    def grouped_allgather(self, name: str, arrays: Sequence[Any], *, process_set: int = 0) -> Handle:
+    def grouped_allgather(self, name: str, arrays: Sequence[Array], *, process_set: int = 0) -> Handle:
         """Start an all-gather of several arrays; the result is the list of gathered arrays."""
         _check_rows(ALLGATHER, name, arrays)
         return self._submit(ALLGATHER, name, arrays, process_set, grouped=True)
 
-    def broadcast(self, name: str, array: Any, *, root: int, process_set: int = 0, out: Any = None) -> Handle:
+    def broadcast(
+        self, name: str, array: Array, *, root: int, process_set: int = 0, out: Array | None = None
+    ) -> Handle:
         """Start a broadcast from world rank `root`, into `out` if given (which may be `array`)."""
         members = self._members(process_set)
         if root not in members:
@@ -182,7 +193,7 @@ class Engine:
             )
         return self._submit(BROADCAST, name, [array], process_set, outs=[out], root=members.index(root))
 
-    def alltoall(self, name: str, array: Any, *, splits: Sequence[int] | None = None, process_set: int = 0) -> Handle:
+    def alltoall(self, name: str, array: Array, *, splits: Sequence[int] | None = None, process_set: int = 0) -> Handle:
         """Start an exchange of rows; the result is the received rows and the count from each rank.
 
         `splits` holds the number of rows for each rank, and defaults to equal parts. Rows beyond its sum are not sent.
@@ -271,8 +282,8 @@ class Engine:
         self,
         kind: str,
         name: str,
-        arrays: Sequence[Any],
-        outs: Sequence[Any] | None = None,
+        arrays: Sequence[Array],
+        outs: Sequence[Array | None] | None = None,
         *,
         grouped: bool = False,
         op: str = "sum",
@@ -308,9 +319,9 @@ class Engine:
         self,
         kind: str,
         name: str,
-        arrays: Sequence[Any],
+        arrays: Sequence[Array],
         process_set: int,
-        outs: Sequence[Any] | None = None,
+        outs: Sequence[Array | None] | None = None,
         told: Sequence[str | None] | None = None,
         op: str = "",
         prescale: float = 1.0,
@@ -566,12 +577,12 @@ def _dtype_name(dtype: Any) -> str:
     return str(dtype.name)
 
 
-def _check_rows(kind: str, name: str, arrays: Sequence[Any]) -> None:
+def _check_rows(kind: str, name: str, arrays: Sequence[Array]) -> None:
     if any(array.ndim == 0 for array in arrays):
         raise ArgumentError(f"{kind} {name!r} got a 0-dimensional array, which has no rows. Give it one dimension.")
 
 
-def _copy_back(targets: Sequence[Any], grouped: bool) -> Callable[[Any], Any]:
+def _copy_back(targets: Sequence[Array | None], grouped: bool) -> Callable[[Any], Any]:
     """Return a `finish` that copies the results into outputs with gaps in their memory."""
 
     def finish(results: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.collectives import numbers
 
 if TYPE_CHECKING:
+    from paceline.collectives.numbers import Array
     from paceline.collectives.transport import SharedSegments, Transport
 
 #: Of a segment: what a rank has filled stays in its cache until it is added up.
@@ -22,8 +23,8 @@ SEGMENT_BYTES = 1 << 20
 class Part(NamedTuple):
     """One array to reduce: flat, contiguous input and output, which may be the same array or the same memory."""
 
-    source: Any
-    target: Any
+    source: Array
+    target: Array
     prescale: float
     postscale: float
     divisor: int
@@ -187,5 +188,5 @@ class Fusion:
                 numbers.scale(target, post, divisor)
 
 
-def _stretch(array: Any, start: int, length: int) -> Any:
+def _stretch(array: Array, start: int, length: int) -> Any:
     return array if length == array.size else array[start : start + length]

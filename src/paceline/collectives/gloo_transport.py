@@ -23,6 +23,7 @@ from paceline.collectives.links import PeerLink
 from paceline.collectives.rendezvous import Meeting
 
 if TYPE_CHECKING:
+    from paceline.collectives.numbers import Array
     from paceline.collectives.transport import SharedSegments
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
@@ -109,12 +110,12 @@ class GlooTransport:
             f"rank {self._ranks[rank]} is gone: the connection to it has ended ({error})", self._ranks[rank]
         )
 
-    def allreduce(self, source: Any, target: Any, op: str) -> None:
+    def allreduce(self, source: Array, target: Array, op: str) -> None:
         if source is not target:
             target[...] = source
         self._reduce(target, op)
 
-    def reducescatter(self, source: Any, target: Any, counts: Sequence[int], op: str) -> None:
+    def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         import numpy
 
         # Each rank receives all ranks' parts of its own rows and sums them: half of the traffic of an all-reduce.
@@ -123,7 +124,7 @@ class GlooTransport:
         self._alltoall(_bytes(source), sent, _bytes(parts), [target.nbytes] * self.size)
         numbers.ufunc(op, target.dtype).reduce(parts, axis=0, dtype=target.dtype, out=target)
 
-    def allgather(self, array: Any, result: Any, rows: Sequence[int]) -> None:
+    def allgather(self, array: Array, result: Array, rows: Sequence[int]) -> None:
         import numpy
 
         row_bytes = result.nbytes // result.shape[0]
@@ -146,15 +147,15 @@ class GlooTransport:
                 if part.size:
                     self.broadcast(part, rank)
 
-    def broadcast(self, array: Any, root: int) -> None:
+    def broadcast(self, array: Array, root: int) -> None:
         self._run("broadcast", lambda group: group.broadcast(self._tensor(array), root))
 
-    def alltoall(self, array: Any, sent: Sequence[int], result: Any, received: Sequence[int]) -> None:
+    def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
         row_bytes = array.itemsize * math.prod(array.shape[1:])
         out = [count * row_bytes for count in sent]
         self._alltoall(_bytes(array)[: sum(out)], out, _bytes(result), [count * row_bytes for count in received])
 
-    def exchange(self, array: Any, other: Any, partner: int) -> None:
+    def exchange(self, array: Array, other: Array, partner: int) -> None:
         def both(group: Any) -> Any:
             # Both receive before they send, so neither waits for the other to receive.
             received = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
@@ -163,13 +164,13 @@ class GlooTransport:
 
         self._run("exchange", both)
 
-    def _alltoall(self, source: Any, sent: Sequence[int], target: Any, received: Sequence[int]) -> None:
+    def _alltoall(self, source: Array, sent: Sequence[int], target: Array, received: Sequence[int]) -> None:
         self._run(
             "alltoall",
             lambda g: g.alltoall_base(self._tensor(target), self._tensor(source), list(received), list(sent)),
         )
 
-    def _reduce(self, array: Any, op: str) -> None:
+    def _reduce(self, array: Array, op: str) -> None:
         """All-reduce in place, in a type that Gloo knows and whose result has the same bits."""
         import numpy
 
@@ -198,7 +199,7 @@ class GlooTransport:
             self.allgather(array.reshape(1, -1), everything, [1] * self.size)
             numbers.ufunc(op, array.dtype).reduce(everything, axis=0, dtype=array.dtype, out=array)
 
-    def _gloo(self, array: Any, op: str) -> None:
+    def _gloo(self, array: Array, op: str) -> None:
         from torch.distributed import ReduceOp
 
         kinds = {"sum": ReduceOp.SUM, "min": ReduceOp.MIN, "max": ReduceOp.MAX, "product": ReduceOp.PRODUCT}
@@ -224,7 +225,7 @@ class GlooTransport:
                     pass
             links.wait(self._links.values(), end_s - time.monotonic())
 
-    def _tensor(self, array: Any) -> Any:
+    def _tensor(self, array: Array) -> Any:
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def share_segments(self, size: int) -> SharedSegments | None:
@@ -324,7 +325,7 @@ def _short(error: BaseException) -> str:
     return re.sub(r"^\[\S+\] ", "", text).partition(". This is typically")[0]
 
 
-def _bytes(array: Any) -> Any:
+def _bytes(array: Array) -> Any:
     import numpy
 
     return array.reshape(-1).view(numpy.uint8)

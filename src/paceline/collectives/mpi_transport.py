@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.collectives import mpi
 from paceline.collectives.errors import ShutDownError
 from paceline.collectives.request import pack_message, unpack_message
 from paceline.collectives.transport import SharedSegments, share_segments
+
+if TYPE_CHECKING:
+    from paceline.collectives.numbers import Array
 
 #: MPI counts in 32-bit numbers.
 _BROADCAST_BYTES = 1 << 30
@@ -65,7 +68,7 @@ class MpiTransport:
         message.Recv([data, len(data), self._mpi.BYTE])
         return status.Get_source(), data
 
-    def allreduce(self, source: Any, target: Any, op: str) -> None:
+    def allreduce(self, source: Array, target: Array, op: str) -> None:
         if _saturates(target, op):
             wide = source.astype("int32")
             self.allreduce(wide, wide, op)
@@ -74,7 +77,7 @@ class MpiTransport:
         operation = self._operations[target.dtype.kind == "b"][op]
         self.comm.Allreduce(self._mpi.IN_PLACE if source is target else _viewed(source), _viewed(target), operation)
 
-    def reducescatter(self, source: Any, target: Any, counts: Sequence[int], op: str) -> None:
+    def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         if _saturates(target, op):
             wide = target.astype("int32")
             self.reducescatter(source.astype("int32"), wide, counts, op)
@@ -83,19 +86,19 @@ class MpiTransport:
         operation = self._operations[target.dtype.kind == "b"][op]
         self.comm.Reduce_scatter(_viewed(source), _viewed(target), list(counts), operation)
 
-    def allgather(self, array: Any, result: Any, rows: Sequence[int]) -> None:
+    def allgather(self, array: Array, result: Array, rows: Sequence[int]) -> None:
         with self._row_type(result) as row:
             self.comm.Allgatherv([array, rows[self.rank], row], [result, rows, _starts(rows), row])
 
-    def broadcast(self, array: Any, root: int) -> None:
+    def broadcast(self, array: Array, root: int) -> None:
         for start in range(0, array.size, _BROADCAST_BYTES):
             self.comm.Bcast(array[start : start + _BROADCAST_BYTES], root)
 
-    def alltoall(self, array: Any, sent: Sequence[int], result: Any, received: Sequence[int]) -> None:
+    def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
         with self._row_type(array) as row:
             self.comm.Alltoallv([array, sent, _starts(sent), row], [result, received, _starts(received), row])
 
-    def exchange(self, array: Any, other: Any, partner: int) -> None:
+    def exchange(self, array: Array, other: Array, partner: int) -> None:
         self.comm.Sendrecv(array, partner, _EXCHANGE_TAG, other, partner, _EXCHANGE_TAG)
 
     def share_segments(self, size: int) -> SharedSegments | None:
@@ -146,7 +149,7 @@ class MpiTransport:
                 os.sched_yield()
 
     @contextmanager
-    def _row_type(self, array: Any) -> Iterator[Any]:
+    def _row_type(self, array: Array) -> Iterator[Any]:
         """Create a datatype of one row: counts in rows reach beyond 2 GiB, counts in bytes do not."""
         row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
@@ -159,7 +162,7 @@ def _starts(counts: Sequence[int]) -> list[int]:
     return [0, *accumulate(counts)][:-1]
 
 
-def _saturates(array: Any, op: str) -> bool:
+def _saturates(array: Array, op: str) -> bool:
     """Return whether Open MPI would saturate this sum: 8- and 16-bit integers with AVX (component op/avx).
 
     NumPy wraps around, and so do the last bits of a 32-bit sum.
@@ -167,6 +170,6 @@ def _saturates(array: Any, op: str) -> bool:
     return op == "sum" and array.dtype.kind in "iu" and bool(array.dtype.itemsize < 4)
 
 
-def _viewed(array: Any) -> Any:
+def _viewed(array: Array) -> Any:
     """Return the array in a type that MPI can reduce: it has no order for bool, so bool becomes 0 and 1."""
     return array.view("uint8") if array.dtype.kind == "b" else array

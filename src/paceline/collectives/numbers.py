@@ -6,7 +6,12 @@ Half-precision arrays are summed in float32. NumPy has no bfloat16, so its bits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, Any]
 
 BFLOAT16 = "bfloat16"
 _HALVES = ("float16", BFLOAT16)
@@ -38,7 +43,7 @@ def divisor(op: str, dtype: str, size: int) -> int:
     return size if op == "average" and dtype != "bool" else 1
 
 
-def summand(array: Any, dtype: str, factor: float) -> Any:
+def summand(array: Array, dtype: str, factor: float) -> Any:
     """Return a copy of the flat array times `factor`, in the type of the sum."""
     import numpy
 
@@ -48,7 +53,7 @@ def summand(array: Any, dtype: str, factor: float) -> Any:
     return made
 
 
-def to_float32(source: Any, target: Any, dtype: str) -> None:
+def to_float32(source: Array, target: Array, dtype: str) -> None:
     """Write a half-precision array into a float32 array, or copy an array of another type."""
     import numpy
 
@@ -61,7 +66,7 @@ def to_float32(source: Any, target: Any, dtype: str) -> None:
         target[...] = source
 
 
-def from_float32(source: Any, target: Any, dtype: str) -> None:
+def from_float32(source: Array, target: Array, dtype: str) -> None:
     """Write a float32 array into a half-precision one, rounded to nearest even, or copy another type.
 
     `source` is overwritten.
@@ -95,7 +100,7 @@ def ufunc(op: str, dtype: Any) -> Any:
     return getattr(numpy, _UFUNCS[op])
 
 
-def joined(join: Any, arrays: Sequence[Any], out: Any) -> Any:
+def joined(join: Any, arrays: Sequence[Array], out: Array) -> Any:
     """Combine two or more arrays of one type and size into `out` by a `ufunc`, and return `out`.
 
     One of the first two arrays may be `out` itself.
@@ -106,7 +111,7 @@ def joined(join: Any, arrays: Sequence[Any], out: Any) -> Any:
     return out
 
 
-def scale(array: Any, factor: float, divisor: int = 1) -> None:
+def scale(array: Array, factor: float, divisor: int = 1) -> None:
     """Multiply in place by factor / divisor. Integers use float64 and truncate towards 0."""
     if factor == 1.0 and divisor == 1:
         return

@@ -21,6 +21,7 @@ from paceline.collectives.request import (
 )
 
 if TYPE_CHECKING:
+    from paceline.collectives.numbers import Array
     from paceline.collectives.transport import Transport
 
 
@@ -144,7 +145,7 @@ class Performer:
         numbers.scale(array, part.postscale)
         numbers.from_float32(array, part.target, dtype)
 
-    def _reducescatter(self, array: Any, dtype: str, request: Request) -> Any:
+    def _reducescatter(self, array: Array, dtype: str, request: Request) -> Any:
         import numpy
 
         rows = scatter_rows(array.shape[0], self._size)
@@ -250,7 +251,7 @@ def scatter_rows(rows: int, size: int) -> list[int]:
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
-def allgather(transport: Transport | None, array: Any, rows: Sequence[int]) -> Any:
+def allgather(transport: Transport | None, array: Array, rows: Sequence[int]) -> Any:
     """Concatenate the ranks' arrays, where `rows` holds the first dimension on each rank."""
     import numpy
 
@@ -262,7 +263,7 @@ def allgather(transport: Transport | None, array: Any, rows: Sequence[int]) -> A
     return result
 
 
-def broadcast(transport: Transport | None, array: Any, out: Any, root: int) -> Any:
+def broadcast(transport: Transport | None, array: Array, out: Array, root: int) -> Any:
     """Fill `out` with the root's array, and return it."""
     import numpy
 
@@ -274,7 +275,7 @@ def broadcast(transport: Transport | None, array: Any, out: Any, root: int) -> A
     return out
 
 
-def alltoall(transport: Transport | None, array: Any, splits: Sequence[Sequence[int]]) -> tuple[Any, tuple[int, ...]]:
+def alltoall(transport: Transport | None, array: Array, splits: Sequence[Sequence[int]]) -> tuple[Any, tuple[int, ...]]:
     """Return the rows that all ranks send to this one, and the count from each.
 
     `splits` holds, for each rank, the rows that it sends to each.
@@ -291,7 +292,7 @@ def alltoall(transport: Transport | None, array: Any, splits: Sequence[Sequence[
     return result, received
 
 
-def adasum(transport: Transport, array: Any) -> None:
+def adasum(transport: Transport, array: Array) -> None:
     """Replace a flat float32 or float64 array by the Adasum over a power of two of ranks.
 
     Adasum counts gradients that agree once, and orthogonal ones in full: for two gradients a and b it is
@@ -319,7 +320,7 @@ def adasum(transport: Transport, array: Any) -> None:
         distance *= 2
 
 
-def _weights(first: Any, second: Any) -> tuple[float, float]:
+def _weights(first: Array, second: Array) -> tuple[float, float]:
     import numpy
 
     a, b = first.astype(numpy.float64, copy=False), second.astype(numpy.float64, copy=False)

@@ -12,10 +12,13 @@ import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.collectives.errors import CollectivesError
 from paceline.collectives.handle import Handle
+
+if TYPE_CHECKING:
+    from paceline.collectives.numbers import Array
 
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
     "allreduce",
@@ -60,8 +63,8 @@ class CollectiveTask:
     """An operation that this rank has submitted. Arrays are contiguous; outs of None are created when filled."""
 
     request: Request
-    arrays: Sequence[Any]
-    outs: Sequence[Any]
+    arrays: Sequence[Array]
+    outs: Sequence[Array | None]
     handle: Handle
     finish: Callable[[Any], Any] | None = None
     submitted_s: float = 0.0

@@ -12,9 +12,12 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.system import processes
+
+if TYPE_CHECKING:
+    from paceline.collectives.numbers import Array
 
 #: Each rank reads all of the segments: with more ranks than this a reduction by MPI reads less.
 MOST_RANKS = 4
@@ -43,22 +46,22 @@ class Transport(Protocol):
 
     # Arrays: every rank.
 
-    def allreduce(self, source: Any, target: Any, op: str) -> None:
+    def allreduce(self, source: Array, target: Array, op: str) -> None:
         """Fill the flat `target` with the ranks' reduced `source` arrays; both may be the same array."""
 
-    def reducescatter(self, source: Any, target: Any, counts: Sequence[int], op: str) -> None:
+    def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         """Fill the flat `target` with this rank's `counts[rank]` elements of the reduced `source`."""
 
-    def allgather(self, array: Any, result: Any, rows: Sequence[int]) -> None:
+    def allgather(self, array: Array, result: Array, rows: Sequence[int]) -> None:
         """Fill `result` with all ranks' rows, `rows[rank]` from each."""
 
-    def broadcast(self, array: Any, root: int) -> None:
+    def broadcast(self, array: Array, root: int) -> None:
         """Replace the flat array of bytes by the root's."""
 
-    def alltoall(self, array: Any, sent: Sequence[int], result: Any, received: Sequence[int]) -> None:
+    def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
         """Fill `result` with the rows that each rank sends here; `sent[k]` rows of `array` go to rank k."""
 
-    def exchange(self, array: Any, other: Any, partner: int) -> None:
+    def exchange(self, array: Array, other: Array, partner: int) -> None:
         """Fill the flat `other` with the partner's `array`. Two ranks call it with each other."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
