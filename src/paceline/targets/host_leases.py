@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from paceline.targets.leases import Ticket
+    from paceline.targets.leases import LeaseAnswer, Ticket
 
 if "Queue" not in globals():  # on a host, the texts of these modules precede this one
     from paceline.observe.node.gpus import devices
@@ -44,18 +44,19 @@ _PREFIX = "paceline-leases-"
 _GUARD_S = 8.0
 
 
-def answer(verb: str, given: "dict[str, Any]") -> "dict[str, Any]":
+def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
     """Return the result of "look", "take" or "give_back", or {"error": reason}, and the Python that ran it."""
     try:
-        found = {"look": look, "take": take, "give_back": give_back}[verb](given)
+        found: LeaseAnswer = {"look": look, "take": take, "give_back": give_back}[verb](given)
     except OSError as error:
         found = {"error": str(error)}
-    return dict(found, python=[sys.executable, *sys.version_info[:3]])
+    found["python"] = [sys.executable, *sys.version_info[:3]]
+    return found
 
 
-def look(given: "dict[str, Any]") -> "dict[str, Any]":
+def look(given: "Ticket") -> "LeaseAnswer":
     """Report the machine's resources and tickets. GPUs only if `with_gpus`, since listing them is slow."""
-    answer: dict[str, Any] = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
+    answer: LeaseAnswer = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus"):
         answer["gpus"] = list(devices())
     answer["tickets"] = []
@@ -66,7 +67,7 @@ def look(given: "dict[str, Any]") -> "dict[str, Any]":
     return answer
 
 
-def take(given: "dict[str, Any]") -> "dict[str, Any]":
+def take(given: "Ticket") -> "LeaseAnswer":
     """Return the run's lease {"granted": {"gpus": [...]}} if it is first and fits; else the runs in the way.
 
     Args:
@@ -90,14 +91,14 @@ def take(given: "dict[str, Any]") -> "dict[str, Any]":
         return queue.grant(mine, others, *offered)
 
 
-def give_back(given: "dict[str, Any]") -> "dict[str, Any]":
+def give_back(given: "Ticket") -> "LeaseAnswer":
     """Remove the run's ticket."""
     with locked():
         host_queue().remove(given["key"])
     return {}
 
 
-def note(given: "dict[str, Any]") -> "dict[str, Any]":
+def note(given: "Ticket") -> "LeaseAnswer":
     """Record in the run's ticket since when it hangs (`hangs_since`, None to clear), for waiting runs."""
     queue = host_queue()
     with locked():

@@ -24,9 +24,32 @@ TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from typing import Any
+    from typing import Any, TypedDict
 
+    #: As read from a file, perhaps another user's; or a request for one.
     Ticket = dict[str, Any]
+
+    class GrantedShare(TypedDict, total=False):
+        """What a run holds of a machine."""
+
+        gpus: list[str]
+        ports: list[int]
+
+    class LeaseAnswer(TypedDict, total=False):
+        """An answer of a host: a share, or the runs in the way; its resources; or an error."""
+
+        granted: GrantedShare
+        ahead: list[Ticket]
+        holders: list[Ticket]
+        uid: int
+        host: str
+        boot_id: str
+        cores: int
+        gpus: list[str]
+        tickets: list[Ticket]
+        error: str
+        python: list[Any]
+
 
 if "user_name" not in globals():  # on a host, the text of this module precedes this one
     from paceline.system.lock_holder import user_name
@@ -102,7 +125,7 @@ class Queue:
         all_cores: int,
         all_gpus: "Sequence[str]",
         at_once: bool = False,
-    ) -> "dict[str, Any]":
+    ) -> "LeaseAnswer":
         """Serve a run if it is first and fits: {"granted": share}, else {"ahead": tickets, "holders": tickets}.
 
         ticket: The run's; it is written to its file, unless at_once is set and nothing fits.
@@ -124,7 +147,7 @@ class Queue:
 
     def _fit(
         self, ticket: "Ticket", holders: "list[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
-    ) -> "dict[str, Any] | None":
+    ) -> "GrantedShare | None":
         """Return a share of the machine for the run beside the holders, or None."""
         granted = fit(ticket, holders, all_cores, all_gpus)
         if granted is not None and self._free_ports is not None:
@@ -186,7 +209,7 @@ def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_g
 
 def fit(
     ticket: "Ticket", holders: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
-) -> "dict[str, Any] | None":
+) -> "GrantedShare | None":
     """Return the GPUs for a run beside the holders, {"gpus": [...]}, or None if it does not fit."""
     used = sum(int(item["cores"]) for item in holders)
     free = free_gpus(ticket, holders, all_gpus)

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, TargetError
 from paceline.remote.agent import machine
@@ -25,7 +25,7 @@ from paceline.system.files import make_own
 from paceline.targets.leases import Queue, has_room
 
 if TYPE_CHECKING:
-    from paceline.targets.leases import Ticket
+    from paceline.targets.leases import LeaseAnswer, Ticket
 
 #: Replaces the folder of tickets in the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
@@ -130,7 +130,7 @@ class LocalQueue:
         """
         with self._locked():
             mine, others = self._split(run_dir)
-            found: dict[str, Any] = {}
+            found: LeaseAnswer = {}
             for demand in demands or (None,):
                 if demand is not None and mine["granted"] is None:
                     mine |= _asked(demand)

@@ -12,7 +12,7 @@ import concurrent.futures
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
 from paceline.runs.visible import visible
@@ -20,6 +20,9 @@ from paceline.system.names import counted
 from paceline.targets.base import Waiting
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.members import HostMember, Opening
+
+if TYPE_CHECKING:
+    from paceline.targets.leases import LeaseAnswer
 
 #: Longest wait for further hosts after the first answer, before others are tried or those that answered are used.
 _TOGETHER_S = 1.5
@@ -223,7 +226,7 @@ class Gathering:
 
         return sorted(members, key=tickets)[: self._demand.count]
 
-    def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | dict[str, Any] | None:
+    def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
         """Return the share, or the answer that names the runs in the way, or None if the host is unusable."""
         hello = member.link.hello
         ticket = {
@@ -266,7 +269,7 @@ def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -
     )
 
 
-def _waits_for(name: str, answer: dict[str, Any]) -> str:
+def _waits_for(name: str, answer: LeaseAnswer) -> str:
     """Return the status text of a run that waits for others on a host, with since when one of them hangs."""
     ahead, holders = answer.get("ahead", []), answer.get("holders", [])
     others = ahead or holders

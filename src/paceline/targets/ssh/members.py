@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
 from paceline.remote.foreign_python import bootstrap_words
@@ -19,6 +19,9 @@ from paceline.targets.polling import all_within
 from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import login
+
+if TYPE_CHECKING:
+    from paceline.targets.leases import LeaseAnswer, Ticket
 
 _AGAIN_S = 1.0
 
@@ -40,7 +43,7 @@ class HostMember:
         """The cores that the host offers to runs."""
         return self.host.slots or self.link.hello.cores
 
-    def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, verb: str, given: Ticket) -> LeaseAnswer:
         """Return the answer of `paceline.targets.host_leases` to a verb.
 
         Raises:
@@ -48,7 +51,7 @@ class HostMember:
             TargetError: The host refuses.
         """
         try:
-            answer: dict[str, Any] = self.link.call(f"{host_leases.__name__}:{verb}", given)
+            answer: LeaseAnswer = self.link.call(f"{host_leases.__name__}:{verb}", given)
             return answer
         except LinkError:
             raise

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
@@ -23,6 +23,9 @@ from paceline.targets.leases import has_room
 from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.settings import SshSettings
+
+if TYPE_CHECKING:
+    from paceline.targets.leases import Ticket
 
 #: Time limit of an answer; nvidia-smi is slow where no driver stays loaded.
 TIMEOUT_S = 15.0
@@ -47,7 +50,7 @@ class HostProbe:
     boot_id: str = ""
     cores: int = 0
     gpus: tuple[str, ...] = ()
-    tickets: tuple[dict[str, Any], ...] = field(default=())
+    tickets: tuple[Ticket, ...] = field(default=())
 
     @property
     def offered(self) -> int:
