@@ -182,4 +182,4 @@ def test_a_folder_that_can_t_be_written_is_said_in_a_sentence(workspace, tmp_pat
 
     monkeypatch.setattr(Path, "mkdir", refused)
     with pytest.raises(ModelError, match=r"model 'digits' can't be registered: Permission denied: 'models/\.parts'\."):
-        registry.add(workspace, "digits", sources.ModelSource(top="a", is_folder=False, files=(), said="a"))
+        registry.add(workspace, "digits", sources.ModelSource(top="a", is_folder=False, files=(), label="a"))

@@ -216,7 +216,7 @@ def verify(*, references: list[str], as_json: bool) -> int:
         sum(len(m.record.files) for m in chosen),
     )
     looked = [
-        (model, check.changes(registry.files_dir(workspace.path, model.record), model.record, came=meter.add))
+        (model, check.changes(registry.files_dir(workspace.path, model.record), model.record, on_read=meter.add))
         for model in chosen
     ]
     meter.finish(files=sum(len(model.record.files) for model in chosen))

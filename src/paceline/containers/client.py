@@ -67,10 +67,10 @@ def call(
 
 def reason(lines: Sequence[str]) -> str:
     """Return the engine's last error, without prefixes."""
-    told = [line.strip() for line in lines if line.strip()]
-    errors = [line for line in told if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
+    texts = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in texts if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
     # Progress and warnings come first; the last error ended the call.
-    last = (errors or told or [""])[-1]
+    last = (errors or texts or [""])[-1]
     # The daemon's prefix twice: it stands alone, or after `docker:`, which must be removed first.
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
@@ -94,16 +94,16 @@ def start_failure(
     # The client's own codes: no container (apptainer: 255), program not executable, program not found.
     if exit_code not in (125 if engine.keeps_containers else 255, 126, 127):
         return None
-    told = reason(lines) or f"exit code {exit_code}"
+    message = reason(lines) or f"exit code {exit_code}"
     # The runtime below an engine may report a missing program with another code; check its message.
-    if exit_code == 127 or (f'"{program}"' in told and _NO_PROGRAM.search(told)):
+    if exit_code == 127 or (f'"{program}"' in message and _NO_PROGRAM.search(message)):
         return (
-            f"custom_docker_image={image!r} has no program {program!r} ({engine.kind}: {told}). "
+            f"custom_docker_image={image!r} has no program {program!r} ({engine.kind}: {message}). "
             "Name the image's interpreter with python=, or choose an image with Python 3.10 or later."
         )
     if exit_code == 126:
-        return f"custom_docker_image={image!r}: {engine.kind} can't run its {program!r}: {told}."
+        return f"custom_docker_image={image!r}: {engine.kind} can't run its {program!r}: {message}."
     hint = ""
-    if "nvidia.com/gpu" in told or "could not select device driver" in told:
+    if "nvidia.com/gpu" in message or "could not select device driver" in message:
         hint = " For GPUs in containers, install NVIDIA's container toolkit (podman: nvidia-ctk cdi generate)."
-    return f"custom_docker_image={image!r}: {engine.kind} could not start a container: {told}.{hint}"
+    return f"custom_docker_image={image!r}: {engine.kind} could not start a container: {message}.{hint}"

@@ -190,9 +190,9 @@ def _why_not(engine: ContainerEngine, image: str, python: str, code: int, lines:
             f"{engine.kind} does not see this machine's folders in its containers ({INSIDE!r} is not there): "
             "does it run on another machine, or in a virtual machine? Share the folders with it, or use another engine."
         )
-    told = start_failure(engine, image, python, code, lines)
-    if told is not None:
-        return told
+    message = start_failure(engine, image, python, code, lines)
+    if message is not None:
+        return message
     last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
     return (
         f"custom_docker_image={image!r}: its {python!r} does not run as Python 3.10 or later does: {last.strip()} "

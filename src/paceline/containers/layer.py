@@ -98,8 +98,8 @@ def ensure_layer(
         EnvironmentBuildError: pip failed, or no container could be started.
     """
     # Without pip's settings: the same lines from another index give the same layer.
-    asked = json.dumps([image, python, list(requirements), is_exact, _states(requirements)])
-    key = hashlib.sha256(asked.encode()).hexdigest()[:20]
+    content = json.dumps([image, python, list(requirements), is_exact, _states(requirements)])
+    key = hashlib.sha256(content.encode()).hexdigest()[:20]
     folder = Path(os.path.abspath(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -256,11 +256,11 @@ def _reason(code: int, lines: Sequence[str]) -> str:
     errors = [
         line.removeprefix("ERROR:").strip() for line in lines if line.startswith(("ERROR:", "Error:", "paceline:"))
     ]
-    told = (errors or [line.strip() for line in lines[-1:]] or [f"exit code {code}"])[-1]
+    message = (errors or [line.strip() for line in lines[-1:]] or [f"exit code {code}"])[-1]
     # pip's last error often only summarizes the one before it.
-    if len(errors) > 1 and told.startswith("No matching distribution"):
-        told = f"{told.rstrip('.')}: {errors[-2]}"
-    return f"the packages could not be installed on top of the image: {told.rstrip('.')}."
+    if len(errors) > 1 and message.startswith("No matching distribution"):
+        message = f"{message.rstrip('.')}: {errors[-2]}"
+    return f"the packages could not be installed on top of the image: {message.rstrip('.')}."
 
 
 def read_layer(folder: Path, key: str) -> Layer | None:

@@ -77,9 +77,9 @@ def _hold(
     # A detached client returns once the container runs, so others can join it.
     code, lines = call(argv)
     if code != 0:
-        told = (
+        message = (
             start_failure(engine, launch.job.environment.docker_image or image, python, code, lines)
             or f"{engine.kind} ended with exit code {code}."
         )
-        raise LauncherError(f"shm_size={shm_size!r}: {told}")
+        raise LauncherError(f"shm_size={shm_size!r}: {message}")
     return name

@@ -178,9 +178,9 @@ def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError, KeyError) as error:
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {error}.") from error
     if found is None:
-        told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        output = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         # A traceback ends with the error; other messages begin with it.
-        reason = told[-1 if told[0].startswith("Traceback") else 0].strip().rstrip(".")
+        reason = output[-1 if output[0].startswith("Traceback") else 0].strip().rstrip(".")
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {reason}.")
     if found.python != path:
         return found  # a script that starts one, which may be another the next time

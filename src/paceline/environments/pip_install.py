@@ -336,29 +336,31 @@ def of_uv(lines: Sequence[str]) -> str:
             elif text and not _NOISE.match(text):
                 causes[-1] = f"{causes[-1]} {text}".strip()
         # After a failed resolution, the causes say everything.
-        told = [part.rstrip(". ") for part in (head, *causes) if part]
-        return _short(": ".join(told[1:] if len(told) > 1 and told[0].startswith("No solution found") else told))
+        reasons = [part.rstrip(". ") for part in (head, *causes) if part]
+        return _short(
+            ": ".join(reasons[1:] if len(reasons) > 1 and reasons[0].startswith("No solution found") else reasons)
+        )
     return _last(lines)
 
 
 def of_pip(lines: Sequence[str]) -> str:
     """Return pip's error lines, the conflict, and the last error of a build."""
-    told: list[str] = []
+    reasons: list[str] = []
     for number, line in enumerate(lines):
         # The indented lines below may name the package.
         below = [each.strip() for each in takewhile(lambda each: each.startswith("    "), lines[number + 1 :])]
         if line.startswith("The conflict is caused by:"):
-            told.insert(0, "; ".join(below[:4]))
+            reasons.insert(0, "; ".join(below[:4]))
         elif line.strip().startswith("ERROR:"):
-            told.append(" ".join((line.partition("ERROR:")[2].strip(), *below[:4])))
+            reasons.append(" ".join((line.partition("ERROR:")[2].strip(), *below[:4])))
     inner = [text for line in lines if _ERROR.match(text := line.strip(" │|╰─>×")) and not text.startswith(_STAGES)]
-    parts = [each.rstrip(".: ") for each in dict.fromkeys((*told[:3], *inner[-1:])) if each]
+    parts = [each.rstrip(".: ") for each in dict.fromkeys((*reasons[:3], *inner[-1:])) if each]
     return _short(". ".join(parts)) if parts else _last(lines)
 
 
 def _last(lines: Sequence[str]) -> str:
-    told = [line.strip() for line in lines if line.strip()]
-    return _short(told[-1]) if told else "it printed nothing"
+    reasons = [line.strip() for line in lines if line.strip()]
+    return _short(reasons[-1]) if reasons else "it printed nothing"
 
 
 def _short(text: str) -> str:

@@ -19,20 +19,20 @@ _INSTEAD = {"azureml-mlflow": ("mlflow-skinny",), "azureml-dataset-runtime": (),
 
 def without(environment: Spec) -> tuple[Spec, list[str]]:
     """Return the environment without SDK packages, and a sentence about each removed one."""
-    said: dict[str, str] = {}
+    notices: dict[str, str] = {}
     lines = environment.pip_requirements
     if lines is not None:
-        lines = "".join(f"{line}\n" for line in _kept(lines.splitlines(), said))
+        lines = "".join(f"{line}\n" for line in _kept(lines.splitlines(), notices))
     kept = replace(
         environment,
-        pip_packages=tuple(_kept(environment.pip_packages, said)),
+        pip_packages=tuple(_kept(environment.pip_packages, notices)),
         pip_requirements=lines,
         pip_constraints=tuple(_kept(environment.pip_constraints, {}, stands_for=False)),
-        conda_packages=tuple(_kept(environment.conda_packages, said, stands_for=False)),
-        locked_pip=tuple(_kept(environment.locked_pip, said)),
+        conda_packages=tuple(_kept(environment.conda_packages, notices, stands_for=False)),
+        locked_pip=tuple(_kept(environment.locked_pip, notices)),
     )
     # The same object without a change, so that a registered environment keeps its identity.
-    return (kept, list(said.values())) if said else (environment, [])
+    return (kept, list(notices.values())) if notices else (environment, [])
 
 
 def is_one(line: str) -> bool:
@@ -40,7 +40,7 @@ def is_one(line: str) -> bool:
     return _NAME.match(line) is not None
 
 
-def _kept(lines: tuple[str, ...] | list[str], said: dict[str, str], *, stands_for: bool = True) -> list[str]:
+def _kept(lines: tuple[str, ...] | list[str], notices: dict[str, str], *, stands_for: bool = True) -> list[str]:
     found: list[str] = []
     for line in lines:
         match = _NAME.match(line)
@@ -55,5 +55,5 @@ def _kept(lines: tuple[str, ...] | list[str], said: dict[str, str], *, stands_fo
         if stands_for and instead:
             found += instead
             text = f"{text[:-1]}; {' and '.join(instead)} {'is' if len(instead) == 1 else 'are'} installed."
-        said.setdefault(name, text)
+        notices.setdefault(name, text)
     return found

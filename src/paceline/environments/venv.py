@@ -81,8 +81,8 @@ def make(
         [base.python, "-I", "-m", "venv", "--without-pip", str(prefix)], environment, say, lock_fd=lock_fd
     )
     if code != 0:
-        told = [line.strip() for line in (*lines, *more_lines) if line.strip()]
-        reason = told[-1] if told else f"exit code {code}"
+        output = [line.strip() for line in (*lines, *more_lines) if line.strip()]
+        reason = output[-1] if output else f"exit code {code}"
         raise EnvironmentBuildError(f"no virtual environment could be made of {base.python!r}: {reason}.")
 
 

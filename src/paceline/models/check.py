@@ -14,7 +14,7 @@ from paceline.models import keep
 from paceline.models.record import ModelRecord
 from paceline.system.files import copy_whole, remove_tree
 
-_SAID = 5
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Changed:
 
 
 def changes(
-    folder: Path, record: ModelRecord, *, whole: bool = True, came: Callable[[int], object] = lambda size: None
+    folder: Path, record: ModelRecord, *, whole: bool = True, on_read: Callable[[int], object] = lambda size: None
 ) -> list[Changed]:
     """Return the files in a version's folder that changed, and those not registered.
 
@@ -37,12 +37,12 @@ def changes(
         folder: The version's folder of files.
         record: The version.
         whole: Read every byte. Otherwise, files with the registered size and modification time count as unchanged.
-        came: Called with the number of bytes read.
+        on_read: Called with the number of bytes read.
     """
     found = [
         Changed(name=file.name, why=why)
         for file in record.files
-        if (why := _change(folder / file.name, file.size_bytes, file.sha256, whole, came))
+        if (why := _change(folder / file.name, file.size_bytes, file.sha256, whole, on_read))
     ]
     known = {file.name for file in record.files}
     found += [Changed(name=name, why="was not registered") for name in _names(folder) if name not in known]
@@ -52,15 +52,15 @@ def changes(
 def refuse(record: ModelRecord, found: list[Changed]) -> None:
     """Raise ModelChangedError with the changed files, if there are any."""
     if found:
-        said = "; ".join(f"{one.name!r} {one.why}" for one in found[:_SAID])
-        more = f"; and {len(found) - _SAID} more" if len(found) > _SAID else ""
+        listed = "; ".join(f"{one.name!r} {one.why}" for one in found[:_MAX_LISTED])
+        more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
         raise ModelChangedError(
-            f"model {record.id} is not as it was registered: {said}{more}. Register the files again, or repeat its run: "
+            f"model {record.id} is not as it was registered: {listed}{more}. Register the files again, or repeat its run: "
             f"{f'paceline rerun {record.run_id}' if record.run_id else 'its record names no run'}."
         )
 
 
-def _change(path: Path, size_bytes: int, sha256: str, whole: bool, came: Callable[[int], object]) -> str:
+def _change(path: Path, size_bytes: int, sha256: str, whole: bool, on_read: Callable[[int], object]) -> str:
     try:
         found = os.lstat(path)
     except OSError:
@@ -72,7 +72,7 @@ def _change(path: Path, size_bytes: int, sha256: str, whole: bool, came: Callabl
     if not whole and keep.is_untouched(found, size_bytes):
         return ""
     try:
-        return "" if keep.sha256_of(path, came) == sha256 else "has other content"
+        return "" if keep.sha256_of(path, on_read) == sha256 else "has other content"
     except OSError as error:
         return f"can't be read: {error.strerror}"
 

@@ -51,7 +51,7 @@ class _ChangedError(Exception):
 
 
 def keep(
-    source: ModelSourceFile, blobs: Path, target: Path, came: Callable[[int], object] = lambda size: None
+    source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[[int], object] = lambda size: None
 ) -> KeptFile:
     """Create `target` with the source's content, sharing space with an equal file.
 
@@ -59,7 +59,7 @@ def keep(
         source: The file to read.
         blobs: The folder of contents.
         target: A path on the same file system, in an existing folder.
-        came: Called with the number of bytes read.
+        on_read: Called with the number of bytes read.
 
     Raises:
         ModelError: The source changed each time it was read.
@@ -67,7 +67,7 @@ def keep(
     """
     for _ in range(_TRIES):
         with contextlib.suppress(_ChangedError):
-            return _keep(source, blobs, target, came)
+            return _keep(source, blobs, target, on_read)
         target.unlink(missing_ok=True)
     raise ModelError(
         f"{str(source.path)!r} changed each of {_TRIES} times it was read. Register it once nothing writes to it any more."
@@ -113,17 +113,17 @@ def is_untouched(found: os.stat_result, size_bytes: int) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes and found.st_mtime_ns == STAMP_NS
 
 
-def sha256_of(path: Path, came: Callable[[int], object] = lambda size: None) -> str:
+def sha256_of(path: Path, on_read: Callable[[int], object] = lambda size: None) -> str:
     """Return the SHA-256 of a file, in hex.
 
     Raises:
         OSError: The file can't be read.
     """
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb", buffering=0) as file:
-        return _hash(file.fileno(), came)
+        return _hash(file.fileno(), on_read)
 
 
-def _keep(source: ModelSourceFile, blobs: Path, target: Path, came: Callable[[int], object]) -> KeptFile:
+def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[[int], object]) -> KeptFile:
     fd = source.open()
     try:
         before = os.fstat(fd)
@@ -131,11 +131,11 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, came: Callable[[in
         # Only hash a file that resembles an existing content, to need no space for a copy. Otherwise, or if the hash differs,
         # copy and hash in one pass.
         if (alike := _alike(fd, before.st_size, blobs)) is not None:
-            sha256, whole = _hash_both(fd, alike, came)
+            sha256, whole = _hash_both(fd, alike, on_read)
             os.lseek(fd, 0, os.SEEK_SET)
         is_new = sha256 is None or not _link(blob_path(blobs, before.st_size, sha256), target, before.st_size, whole)
         if is_new:
-            sha256 = _copy(fd, target, came)
+            sha256 = _copy(fd, target, on_read)
         # Stat the open file, not the path: the hash must belong to a state of this file.
         if _stamp(os.fstat(fd)) != _stamp(before):
             raise _ChangedError
@@ -174,15 +174,15 @@ def _samples(fd: int, size: int) -> list[bytes]:
     return [os.pread(fd, _SAMPLE, max(0, at)) for at in (0, size // 2, size - _SAMPLE)]
 
 
-def _hash(fd: int, came: Callable[[int], object]) -> str:
+def _hash(fd: int, on_read: Callable[[int], object]) -> str:
     digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     while size := os.readv(fd, [buffer]):
         digest.update(buffer[:size])
-        came(size)
+        on_read(size)
     return digest.hexdigest()
 
 
-def _hash_both(fd: int, blob: Path, came: Callable[[int], object]) -> tuple[str, Path | None]:
+def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
     """Return the hash of the open file, and the blob if it has the same hash.
 
     Both are read at once, which takes no longer than one.
@@ -196,18 +196,18 @@ def _hash_both(fd: int, blob: Path, came: Callable[[int], object]) -> tuple[str,
     other = threading.Thread(target=hash_kept, name="paceline-model-hash")
     other.start()
     try:
-        sha256 = _hash(fd, came)
+        sha256 = _hash(fd, on_read)
     finally:
         other.join()
     return sha256, blob if kept == [sha256] else None
 
 
-def _copy(fd: int, target: Path, came: Callable[[int], object]) -> str:
+def _copy(fd: int, target: Path, on_read: Callable[[int], object]) -> str:
     """Copy an open file and return the hash of the copy, even if the source changes."""
     # Readable: a clone is hashed in place.
     out = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        sha256 = _hash(out, came) if _clone(fd, out) else _pump(fd, out, came)
+        sha256 = _hash(out, on_read) if _clone(fd, out) else _pump(fd, out, on_read)
         os.fchmod(out, 0o444)
         os.utime(out, ns=(STAMP_NS, STAMP_NS))
         return sha256
@@ -226,7 +226,7 @@ def _clone(fd: int, out: int) -> bool:
         return False
 
 
-def _pump(fd: int, out: int, came: Callable[[int], object]) -> str:
+def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
     """Read each chunk once; one thread writes it while another hashes it.
 
         reader and writer   chunk 0 1 2 3 ...
@@ -259,7 +259,7 @@ def _pump(fd: int, out: int, came: Callable[[int], object]) -> str:
             while done < size:
                 # A nearly full disk writes a part, and fails at the next call.
                 done += os.write(out, buffer[done:size])
-            came(size)
+            on_read(size)
     finally:
         full.put(None)
         hasher.join()

@@ -148,7 +148,7 @@ def add_with_lineage(
     used = [_training_data(pair) for pair in datasets or ()]
     run = None if came_from is None else of_run(came_from, read.record(came_from))
     meter = Meter(progress, source.size_bytes, len(source.files))
-    record = registry.add(workspace_dir, name, source, run=run, datasets=used, came=meter.add, **more)
+    record = registry.add(workspace_dir, name, source, run=run, datasets=used, on_read=meter.add, **more)
     meter.finish(files=len(source.files))
     return record
 

@@ -199,7 +199,7 @@ def _is_whole(store: Store, infos: Mapping[str, FileInfo], file: ModelFile, veri
     if not verify:
         return True
     digest, path = hashlib.sha256(), path_in_store(info)
-    with store.telling(f"reading {path!r}"):
+    with store.translating(f"reading {path!r}"):
         reader_of(store).read(path, 0, info.size, info.version, True, digest.update)
     return digest.hexdigest() == file.sha256
 

@@ -26,7 +26,7 @@ from paceline.system.names import some
 from paceline.system.registry import VersionFolders
 
 #: Names that a message lists at most.
-_SAID = 10
+_MAX_LISTED = 10
 
 
 def workspace_dir_of(workspace: object) -> Path:
@@ -79,7 +79,7 @@ def add(
     tags: Mapping[str, object] | None = None,
     properties: Mapping[str, object] | None = None,
     description: str | None = None,
-    came: Callable[[int], object] = lambda size: None,
+    on_read: Callable[[int], object] = lambda size: None,
 ) -> ModelRecord:
     """Register the source as the next version of the name.
 
@@ -94,7 +94,7 @@ def add(
     staging.sweep(parts)
     try:
         with staging.staged(parts) as folder:
-            files = tuple(_kept(workspace_dir, source, folder, came))
+            files = tuple(_kept(workspace_dir, source, folder, on_read))
             seen = framework_of(folder, files, run or Lineage())
             made = ModelRecord(
                 name=name,
@@ -219,11 +219,13 @@ def remove(workspace_dir: Path, record: ModelRecord) -> int:
     return sum(keep.drop(keep.blob_path(blobs, size, sha256)) for size, sha256 in contents)
 
 
-def _kept(workspace_dir: Path, source: ModelSource, folder: Path, came: Callable[[int], object]) -> Iterator[ModelFile]:
+def _kept(
+    workspace_dir: Path, source: ModelSource, folder: Path, on_read: Callable[[int], object]
+) -> Iterator[ModelFile]:
     for file in source.files:
         target = folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        kept = keep.keep(file, blobs_dir(workspace_dir), target, came)
+        kept = keep.keep(file, blobs_dir(workspace_dir), target, on_read)
         yield ModelFile(
             name=file.name, size_bytes=kept.size_bytes, sha256=kept.sha256, format=format_of(target, file.name)
         )
@@ -234,12 +236,14 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
     models = os.path.realpath(models_dir(workspace_dir))
     for file in source.files:
         if file.top is None and f"{os.path.realpath(file.path)}".startswith(f"{models}{os.sep}.parts{os.sep}"):
-            raise ModelError(f"{source.said!r} holds the workspace itself. Name the folder that holds the model alone.")
+            raise ModelError(
+                f"{source.label!r} holds the workspace itself. Name the folder that holds the model alone."
+            )
 
 
 def listed(found: Sequence[Any]) -> str:
     """List the first items, and the number of others; "none" for an empty sequence."""
-    return some([*map(str, found)], _SAID) or "none"
+    return some([*map(str, found)], _MAX_LISTED) or "none"
 
 
 def _why(error: OSError) -> str:

@@ -16,7 +16,7 @@ from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 from paceline.system.names import some
 
-_SAID = 5
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +48,12 @@ class ModelSourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """The source of a model. top: its own name. said: the caller's text, for messages."""
+    """The source of a model. top: its own name. label: the caller's text, for messages."""
 
     top: str
     is_folder: bool
     files: tuple[ModelSourceFile, ...]
-    said: str
+    label: str
 
     @property
     def size_bytes(self) -> int:
@@ -74,22 +74,22 @@ def local(path: Any) -> ModelSource:
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ModelError(f"the path {path!r}: give the path of a model's file or folder.")
     given = Path(os.path.abspath(os.path.expanduser(path)))
-    said, top = os.fspath(path), given.name
+    label, top = os.fspath(path), given.name
     try:
         mode = os.stat(given).st_mode
     except OSError as error:
         if os.path.islink(given):
-            raise ModelError(f"{said!r} is a link that leads nowhere. Name the model's own file or folder.") from None
+            raise ModelError(f"{label!r} is a link that leads nowhere. Name the model's own file or folder.") from None
         raise ModelError(
-            f"there is no {said!r} here: {error.strerror}. Name the file or folder that holds the model."
+            f"there is no {label!r} here: {error.strerror}. Name the file or folder that holds the model."
         ) from None
     if not top:
-        raise ModelError(f"{said!r} can't be a model's folder. Give a folder that contains only the model.")
+        raise ModelError(f"{label!r} can't be a model's folder. Give a folder that contains only the model.")
     if stat.S_ISREG(mode):
-        return ModelSource(top=top, is_folder=False, files=(ModelSourceFile(name=top, path=given),), said=said)
+        return ModelSource(top=top, is_folder=False, files=(ModelSourceFile(name=top, path=given),), label=label)
     if not stat.S_ISDIR(mode):
-        raise ModelError(f"{said!r} is {links.special(mode)}, and no file or folder. Name the model's own.")
-    return _whole(top, said, _below(given, top, said))
+        raise ModelError(f"{label!r} is {links.special(mode)}, and no file or folder. Name the model's own.")
+    return _whole(top, label, _below(given, top, label))
 
 
 def of_run(folder: RunFolder, name: Any) -> ModelSource:
@@ -100,26 +100,26 @@ def of_run(folder: RunFolder, name: Any) -> ModelSource:
     Raises:
         ModelError: It is missing, empty, or contains an entry that is not a file of the run.
     """
-    said = os.fspath(name) if isinstance(name, os.PathLike) else name
+    label = os.fspath(name) if isinstance(name, os.PathLike) else name
     try:
-        plain = check_file_name(said)
+        plain = check_file_name(label)
     except FileNameError as error:
         raise ModelError(
-            f"{said!r} is not a file of run {folder.run_id}: {error} For a file of this machine there is "
+            f"{label!r} is not a file of run {folder.run_id}: {error} For a file of this machine there is "
             "Model.register(workspace, path, name, run=run) (paceline model register NAME PATH --run RUN)."
         ) from None
     place = folder.file(plain).relative_to(folder.path).as_posix()
     found = links.find(os.fspath(folder.path), place)
     if found is None:
         there = artifacts.names(folder)
-        shown = some(there, _SAID) or "none"
+        shown = some(there, _MAX_LISTED) or "none"
         raise ModelError(f"run {folder.run_id} has no file or folder {plain!r}. Its files: {shown}.")
     if found.kind == "left":
         raise ModelError(f"{plain!r} of run {folder.run_id} is {found.why}, and no file of the run's.")
     top, real = plain.rpartition("/")[2], Path(os.path.realpath(folder.path))
     if found.kind == "file":
         file = ModelSourceFile(name=top, path=real / found.real, top=real)
-        return ModelSource(top=top, is_folder=False, files=(file,), said=plain)
+        return ModelSource(top=top, is_folder=False, files=(file,), label=plain)
     files = []
     for entry in links.entries(os.fspath(folder.path), place, follow=True):
         inside = entry.name[len(place) + 1 :]
@@ -133,18 +133,18 @@ def of_run(folder: RunFolder, name: Any) -> ModelSource:
     return _whole(top, plain, files)
 
 
-def _whole(top: str, said: str, files: list[ModelSourceFile]) -> ModelSource:
+def _whole(top: str, label: str, files: list[ModelSourceFile]) -> ModelSource:
     if not files:
-        raise ModelError(f"there is no file in the folder {said!r}. Name the one that holds the model.")
+        raise ModelError(f"there is no file in the folder {label!r}. Name the one that holds the model.")
     for file in files:
         try:
             file.name.encode()
         except UnicodeEncodeError:
             raise ModelError(f"the file name {file.name!r} is not UTF-8. Rename the file.") from None
-    return ModelSource(top=top, is_folder=True, files=tuple(sorted(files, key=lambda file: file.name)), said=said)
+    return ModelSource(top=top, is_folder=True, files=tuple(sorted(files, key=lambda file: file.name)), label=label)
 
 
-def _below(folder: Path, top: str, said: str) -> list[ModelSourceFile]:
+def _below(folder: Path, top: str, label: str) -> list[ModelSourceFile]:
     files: list[ModelSourceFile] = []
     # With the real paths of the parent folders: a link to one of them is a cycle.
     waiting: list[tuple[Path, str, tuple[str, ...]]] = [(folder, top, ())]
@@ -163,14 +163,14 @@ def _below(folder: Path, top: str, said: str) -> list[ModelSourceFile]:
                 mode = os.stat(path).st_mode
             except OSError as error:
                 why = "is a link that leads nowhere" if path.is_symlink() else f"can't be read: {error.strerror}"
-                raise ModelError(f"{str(path)!r} {why}. Remove it, or register {said!r} without it.") from None
+                raise ModelError(f"{str(path)!r} {why}. Remove it, or register {label!r} without it.") from None
             if stat.S_ISDIR(mode):
                 waiting.append((path, inside, (*above, real)))
             elif stat.S_ISREG(mode):
                 files.append(ModelSourceFile(name=inside, path=path))
             else:
                 raise ModelError(
-                    f"{str(path)!r} is {links.special(mode)}: a model keeps files alone. Remove it, or register {said!r} "
+                    f"{str(path)!r} is {links.special(mode)}: a model keeps files alone. Remove it, or register {label!r} "
                     "without it."
                 )
     return files

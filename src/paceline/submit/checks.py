@@ -89,12 +89,12 @@ def _check_conda(environment: EnvironmentSpec) -> None:
 
 def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
     """Check that the workspace knows the datastores. Whether they answer shows while the run prepares."""
-    from paceline.data.datasets.dataset import check_wish
+    from paceline.data.datasets.dataset import check_registration
     from paceline.data.stores.credentials import check_no_secrets
     from paceline.data.stores.datastore import Datastore
     from paceline.data.stores.names import clean_path
 
-    check_wish(reference)
+    check_registration(reference)
     for source in reference.sources:
         if source.datastore is None:
             # The run's record holds the URL unchanged.

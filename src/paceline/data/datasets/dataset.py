@@ -304,7 +304,7 @@ def _target(target: Any) -> tuple[Any, str]:
     return store, os.fspath(folder)
 
 
-def check_wish(reference: DataReference) -> None:
+def check_registration(reference: DataReference) -> None:
     """Raise DataError if the output's dataset name is invalid."""
     if reference.registered is not None:
         check_dataset_name(json.loads(reference.registered)["name"])
@@ -317,19 +317,21 @@ def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -
         "name:version" by output, and one error sentence for each output that could not be registered.
     """
     made: dict[str, str] = {}
-    said: list[str] = []
+    errors: list[str] = []
     for reference in references:
         if reference.registered is None:
             continue
-        wish, source = json.loads(reference.registered), reference.sources[0]
+        request, source = json.loads(reference.registered), reference.sources[0]
         # A dataset uses only the folder of a workspace, and this layer can't import `Workspace`.
         workspace: Any = SimpleNamespace(path=workspace_dir)
         try:
             found = Dataset.File.from_files((source.datastore, source.path), validate=False, workspace=workspace)
             version = found.register(
-                workspace, wish["name"], wish["description"], wish["tags"], create_new_version=True
+                workspace, request["name"], request["description"], request["tags"], create_new_version=True
             ).version
-            made[reference.name] = f"{wish['name']}:{version}"
+            made[reference.name] = f"{request['name']}:{version}"
         except PacelineError as error:
-            said.append(f"The output {reference.name!r} is stored, but not registered as {wish['name']!r}: {error}")
-    return made, said
+            errors.append(
+                f"The output {reference.name!r} is stored, but not registered as {request['name']!r}: {error}"
+            )
+    return made, errors

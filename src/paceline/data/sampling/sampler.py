@@ -218,12 +218,12 @@ class DistributedSampler:
         left: int = length_hint(self._drawing)
         return self._drawn_after - left
 
-    def _check_used(self, used: int, said: str) -> None:
+    def _check_used(self, used: int, call: str) -> None:
         if not hasattr(used, "__index__"):
-            raise DataError(f"{said}: a number of samples is an integer.")
+            raise DataError(f"{call}: a number of samples is an integer.")
         if not 0 <= used <= self._handed_out:
             raise DataError(
-                f"{said}: that would be {used} samples used, but rank {self.rank} has been handed {self._handed_out} in "
+                f"{call}: that would be {used} samples used, but rank {self.rank} has been handed {self._handed_out} in "
                 "this iteration. Count this rank's own samples, not those of all ranks."
             )
 

@@ -161,43 +161,43 @@ def _read(option: str, place: str, where: str) -> str:
     return _read_at(place, f"credential {option!r} of {where} is to be found at {place!r}, but")
 
 
-def _read_at(place: str, said: str) -> str:
+def _read_at(place: str, context: str) -> str:
     kind, _, rest = place.partition(":")
-    value = {"env": _from_environment, "keyring": _from_keyring, "file": _from_file}[kind](rest, said)
+    value = {"env": _from_environment, "keyring": _from_keyring, "file": _from_file}[kind](rest, context)
     if not value:
-        raise DataError(f"{said} there is nothing in it. Put the value there.")
+        raise DataError(f"{context} there is nothing in it. Put the value there.")
     return value
 
 
-def _from_environment(name: str, said: str) -> str:
+def _from_environment(name: str, context: str) -> str:
     value = os.environ.get(name)
     if value is None:
-        raise DataError(f"{said} the environment has no variable {name!r}. Set it where `paceline` is called.")
+        raise DataError(f"{context} the environment has no variable {name!r}. Set it where `paceline` is called.")
     return value
 
 
-def _from_keyring(rest: str, said: str) -> str:
+def _from_keyring(rest: str, context: str) -> str:
     # The name of a service may contain a slash.
     service, _, user = rest.rpartition("/")
     try:
         import keyring
     except ImportError as error:
         raise DataError(
-            f"{said} keyring is not installed. Install it with `pip install 'paceline[keyring]'`."
+            f"{context} keyring is not installed. Install it with `pip install 'paceline[keyring]'`."
         ) from error
     try:
         value = keyring.get_password(service, user)
     except Exception as error:
         # Each keyring backend raises its own exceptions. Their text may show the secret.
         raise DataError(
-            f"{said} the keyring can't be read: {type(error).__name__}. Unlock it, or use env: or file:."
+            f"{context} the keyring can't be read: {type(error).__name__}. Unlock it, or use env: or file:."
         ) from None
     if value is None:
-        raise DataError(f"{said} the keyring has nothing there. Put it in with `keyring set {service} {user}`.")
+        raise DataError(f"{context} the keyring has nothing there. Put it in with `keyring set {service} {user}`.")
     return str(value)
 
 
-def _from_file(rest: str, said: str) -> str:
+def _from_file(rest: str, context: str) -> str:
     name, mark, field = rest.partition("#")
     path = os.path.expanduser(name)
     try:
@@ -207,17 +207,17 @@ def _from_file(rest: str, said: str) -> str:
             # Check the open file: the path may name another file by now.
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise DataError(f"{said} {path!r} is not a file. Give the path of a file.")
+                raise DataError(f"{context} {path!r} is not a file. Give the path of a file.")
             if status.st_mode & 0o077:
                 raise DataError(
-                    f"{said} {path!r} has mode {stat.S_IMODE(status.st_mode):o}, so others may read it. "
+                    f"{context} {path!r} has mode {stat.S_IMODE(status.st_mode):o}, so others may read it. "
                     f"Close it with `chmod 600 {path}`."
                 )
             text = file.read()
     except OSError as error:
-        raise DataError(f"{said} {path!r} can't be read: {error.strerror}. Make the file, with mode 600.") from error
+        raise DataError(f"{context} {path!r} can't be read: {error.strerror}. Make the file, with mode 600.") from error
     except UnicodeDecodeError:
-        raise DataError(f"{said} {path!r} is not UTF-8. Save it as UTF-8.") from None
+        raise DataError(f"{context} {path!r} is not UTF-8. Save it as UTF-8.") from None
     if not mark:
         return text.strip()
     try:
@@ -225,5 +225,5 @@ def _from_file(rest: str, said: str) -> str:
     except ValueError:
         data = None
     if not isinstance(data, dict) or not isinstance(data.get(field), str):
-        raise DataError(f"{said} {path!r} is not a JSON object with a text field {field!r}. Add the field.")
+        raise DataError(f"{context} {path!r} is not a JSON object with a text field {field!r}. Add the field.")
     return str(data[field])

@@ -77,20 +77,20 @@ class Store:
             TransferError: The store can't be reached, or refuses the credentials.
         """
         if self._fs is None:
-            with self.telling("opening it"):
+            with self.translating("opening it"):
                 self._fs = self._open()
         return self._fs
 
     @contextlib.contextmanager
-    def telling(self, what: str) -> Iterator[None]:
+    def translating(self, what: str) -> Iterator[None]:
         """Translate errors of the block. what: as for `failures.translated`."""
         try:
             yield
         except Exception as error:
-            told = translated(error, self.record, self.secrets, what)
-            if told is error:
+            own_error = translated(error, self.record, self.secrets, what)
+            if own_error is error:
                 raise
-            raise told from error
+            raise own_error from error
 
     def close(self) -> None:
         """Close connections that would stay open until the process ends."""

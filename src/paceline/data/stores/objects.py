@@ -74,7 +74,7 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
     Raises:
         PacelineError: botocore finds no credentials.
     """
-    with store.telling("finding its credentials"):
+    with store.translating("finding its credentials"):
         import botocore.exceptions
         import botocore.session
 

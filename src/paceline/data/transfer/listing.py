@@ -70,7 +70,7 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
     # In a plain http URL a "?" begins the query.
     magic = is_pattern(path) and not (store.kind == "http" and source.datastore is None and "*" not in path)
     base = pattern_base(path) if magic else path.rstrip("/")
-    with store.telling(f"listing {path!r}"):
+    with store.translating(f"listing {path!r}"):
         entries = list(_entries(store, base, is_folder=magic or path.endswith("/") or not path))
     if magic:
         matches = pattern_regex(path)
@@ -142,7 +142,7 @@ def _may_be_empty(store: Store, base: str) -> bool:
     if store.kind == "local":
         return store.local(base).is_dir()
     if store.kind in ("sftp", "s3"):
-        with store.telling(f"listing {base!r}"):
+        with store.translating(f"listing {base!r}"):
             return bool(store.fs.isdir(store.full(base)))
     return store.kind == "http"
 

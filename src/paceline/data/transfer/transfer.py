@@ -58,7 +58,7 @@ def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
     """
     if not jobs:
         return 0
-    with store.telling("opening it"):
+    with store.translating("opening it"):
         reader = reader_of(store)
     work = _Work(store, reader, meter)
     try:

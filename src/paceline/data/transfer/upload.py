@@ -75,7 +75,7 @@ def check_upload(reference: DataReference, workspace_dir: Path) -> None:
             )
         # Random: other runs may test the same place at the same time.
         probe = f"{path}/" * bool(path) + f".paceline-probe-{secrets.token_hex(4)}"
-        with store.telling(f"writing to {path or '/'!r}"):
+        with store.translating(f"writing to {path or '/'!r}"):
             _put_bytes(store, b"", probe)
             # Some stores allow writing but not removing. The empty file then stays, and the run may start.
             with contextlib.suppress(Exception):
@@ -201,7 +201,7 @@ def put_files(
     sizes = [os.stat(file).st_size for _, file in files]
     meter, stop = Meter(progress, sum(sizes), len(files)), threading.Event()
     base = clean_path(path, store.title).rstrip("/")
-    with store.telling("opening it"):
+    with store.translating("opening it"):
         # Open once here: otherwise each thread would open it.
         if store.kind != "local":
             assert store.fs is not None
@@ -244,7 +244,7 @@ def put_new(store: Store, data: bytes, path: str) -> bool:
     """
     if store.kind == "http":
         raise DataError(f"nothing can be stored in {store.title}: {READ_ONLY['http']}. Name another datastore.")
-    with store.telling(f"writing {path!r}"):
+    with store.translating(f"writing {path!r}"):
         if store.kind == "local":
             return _put_new_here(data, store.local(path))
         if store.kind == "s3":
@@ -283,7 +283,7 @@ def read_bytes(store: Store, path: str) -> bytes | None:
     Raises:
         TransferError: The store can't be read.
     """
-    with store.telling(f"reading {path!r}"):
+    with store.translating(f"reading {path!r}"):
         try:
             return (
                 store.local(path).read_bytes() if store.kind == "local" else bytes(store.fs.cat_file(store.full(path)))
@@ -331,7 +331,7 @@ def _check_text(name: str) -> None:
 
 
 def _put_again(store: Store, file: Path, path: str, stop: threading.Event, by_content: bool) -> None:
-    with store.telling(f"writing {path!r}"):
+    with store.translating(f"writing {path!r}"):
         for number in range(_TRIES):
             try:
                 _put_file(store, file, path, stop if by_content else None)

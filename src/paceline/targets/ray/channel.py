@@ -304,7 +304,7 @@ def names(store: Store, run_id: str) -> list[str]:
             return sorted(entry.name for entry in os.scandir(store.local(top)) if entry.is_dir())
         return []
     store.fs.invalidate_cache()
-    with store.telling(f"looking into {top!r}"), contextlib.suppress(FileNotFoundError):
+    with store.translating(f"looking into {top!r}"), contextlib.suppress(FileNotFoundError):
         found = store.fs.ls(store.full(top), detail=False)
         return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in found} - {"knock", "exec"})
     return []

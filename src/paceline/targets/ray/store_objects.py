@@ -28,7 +28,7 @@ _NONCE_BYTES = 12
 def exists(store: Store, path: str) -> bool:
     if store.kind == "local":
         return store.local(path).exists()
-    with store.telling(f"looking for {path!r}"):
+    with store.translating(f"looking for {path!r}"):
         return bool(store.fs.exists(store.full(path)))
 
 
@@ -39,7 +39,7 @@ def get(store: Store, path: str) -> bytes | None:
             return store.local(path).read_bytes()
         except FileNotFoundError:
             return None
-    with store.telling(f"reading {path!r}"):
+    with store.translating(f"reading {path!r}"):
         try:
             data: bytes = store.fs.cat_file(store.full(path))
             return data
