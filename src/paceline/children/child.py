@@ -80,7 +80,7 @@ def never_began(record: RunRecord) -> bool:
 
 
 def is_cut_off(folder: RunFolder) -> bool:
-    """Return whether the submission of a failed child was interrupted, and nobody has canceled the child."""
+    """Return whether a failed child's submission was interrupted and not canceled."""
     with contextlib.suppress(PacelineError):
         return not folder.cancel_request.exists() and never_began(store.stored(folder))
     return False

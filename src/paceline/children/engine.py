@@ -66,10 +66,9 @@ class ParentState(abc.ABC):
     ) -> None:
         """Remove children that the engine did not accept, and plan the next attempt.
 
-        Args:
-            child: For messages, such as "trial 3".
-            begun: Folders of these children. They have no process yet.
-            advice: Last sentence of the error after an hour without an accepted child.
+        `child`: For messages, such as "trial 3".
+        `begun`: Folders of these children. They have no process yet.
+        `advice`: Last sentence of the error after an hour without an accepted child.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.
@@ -138,7 +137,7 @@ class ParentController(abc.ABC, Generic[State]):
 
     @abc.abstractmethod
     def look(self) -> None:
-        """Update the children and log what has changed."""
+        """Update the children and log the changes."""
 
     @abc.abstractmethod
     def end_reason(self) -> str | None:
@@ -174,8 +173,7 @@ class ParentController(abc.ABC, Generic[State]):
 def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -> RunRecord:
     """Write down how a run ended whose children have all ended. Return its record.
 
-    Args:
-        failure: None for a Completed run. A cancel request takes precedence: it is why the run ended.
+    `failure`: None for a Completed run. A cancel request takes precedence: it is why the run ended.
     """
     fields: dict[str, Any]
     if folder.cancel_request.exists():
@@ -198,7 +196,7 @@ def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: E
     message = f"{'The controller has failed' if is_bug else f'The {kind} can not go on'}: {error}"
     say(message)
     canceling = Canceling(f"{kind} {folder.run_id}")
-    # Read from the records: the controller's own view of the children may be what has failed.
+    # Read from the records: the controller's own state may be wrong.
     while left := list(controller.living(folder)):
         for child in left:
             canceling.ask(child, message)
@@ -220,7 +218,8 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
     # The PYTHONPATH of this process is Paceline's library alone. The children get that of the submitting shell.
     os.environ["PYTHONPATH"] = os.environ.pop("PACELINE_SHELL_PYTHONPATH", "")
     if len(argv) > 1:
-        # No child process may inherit the lock: it would seem held after this controller has died, and nobody could take over.
+        # No child process may inherit the lock: it would seem held after this controller has died, and no other one could take
+        # over.
         os.set_inheritable(int(argv[1]), False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # The next tick sees the request and ends the children in order. An exception here would interrupt any statement.

@@ -35,8 +35,7 @@ class Canceling:
     def ask(self, child: RunFolder, reason: str, tag: str = STOPPED) -> bool:
         """Cancel a child. Return False if this was requested before.
 
-        Args:
-            tag: Name of the child's tag that holds the reason.
+        `tag`: Name of the child's tag that holds the reason.
         """
         if child.run_id in self._requested:
             return False
@@ -59,7 +58,7 @@ class Canceling:
     def _request(self, child: RunFolder, reason: str, tag: str) -> None:
         self._failed.pop(child.run_id, None)
         try:
-            # The tag first: whoever sees the child end can then read why.
+            # The tag first, so that readers who see the child end can read why.
             tags_and_properties.set_tags(child.notes, {tag: reason})
             read.request_cancel(child, by=self._by, reason=reason)
         except (PacelineError, OSError):
@@ -100,10 +99,9 @@ class Refusals:
     def refused(self, what: str, error: EngineError, *, others_run: bool, advice: str = "") -> float:
         """Extend the backoff after a refusal. Return its seconds.
 
-        Args:
-            what: Kind of the refused child, such as "trial".
-            others_run: Whether children are live. The end of one may make room, so the patience starts again.
-            advice: Last sentence of the error.
+        `what`: Kind of the refused child, such as "trial".
+        `others_run`: Whether children are live. The end of one may make room, so the patience starts again.
+        `advice`: Last sentence of the error.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.

@@ -151,11 +151,10 @@ def submit_pipeline(
 ) -> RunFolder:
     """Start a pipeline and return its folder at once.
 
-    Args:
-        directories: Source of each step.
-        run_id: The id that `spec` was made for.
-        values: As for `paceline.submit.submit`, for all steps.
-        leave_out: As for `paceline.submit.submit`.
+    `directories`: Source of each step.
+    `run_id`: The id that `spec` was made for.
+    `values`: As for `paceline.submit.submit`, for all steps.
+    `leave_out`: As for `paceline.submit.submit`.
 
     Raises:
         UserError: The pipeline is known to fail before any process starts; the message names the step.

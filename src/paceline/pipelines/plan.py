@@ -46,12 +46,11 @@ def spec_of(
 ) -> tuple[PipelineSpec, list[Path]]:
     """Return the spec, and the source directory of each step.
 
-    Args:
-        steps: In order.
-        plan: Makes a step for its run id.
-        after: Steps that must be Completed first, besides those whose data it takes.
-        outputs: Name -> data object that the pipeline gives under it.
-        values: Other fields of `PipelineSpec`.
+    `steps`: In order.
+    `plan`: Makes a step for its run id.
+    `after`: Steps that must be Completed first, besides those whose data it takes.
+    `outputs`: Name -> data object that the pipeline gives under it.
+    `values`: Other fields of `PipelineSpec`.
 
     Raises:
         PipelineError: No step or several steps leave some data, or there are too many steps.
@@ -134,8 +133,7 @@ def flat(steps: Any) -> list[Any]:
 def ordered(steps: Sequence[T], needs: Callable[[T], Iterable[T]], name: Callable[[T], str]) -> list[T]:
     """Return the steps and those they need, each after all that it needs.
 
-    Args:
-        name: For messages.
+    `name`: For messages.
 
     Raises:
         PipelineError: Steps need each other in a circle.

@@ -31,8 +31,7 @@ _VERSION = "paceline step 1"
 def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
     """Return the cache key of a step: a hash of all that its outputs depend on.
 
-    Args:
-        job: With the actual places of its inputs.
+    `job`: With the actual places of its inputs.
 
     Raises:
         DataError, TransferError: An input cannot be listed.
@@ -84,8 +83,7 @@ def take_over(
 
     It gets the former run's logs, metrics and outputs.
 
-    Args:
-        told: The step's entry in the record.
+    `told`: The step's entry in the record.
     """
     source, now = RunFolder(runs_dir / former.run_id), utc_now()
     record = RunRecord(

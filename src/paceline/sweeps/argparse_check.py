@@ -44,10 +44,9 @@ def check_script(
 
     Return the switches, including those of the script that the space turns on and off.
 
-    Args:
-        directory: The job's source.
-        switches: Known switches.
-        others: Other arguments that the script gets; None if unknown.
+    `directory`: The job's source.
+    `switches`: Known switches.
+    `others`: Other arguments that the script gets; None if unknown.
 
     Raises:
         SweepError: The script lacks an option or rejects values; the message names all of them.
@@ -65,8 +64,7 @@ def check(
 ) -> tuple[str, ...]:
     """Check one script, as `check_script`.
 
-    Args:
-        given: Other words that the script gets; None if unknown.
+    `given`: Other words that the script gets; None if unknown.
     """
     known = declared(script)
     if known is None:

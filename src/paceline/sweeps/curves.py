@@ -21,7 +21,7 @@ from paceline.sweeps.trial import Trial
 
 @dataclass(frozen=True)
 class Series:
-    """A trial's values so far, and their steps. A step is None if none was logged."""
+    """A trial's values so far, and their steps, which may be None."""
 
     values: tuple[float, ...] = ()
     steps: tuple[float | None, ...] = ()

@@ -114,7 +114,7 @@ class Dispatcher:
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:
-        """Return up to `count` new trials. Fewer if the space has no more points."""
+        """Return up to `count` new trials, limited by the points that are left."""
         sweep = self._sweep
         known = list(sweep.trials)
         for ahead in range(count):
@@ -188,9 +188,8 @@ class Dispatcher:
     def _submit(self, run_id: str, job: Job, told: Mapping[str, Any], checkpoints: Path | None) -> None:
         """Submit one run.
 
-        Args:
-            told: The trial's entry in the run's record.
-            checkpoints: Folder that the run starts from.
+        `told`: The trial's entry in the run's record.
+        `checkpoints`: Folder that the run starts from.
         """
         sweep = self._sweep
         submit(

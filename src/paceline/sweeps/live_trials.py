@@ -237,8 +237,7 @@ def _text(text: str) -> str:
 def follow_on_terminal(folder: RunFolder, stream: IO[str], *, stays: bool = True) -> RunRecord:
     """Show the sweep on a terminal until it has ended. Return its record.
 
-    Args:
-        stays: Leave the last table on the screen.
+    `stays`: Leave the last table on the screen.
     """
     from rich.console import Console
     from rich.live import Live
@@ -283,9 +282,8 @@ def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, s
 
     In a notebook and on a terminal it is a live table, elsewhere the controller's log.
 
-    Args:
-        line: Called for each line of the log.
-        stays: Leave the last table on the terminal.
+    `line`: Called for each line of the log.
+    `stays`: Leave the last table on the terminal.
     """
     if runs_notebook.is_here():
         return follow_in_notebook(folder)

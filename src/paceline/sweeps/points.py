@@ -50,9 +50,8 @@ def job_of(
     removed,
     as in the Azure SDK. Values in a file are merged into the file of this name in `source`.
 
-    Args:
-        source: The sweep's snapshot.
-        switches: Arguments without a value, as in `SweepSpec`.
+    `source`: The sweep's snapshot.
+    `switches`: Arguments without a value, as in `SweepSpec`.
 
     Raises:
         SweepError: The file in the source is no JSON object, or a nested name has no object there.
@@ -193,8 +192,7 @@ def text_of(value: Any) -> str:
 def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
     """Return the arguments without those of these names and their values.
 
-    Args:
-        switches: Names without a value.
+    `switches`: Names without a value.
     """
     alone = {word for switch in switches for word in switch.split("/")}
     left: list[str] = []
@@ -223,7 +221,7 @@ def _is_name(word: str) -> bool:
 
 
 def _there(name: str, source: Path | None) -> dict[str, Any]:
-    """What the source has in this file."""
+    """Return the content of this file in the source."""
     try:
         found = json.loads((source / name).read_text()) if source is not None else {}
     except FileNotFoundError:

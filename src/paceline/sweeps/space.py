@@ -168,9 +168,8 @@ def _plain(name: str) -> str:
 def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dimension, ...]:
     """Return the dimensions of a mapping.
 
-    Args:
-        above: Prefix of names in the mapping.
-        branch: Prefix of keys in a branch of a choice.
+    `above`: Prefix of names in the mapping.
+    `branch`: Prefix of keys in a branch of a choice.
     """
     found: list[Dimension] = []
     for name, part in parts.items():

@@ -154,8 +154,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
 
     Return the sweep with the switches that the script declares.
 
-    Args:
-        directory: The job's source.
+    `directory`: The job's source.
 
     Raises:
         UserError: What is wrong.

@@ -61,7 +61,7 @@ class SweepRun(Run):
 
     @property
     def spec(self) -> SweepSpec:
-        """What it tries, and how it judges trials."""
+        """The sweep's space, metrics and limits."""
         return SweepSpec.from_json(self.record().sweep or {})
 
     def trials(self) -> Any:

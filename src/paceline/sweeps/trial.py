@@ -175,8 +175,7 @@ class Trial:
     def best(self, goal: Goal, interval: int | None = None) -> float | None:
         """Return the best finite value among the first `interval` values, or None.
 
-        Args:
-            interval: Default: all values.
+        `interval`: Default: all values.
         """
         so_far = self._maxima if goal == "maximize" else self._minima
         count = len(so_far) if interval is None else min(interval, len(so_far))

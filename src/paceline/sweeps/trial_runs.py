@@ -42,8 +42,7 @@ _DEFAULTS = {
 def child_id(sweep_id: str, number: int, leg: int = 1) -> str:
     """Return the run id of a trial: `<sweep>_<number from 0>`, as in the Azure SDK.
 
-    Args:
-        leg: Number of the trial's run, from 1.
+    `leg`: Number of the trial's run, from 1.
     """
     return f"{sweep_id}_{number}" if leg == 1 else f"{sweep_id}_{number}_{leg}"
 
@@ -71,8 +70,7 @@ def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
 def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) -> Iterator[list[RunRecord]]:
     """Yield the records of each trial's runs, from number `first` on.
 
-    Args:
-        spec: If its policy never pauses, later runs are not looked for.
+    `spec`: If its policy never pauses, later runs are not looked for.
     """
     may_be_several = spec is None or pausing(spec.stop) is not None
     for record in children(sweep, first):

@@ -1,5 +1,5 @@
-"""Other libraries' trackers: what scripts log with them lands in the run, and what runs have logged goes out to them.
+"""Trackers of other libraries: import of their values, and export of metrics.
 
-A script needs no change. In a worker, `hooks` waits until the script imports one of the libraries, and lets it tell its values
-here as well; MLflow writes into the run through a store of its own kind (`paceline://`). A script that has none loads nothing.
+`hooks` waits for the libraries in a worker, `sink` collects the values, and `export` and `board` write for other programs.
+MLflow has a store of its own kind (`paceline://`). Without trackers, a script loads none of this.
 """

@@ -1,4 +1,4 @@
-"""Loggers that write CSV: Lightning's CSVLogger and Keras's callback of the same name, by what they are given for a line."""
+"""Hooks for loggers that write CSV: Lightning's CSVLogger and Keras's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.trackers.sink import Sink, hear
 
 
 def listen(module: ModuleType) -> None:
-    """Let the module's logger tell its numbers to this process's run."""
+    """Log the numbers of the module's logger as metrics of this process's run."""
     if hasattr(module, "_ExperimentWriter"):
         hear(module._ExperimentWriter, "log_metrics", _of_lightning)
     else:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 _LENGTH = struct.Struct("<Q")
 _DOUBLE = struct.Struct("<d")
 _FLOAT = struct.Struct("<f")
-#: TensorProto's dtype -> how one value lies in its tensor_content.
+#: TensorProto's dtype -> format of a value in tensor_content.
 _CONTENT = {
     1: _FLOAT,
     2: _DOUBLE,
@@ -30,19 +30,19 @@ _CONTENT = {
     10: struct.Struct("<?"),
     19: struct.Struct("<e"),
 }
-#: TensorProto's dtype -> the field for values that are written one by one.
+#: TensorProto's dtype -> field of its list of values.
 _VALUES = {1: 5, 2: 6, 3: 7, 9: 10, 10: 11}
-#: An Event with one Value of a tag and a simple_value, which nearly all are, up to the length of the tag. Lengths of one byte.
+#: The usual Event, up to the length of the tag: one Value with a tag and a simple_value, lengths of one byte.
 _PLAIN = re.compile(
     rb"\x09.{8}(?:\x10([\x80-\xff]{0,8}[\x00-\x7f]))?\x2a[\x00-\x7f]\x0a[\x00-\x7f]\x0a([\x00-\x7f])", re.DOTALL
 )
 _BYTES_AT_ONCE = 1 << 22
-#: A record that claims more is no record: nobody writes an image of that size.
+#: A longer record is corrupt.
 _LONGEST = 1 << 30
 
 
 class Scalar(NamedTuple):
-    """One value. time: seconds since 1970, by the clock of the machine that wrote it."""
+    """One value. `time` is in seconds since 1970, by the writing machine's clock."""
 
     tag: str
     step: int
@@ -51,24 +51,25 @@ class Scalar(NamedTuple):
 
 
 def is_event_file(name: str) -> bool:
-    """True for a name that TensorBoard would take for an event file's."""
+    """Return whether TensorBoard takes a file of this name for an event file."""
     return "tfevents" in name
 
 
 class EventFile:
-    """An event file that may grow: each call of `new` gives the scalars that have come since the last.
+    """An event file that may grow. `new` returns the scalars since the last call.
 
-    offset: the bytes that were read, up to the end of a record.
+    Attributes:
+        offset: Number of bytes that were read, up to the end of a record.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset
 
     def new(self) -> Iterator[Scalar]:
-        """The scalars of all whole records behind `offset`, which moves on with them.
+        """Yield the scalars of all complete records after `offset`, and advance it.
 
         Raises:
-            OSError: it can't be read.
+            OSError: The file cannot be read.
         """
         rest = b""
         with open(self.path, "rb") as file:
@@ -92,12 +93,12 @@ class EventFile:
 
 
 def plain_scalar(data: bytes, start: int, end: int) -> tuple[Scalar] | None:
-    """The scalar of the Event `data[start:end]`, as `scalars` gives it; None where it is none of the plainest form."""
+    """Return the scalar of the Event `data[start:end]` of the simplest form, or None."""
     form = _PLAIN.match(data, start, end)
     if form is None:
         return None
     tag, value = form.end(), form.end() + data[form.end() - 1]
-    # The value's key, its four bytes, and nothing behind it.
+    # The value's key and its four bytes must end the Event.
     if value + 5 != end or data[value] != 0x15:
         return None
     step, shift = 0, 0
@@ -109,7 +110,7 @@ def plain_scalar(data: bytes, start: int, end: int) -> tuple[Scalar] | None:
 
 
 def scalars(event: bytes) -> list[Scalar]:
-    """The scalars of one Event, as it stands in a file."""
+    """Return the scalars of one serialized Event."""
     time_s, step, found = 0.0, 0, list[tuple[str, float]]()
     try:
         for number, value in _fields(event):
@@ -143,7 +144,7 @@ def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def tensor_scalar(tensor: bytes) -> float | None:
-    """The one number of a TensorProto without dimensions; None for any other, such as a text or a histogram."""
+    """Return the number of a TensorProto without dimensions, or None for any other."""
     dtype, content, values = 0, b"", dict[int, int | bytes]()
     for number, value in _fields(tensor):
         if number == 1 and isinstance(value, int):
@@ -171,13 +172,13 @@ def tensor_scalar(tensor: bytes) -> float | None:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field of a protobuf message; of fixed size and of length, the bytes.
+    """Yield (number, value) of each field of a protobuf message.
 
-    https://protobuf.dev/programming-guides/encoding/
+    Values of fixed size and of given length are bytes. https://protobuf.dev/programming-guides/encoding/
     """
     at, size = 0, len(message)
     while at < size:
-        # Nearly all keys and lengths have one byte, for which a call would take longer than the rest.
+        # Nearly all keys and lengths are one byte, and a call would cost more than the rest.
         key = message[at]
         at += 1
         if key > 127:

@@ -1,8 +1,8 @@
-"""The writers of TensorBoard's event files that are in Python: torch's SummaryWriter has tensorboard's, tensorboardX and
-TensorFlow 1 have their own.
+"""Hooks for the Python writers of TensorBoard's event files.
 
-All three have a class EventFileWriter whose add_event gets each Event before it is written, minutes before it can be read in the
-file. So a value is in the run as soon as it is logged, and survives a SIGKILL of the worker that the file would not.
+torch's SummaryWriter uses tensorboard's writer; tensorboardX and TensorFlow 1 have their own. In all three,
+`EventFileWriter.add_event` gets each Event before it is written, minutes before it is readable in the file. So a value is a
+metric at once, and survives a SIGKILL that the file would not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ TRACKER = "tensorboard"
 
 
 def listen(module: ModuleType) -> None:
-    """Let the module's writer tell its scalars to this process's run."""
+    """Log the scalars of the module's writer as metrics of this process's run."""
     hear(module.EventFileWriter, "add_event", log_event)
 
 
 def log_event(to: Sink, writer: Any, event: Any, *args: Any, **options: Any) -> None:
-    """Log the scalars of an event_pb2.Event of whichever library."""
+    """Log the scalars of an event_pb2.Event of any of these libraries."""
     values = getattr(getattr(event, "summary", None), "value", ())
     prefix = None
     for value in values:
@@ -43,7 +43,7 @@ def _number(value: Any) -> float | None:
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return float(value.simple_value)
-    # A tensor that has dimensions is a histogram's, an image's or a text's, and may be large.
+    # A tensor with dimensions is a histogram, image or text, and may be large.
     if kind == "tensor" and not value.tensor.tensor_shape.dim:
         return tensor_scalar(value.tensor.SerializeToString())
     return None

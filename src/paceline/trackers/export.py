@@ -1,4 +1,4 @@
-"""The metrics of runs for other trackers: CSV, Parquet, TensorBoard's event files, a server of MLflow's."""
+"""Export of metrics: CSV, Parquet, TensorBoard's event files, and MLflow servers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paceline.runs.metrics import json_safe
 from paceline.runs.series import MetricSeries
 
 COLUMNS = ("run_id", "metric", "step", "value", "time", "rank", "attempt")
-#: MLflow's own limit for a batch.
+#: MLflow's limit of a batch.
 _BATCH = 1000
 _ANSWER_S = 10.0
 
 
 def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[Any, ...]]:
-    """A row of `COLUMNS` for each value that is a number, a text or a bool. time: seconds since 1970."""
+    """Yield a row of `COLUMNS` for each number, text or bool, times in Unix seconds."""
     for folder in folders:
         for name, one in series.read(folder.metrics).items():
             for place in _places(one):
@@ -35,14 +35,16 @@ def _places(one: MetricSeries) -> Iterator[tuple[Any, ...]]:
 
 
 def to_csv(folders: Sequence[RunFolder], out: IO[str]) -> None:
-    # Its own line ends are those of Windows, whose first half many tools take for a part of the last field.
+    # csv's default is CRLF, which many tools read as part of the last field.
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(rows(folders))
 
 
 def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
-    """How many rows were written. Texts are in the column `text`, numbers in `value`.
+    """Write the rows and return their number.
+
+    Texts are in the column `text`, numbers in `value`.
 
     Raises:
         UserError: pandas or pyarrow is not installed.
@@ -63,9 +65,9 @@ def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
 
 
 def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
-    """The folders of event files, `<top>/<run id>`; of several ranks each has one below.
+    """Write event files and return their folders, `<top>/<run id>`.
 
-    Values without a step are counted from 0.
+    Each of several ranks has a folder below that. Values without a step are counted from 0.
 
     Raises:
         UserError: tensorboard is not installed.
@@ -87,12 +89,14 @@ def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
 
 
 def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]:
-    """A function that writes (tag, step, value, time) into a new event file in this folder; a tag of None closes it.
+    """Return a function that writes (tag, step, value, time) into a new event file.
+
+    A tag of None closes the file.
 
     Raises:
         UserError: tensorboard is not installed.
     """
-    # By this it does not load TensorFlow, which takes ten seconds, where that is installed.
+    # Prevents loading TensorFlow, which takes ten seconds.
     sys.modules.setdefault("tensorboard.compat.notf", type(sys)("notf"))
     try:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -114,12 +118,14 @@ def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]
 
 
 def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, files: bool = False) -> str:
-    """Copy the run to a tracking server of MLflow's, or a store such as `sqlite:///runs.db`; the id that it has there.
+    """Copy the run to an MLflow server or store, and return its id there.
 
-    experiment: its name there; default the run's own. files: with its outputs.
+    A store is, for example, `sqlite:///runs.db`.
+
+    `experiment` is its name there, by default the run's own. With `files`, its outputs are copied too.
 
     Raises:
-        UserError: mlflow is not installed, no server answers there, or it refuses.
+        UserError: mlflow is not installed, no server answers, or it refuses the run.
     """
     try:
         import mlflow
@@ -157,7 +163,7 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
 
 
 def _check_answers(uri: str) -> None:
-    """Ask a server whether it is there: MLflow's client asks one that is not for four minutes."""
+    """Raise if no server answers. MLflow's client would retry for four minutes."""
     if not uri.startswith(("http://", "https://")):
         return
     import socket
@@ -169,7 +175,7 @@ def _check_answers(uri: str) -> None:
     except urllib.error.HTTPError:
         return  # somebody answers; whether that is MLflow and takes the run, its client finds out
     except urllib.error.URLError as error:
-        # What is wrong with a certificate may be right for the client, which has settings of its own.
+        # The client has certificate settings of its own.
         if isinstance(error.reason, (ConnectionRefusedError, TimeoutError, socket.gaierror)):
             raise UserError(
                 f"--to mlflow: no server answers at {uri}: {error.reason.strerror or error.reason}. Start it, or correct -o."

@@ -1,5 +1,6 @@
-"""Waits in a worker for the libraries whose trackers are listened to. Standard library alone, and little of it: this is loaded
-before every script, and nothing else of the trackers is before the script imports one of these modules.
+"""Import hooks in a worker for the libraries whose trackers Paceline supports.
+
+Loaded before every script, so it uses the standard library alone. Other modules of the trackers load with these libraries.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ import sys
 
 from paceline.system.lazy_import import when_loaded
 
-# Not typing's: a worker loads this before its script.
+# Not from typing, which takes time to import in every worker.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
     from types import ModuleType
 
-#: Names trackers whose values are kept as metrics, with commas between them; "none" for none of them. Unset: all.
+#: Comma-separated trackers whose values become metrics, or "none". Default: all.
 VARIABLE = "PACELINE_TRACKERS"
 
-#: Tracker -> the modules that are waited for, and the module here whose `listen` is called with each once it is loaded.
+#: Tracker -> its modules, each with the module here whose `listen` is called when it has loaded.
 TRACKERS = {
     "tensorboard": {
         "tensorboard.summary.writer.event_file_writer": "event_writers",
@@ -40,7 +41,7 @@ TRACKERS = {
     "transformers": {"transformers.trainer": "transformers_trainer"},
 }
 MLFLOW = "mlflow"
-#: Modules of trackers whose values are not kept, and their names.
+#: Modules of unsupported trackers, and their names.
 UNHEARD = {
     "aim": "Aim",
     "clearml": "ClearML",
@@ -53,14 +54,17 @@ NAMES = (*TRACKERS, MLFLOW)
 
 
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Listen to the trackers that this process's script may use. Called once, in a worker, before the script."""
+    """Install the hooks of all trackers that the user has chosen.
+
+    Called once in a worker, before the script.
+    """
     trackers = wanted(environ)
     for tracker in trackers:
         for module, own in TRACKERS.get(tracker, {}).items():
             when_loaded(module, lambda loaded, own=own: _listen(loaded, own))  # type: ignore[misc]
     if MLFLOW in trackers:
         _offer_store(environ)
-    # Whoever has named trackers knows which are kept; of several ranks one says it.
+    # Not if the user has chosen trackers. Of several ranks, one prints it.
     if VARIABLE not in environ and environ.get("PACELINE_RANK", "0") == "0":
         for module in UNHEARD:
             when_loaded(module, _say_unheard)
@@ -76,7 +80,7 @@ def _say_unheard(loaded: ModuleType) -> None:
 
 
 def wanted(environ: Mapping[str, str]) -> list[str]:
-    """The trackers that are listened to, by the variable."""
+    """Return the trackers that the variable names."""
     text = environ.get(VARIABLE)
     if text is None:
         return list(NAMES)
@@ -88,7 +92,7 @@ def wanted(environ: Mapping[str, str]) -> list[str]:
 
 
 def _listen(loaded: ModuleType, own: str) -> None:
-    # A library of tomorrow may be built otherwise; the script goes on as if nobody had listened.
+    # A later version of the library may differ. The script must not fail.
     try:
         from importlib import import_module
 
@@ -99,13 +103,13 @@ def _listen(loaded: ModuleType, own: str) -> None:
 
 
 def _offer_store(environ: MutableMapping[str, str]) -> None:
-    """Let MLflow write into the run, here and in what the script starts, unless the user has named another place."""
+    """Point MLflow to the run, here and in child processes, unless a URI is set."""
     if environ.get("MLFLOW_TRACKING_URI") or environ.get("DATABRICKS_RUNTIME_VERSION"):
         return
     workspace = os.path.dirname(os.path.dirname(environ["PACELINE_RUN_DIR"]))
-    # Characters that end a path in a URI.
+    # Escape characters that end a path in a URI.
     for character, code in (("%", "%25"), ("?", "%3F"), ("#", "%23"), (" ", "%20")):
         workspace = workspace.replace(character, code)
     environ["MLFLOW_TRACKING_URI"] = f"paceline://{workspace}"
-    # MLflow finds the store by a distribution's metadata, which lie beside the names of azureml: that folder is on every
-    # worker's path, and on that of what it starts.
+    # MLflow finds the store by a distribution's metadata, in the folder of azureml's names. That folder is on the path of every
+    # worker and its child processes.

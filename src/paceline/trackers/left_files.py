@@ -1,6 +1,8 @@
-"""Event files that programs have left which are no Python of a worker's: a shell script's Python, or none at all.
+"""Event files of programs other than a worker's Python.
 
-Nobody listened to them while they ran. So their values are taken up at the attempt's end, where the workers' folder is the run's.
+One such program is Python in a shell script.
+
+No hook sees these programs, so their values are read at the attempt's end.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from paceline.trackers.sink import Sink
 
 
 def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping[str, str]) -> None:
-    """Keep the scalars of event files as metrics of rank 0: of those that were written to since then, in seconds since 1970.
+    """Log the scalars of event files, written since `since`, as metrics of rank 0.
 
-    variables: the job's own, one of which says which trackers are listened to. A value that is among the metrics already is
-    passed over: of this attempt by its name and step, of earlier ones, which a program may append to, by its time as well.
+    `since` is in seconds since 1970. `variables` are the job's, with the choice of trackers. A value that is already a metric
+    is
+    skipped: by name and step in this attempt, and by time too in earlier attempts, because a program may append to its files.
     """
     if TRACKER not in wanted(variables):
         return
@@ -37,7 +40,7 @@ def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping
             if is_event_file(path.name) and path.is_file() and path.stat().st_mtime >= since:
                 for one in EventFile(path).new():
                     name = to.prefix(str(place)) + one.tag
-                    # A script that logs by itself may say no step.
+                    # A script's own calls may have no step.
                     kept = ((name, True, one.step), (name, True, None), (name, round(one.time, 6), one.step))
                     if not there.intersection(kept):
                         to.log(TRACKER, name, one.value, one.step, one.time)

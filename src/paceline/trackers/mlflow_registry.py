@@ -1,6 +1,8 @@
-"""MLflow's registry store over a workspace's models: `mlflow ui` shows them, and scripts load them as `models:/name/3`.
+"""A read-only MLflow registry of a workspace's models.
 
-It is only read: `run.register_model(...)` and `paceline model register` make versions, and keep where they come from.
+`mlflow ui` shows them, and scripts load them as `models:/name/3`. `run.register_model(...)` and `paceline model register`
+create
+versions and record their origin.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from paceline.trackers.mlflow_store import workspace_of
 
 
 class MlflowRegistry(AbstractStore):  # type: ignore[misc,unused-ignore]
-    """The versions of a workspace's models, and their aliases."""
+    """The versions and aliases of a workspace's models."""
 
     def __init__(self, store_uri: str | None = None, tracking_uri: str | None = None) -> None:
         super().__init__(store_uri, tracking_uri)

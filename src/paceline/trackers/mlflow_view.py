@@ -1,4 +1,4 @@
-"""Runs as MLflow's entities: what `mlflow ui` shows of a workspace, and what a script reads back of its own run."""
+"""Runs as MLflow's entities, for `mlflow ui` and for scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import experiment_of
 from paceline.runs.record import RunRecord, parse_utc
 
-#: Where MLflow puts runs that name no experiment.
+#: MLflow's experiment for runs that name none.
 DEFAULT = "0"
 _STATUS = {
     states.COMPLETED: RunStatus.FINISHED,
@@ -33,12 +33,12 @@ _STATUS = {
     states.CANCELED: RunStatus.KILLED,
     **dict.fromkeys((states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING), RunStatus.SCHEDULED),
 }
-#: Metric files by name, size and time -> the last value of each metric. Of 10,000 runs nearly all have ended.
+#: Metric files -> the last value of each metric. Nearly all of 10,000 runs have ended.
 _last: dict[Path, tuple[tuple[Any, ...], list[Metric]]] = {}
 
 
 def experiment(name: str, runs_dir: Path, created_ms: int = 0) -> Experiment:
-    """The experiment of this name; its id is its name."""
+    """Return the experiment of this name, which is also its id."""
     return Experiment(
         experiment_id=name,
         name="Default" if name == DEFAULT else name,
@@ -50,7 +50,7 @@ def experiment(name: str, runs_dir: Path, created_ms: int = 0) -> Experiment:
 
 
 def experiments(runs_dir: Path) -> list[Experiment]:
-    """Those that have runs, the latest used first."""
+    """Return the experiments that have runs, the last used first."""
     names: dict[str, str] = {}
     for run_id in store.ids(runs_dir):
         if (name := experiment_of(run_id)) is not None:
@@ -59,14 +59,14 @@ def experiments(runs_dir: Path) -> list[Experiment]:
 
 
 def runs(runs_dir: Path, names: set[str]) -> Iterator[Run]:
-    """The runs of these experiments, the newest first."""
+    """Yield the runs of these experiments, the newest first."""
     for record in read.all_records(runs_dir):
         if record.experiment in names:
             yield run(RunFolder(runs_dir / record.run_id), record)
 
 
 def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
-    """The run as it is now."""
+    """Return the current state of a run."""
     record = read.record(folder) if record is None else record
     notes = tags_and_properties.read(folder.notes)
     name = notes.name or record.run_id
@@ -102,7 +102,7 @@ def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
 
 def _latest(run_id: str, one: series.MetricSeries) -> Metric | None:
     numbers = _numbers(run_id, one)
-    # NaN compares with nothing, so it counts as less than any number.
+    # NaN ranks below any number.
     return max(
         numbers,
         key=lambda metric: (metric.step, metric.timestamp, not math.isnan(metric.value), metric.value),
@@ -120,13 +120,16 @@ def _numbers(run_id: str, one: series.MetricSeries) -> list[Metric]:
 
 
 def history(folder: RunFolder, name: str) -> list[Metric]:
-    """All numbers under this name. Without steps they are counted from 0, for MLflow draws by the step."""
+    """Return all numbers of a metric, with steps from 0 where they are missing."""
     found = series.read(folder.metrics, name=name).get(name)
     return [] if found is None else _numbers(folder.run_id, found)
 
 
 def last_metrics(folder: RunFolder) -> list[Metric]:
-    """Return one number for each name, as MLflow's own store does: of the greatest step, then time, then value."""
+    """Return the last number of each metric, as MLflow's own store does.
+
+    Last means the greatest step, then time, then value.
+    """
     stamp = tuple(
         sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.metrics.glob("*"))
     )

@@ -50,8 +50,7 @@ class Sink:
 
         Other values are ignored.
 
-        Args:
-            time_s: When it was logged, in seconds since 1970; default now.
+        `time_s`: When it was logged, in seconds since 1970; default now.
         """
         if name in logged_here or self._owners.setdefault(name, tracker) != tracker:
             return
@@ -113,9 +112,8 @@ class Sink:
 def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str]) -> str:
     """Return the prefix of a folder.
 
-    Args:
-        known: Folder -> prefix of this attempt, in order.
-        before: The same of earlier attempts.
+    `known`: Folder -> prefix of this attempt, in order.
+    `before`: The same of earlier attempts.
     """
     name = os.path.basename(path)
     above = [other for other in known if path.startswith(f"{other}{os.sep}")]

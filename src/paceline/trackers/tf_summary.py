@@ -1,6 +1,8 @@
-"""TensorFlow's writers of event files, which are in C++: what they write is read from their files, once a second and at the end.
+"""Hook for TensorFlow's C++ writers of event files.
 
-Keras's TensorBoard callback and `tf.summary` have them; `summary_ops_v2.create_file_writer_v2` makes them all.
+The files are read once a second and at the end.
+
+Keras's TensorBoard callback and `tf.summary` use them; `summary_ops_v2.create_file_writer_v2` creates them all.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _NAME = "create_file_writer_v2"
 
 
 def listen(module: ModuleType) -> None:
-    """Follow the files of every writer that the module makes from now on."""
+    """Follow the files of every writer that the module creates from now on."""
     make, found = getattr(module, _NAME), sink()
     if found is None:
         return
@@ -30,7 +32,7 @@ def listen(module: ModuleType) -> None:
 
     def create_file_writer_v2(logdir: Any, *args: Any, **options: Any) -> Any:
         writer = make(logdir, *args, **options)
-        # A tensor, in TensorFlow 1's graphs: nobody knows the folder before it is run.
+        # In TensorFlow 1's graphs it is a tensor without a value yet.
         if isinstance(logdir, (str, os.PathLike)):
             follower.add(os.fspath(logdir), writer)
         return writer
@@ -39,7 +41,7 @@ def listen(module: ModuleType) -> None:
 
 
 class Follower:
-    """Reads the event files that this process writes into some folders, in a thread of its own."""
+    """A thread that reads the event files that this process writes."""
 
     def __init__(self, to: Sink) -> None:
         self._sink = to
@@ -52,7 +54,7 @@ class Follower:
         self._thread: threading.Thread | None = None
 
     def add(self, folder: str, writer: Any) -> None:
-        """Follow this folder. writer: flushed before each look."""
+        """Follow a folder. `writer` is flushed before each read."""
         path = os.path.abspath(folder)
         self._sink.prefix(path)
         with self._lock:
@@ -65,7 +67,7 @@ class Follower:
                 atexit.register(self.close)
 
     def close(self) -> None:
-        """Read what is left, and end the thread."""
+        """Read the rest and end the thread."""
         self._is_over.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -73,12 +75,12 @@ class Follower:
             self.look()
 
     def look(self) -> None:
-        """Log what has come since the last look."""
+        """Log new values."""
         with self._lock:
             writers = [writer for each in self._writers if (writer := each()) is not None]
             folders = list(self._folders)
         for writer in writers:
-            # One that was closed may not be flushed any more, and has written all.
+            # A closed writer may refuse to flush, and has written everything.
             try:
                 writer.flush()
             except Exception:
@@ -105,7 +107,10 @@ class Follower:
 
 
 def _names(folder: str) -> list[str]:
-    """This process's event files: the name has host, pid and a number behind the time."""
+    """Return this process's event files.
+
+    Their names hold host, pid and a number after the time.
+    """
     mine = f".{os.getpid()}."
     try:
         return sorted(name for name in os.listdir(folder) if is_event_file(name) and mine in name)

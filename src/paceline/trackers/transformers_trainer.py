@@ -1,6 +1,7 @@
-"""Transformers: from version 5 its Trainer reports to nobody unless asked, so every Trainer of a worker gets a callback.
+"""A callback for Transformers, added to every Trainer of a worker.
 
-The same callback can be given by hand, `Trainer(..., callbacks=[PacelineCallback()])`, where the worker was told not to listen.
+From version 5, a Trainer reports nowhere by default. Where a worker's hooks are off, pass the callback yourself:
+`Trainer(..., callbacks=[PacelineCallback()])`.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from paceline.trackers.sink import sink
 __all__ = ["PacelineCallback", "listen"]
 
 TRACKER = "transformers"
-#: Keys of a Trainer's logs that are not about the training.
+#: Keys of a Trainer's logs that are no metrics.
 _NOT_ABOUT_IT = ("total_flos",)
 
 
 def listen(module: ModuleType) -> None:
-    """Add the callback to those that each Trainer begins with."""
+    """Add the callback to the defaults of each Trainer."""
     if sink() is not None:
         module.DEFAULT_CALLBACKS.append(PacelineCallback)
 
 
 class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Logs a Trainer's numbers as metrics of the run, by the global step: "loss", "eval_loss", "learning_rate" and so on.
+    """A callback that logs a Trainer's numbers, such as "eval_loss", as metrics.
 
-    The first process alone logs, as it does for all of Transformers' own callbacks. Outside a run it does nothing.
+    Steps are the global step. Only the first process logs, as in Transformers' own callbacks. Outside a run it does nothing.
     """
 
-    #: Those that were logged last, of all of these callbacks: a Trainer that was given one has two.
+    #: The last logs of all instances: a Trainer may have two of these callbacks.
     _last: Any = None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
@@ -40,17 +41,17 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             return
         PacelineCallback._last = logs
         names = [name for name in logs if name not in _NOT_ABOUT_IT]
-        # Each of several Trainers, one a fold, has an output folder of its own.
+        # Several Trainers, such as one for each fold, have different output folders.
         folder = getattr(args, "output_dir", None)
         prefix = found.prefix(str(folder), TRACKER) if folder else ""
-        # The names under which its callbacks for TensorBoard and W&B tell the same values.
+        # The names that its callbacks for TensorBoard and W&B use for the same values.
         found.claim(TRACKER, (prefix + rewritten(name) for name in names))
         for name in names:
             found.log(TRACKER, prefix + name, logs[name], state.global_step)
 
 
 def rewritten(name: str) -> str:
-    """What `transformers.integrations.rewrite_logs` makes of a name."""
+    """Return a name as `transformers.integrations.rewrite_logs` changes it."""
     for part in ("eval", "test"):
         if name.startswith(f"{part}_"):
             return f"{part}/{name[len(part) + 1 :]}"

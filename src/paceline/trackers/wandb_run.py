@@ -1,6 +1,6 @@
-"""Weights & Biases, and trackio, which has its calls: what `wandb.log` and `Run.log` are given.
+"""Hook for `Run.log` of Weights & Biases and of trackio, which has the same calls.
 
-Offline it is only in a file that nobody else reads.
+Offline, the values are otherwise only in a file that no other program reads.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from paceline.trackers.sink import sink
 
 
 def listen(module: ModuleType) -> None:
-    """Let the module's `Run.log` tell its numbers to this process's run."""
+    """Log the numbers of the module's `Run.log` as metrics of this process's run."""
     kind, found = module.Run, sink()
     if found is None:
         return
     log = kind.log
     tracker = module.__name__.partition(".")[0]
-    # The first parameter, and where the run counts its steps.
+    # Name of the first parameter, and of the run's step counter.
     first, count = ("metrics", "_next_step") if tracker == "trackio" else ("data", "step")
 
     def log_and_keep(self: Any, *args: Any, **options: Any) -> Any:
         data, step = (*args, None, None)[:2]
         data, step = options.get(first, data), options.get("step", step)
-        # Before the call, which counts it up.
+        # Before the call, which increments it.
         at = step if step is not None else getattr(self, count, None)
         result = log(self, *args, **options)
         if isinstance(data, Mapping):
-            # Several W&B runs of one process have names of their own, which are no paths.
+            # W&B runs of one process have different names, which are no paths.
             own = getattr(self, "name", None) or getattr(self, "id", None)
             prefix = found.prefix(f"/{str(own).replace('/', '_')}", tracker) if own else ""
             for name, value in flat(data):
@@ -40,7 +40,7 @@ def listen(module: ModuleType) -> None:
 
 
 def flat(data: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, value) of each value, those of a dict in a dict with a dot between, as W&B names them."""
+    """Yield (name, value) of each value. Nested names have dots, as in W&B."""
     for key, value in data.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Pictures of a sweep: history, parallel coordinates, importance of each hyperparameter; as PNG, and as one HTML file.
+"""Pictures of a sweep, as PNG files and as one HTML file.
 
-`sketch` says what is drawn and where, from 0 to 1; `svg` and `png` draw it.
+`figure_data` computes the marks and their places from 0 to 1. `svg` and `png` draw them.
 """

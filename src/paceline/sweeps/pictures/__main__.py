@@ -1,6 +1,6 @@
-"""`python -m paceline.sweeps.pictures RUN_DIR`: draw the pictures of a sweep that ends into its outputs.
+"""Draw a sweep's pictures: `python -m paceline.sweeps.pictures RUN_DIR`.
 
-In a process of its own: what draws takes more memory than the sweep's controller may, and could take it down.
+They are in the sweep's outputs. This is a process of its own, because drawing takes more memory than the sweep's controller, and may crash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # This process ends before what the collector could free would matter, and most of its time goes by with loading.
+    # No garbage collection: this short process spends most of its time on imports.
     gc.disable()
 
 from paceline.runs import store
@@ -26,7 +26,7 @@ from paceline.sweeps.spec import SweepSpec
 
 
 def main(argv: list[str]) -> int:
-    # The controller ends this process in time; one that was killed meanwhile can't, and another one draws the pictures anew.
+    # The controller stops this process in time. If the controller was killed, another one draws the pictures again.
     signal.alarm(LIMIT_S + 10)
     folder = RunFolder(Path(argv[0]))
     spec = SweepSpec.from_json(store.stored(folder).sweep or {})
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     _load_without_documentation()
     drawn = draw.sketched(f"Sweep {folder.run_id}: {len(trials)} trials", spec, trials)
     draw.into(folder.outputs, drawn)
-    # The page says why something is not drawn, and the log too, for who looks there for the files.
+    # In the log as well as on the page, for users who look for the files.
     for remark in (*drawn.remarks, draw.without_png()):
         if remark:
             say(remark)
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 def _load_without_documentation() -> None:
     """Where there is matplotlib, load it without the texts that it would write for `help()` on each of its classes."""
-    # If it can't be loaded, whoever draws says so.
+    # If the import fails, drawing reports it.
     with contextlib.suppress(Exception):
         from matplotlib import artist
 
@@ -54,5 +54,5 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # At once: Python would free all of matplotlib, object by object.
+    # At once: Python would free matplotlib object by object.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""An axis: where a value lies on it, from 0 to 1, and its ticks."""
+"""Axes of pictures: places of values from 0 to 1, and ticks."""
 
 from __future__ import annotations
 
@@ -10,33 +10,41 @@ from typing import Any
 
 from paceline.sweeps.expressions import is_number
 
-#: Of a metric: from this ratio of the largest to the smallest value on, linear steps would show the large ones alone.
+#: Ratio of the largest to the smallest value from which a metric's axis is logarithmic.
 _LOG_RATIO = 300
-#: Ticks of numbers, about; more options of a choice than this many get no text each.
+#: Approximate number of ticks, and the limit of texts for the options of a choice.
 _TICKS = 5
 _MOST_TEXTS = 24
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """From low to high, both finite and low below high. is_log: each power of ten takes as much room; low is above 0 then."""
+    """An axis of numbers, linear or logarithmic.
+
+    Attributes:
+        low: Finite and below high; above 0 if is_log.
+        is_log: Each power of ten takes the same space.
+    """
 
     low: float
     high: float
     is_log: bool = False
 
     def place(self, value: Any) -> float | None:
-        """From 0 to 1; None for what has no place: no finite number, or none above 0 on a logarithmic axis."""
+        """Return the place from 0 to 1, or None if the value has none.
+
+        Values that are not finite have no place, nor do values up to 0 on a logarithmic axis.
+        """
         if not is_number(value) or (self.is_log and value <= 0):
             return None
         low, high, at = (self._scaled(number) for number in (self.low, self.high, value))
         return min(max((at - low) / (high - low), 0.0), 1.0)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """(place, text), from below."""
+        """Return (place, text) of each tick, in ascending order."""
         numbers = self._powers() if self.is_log else self._steps()
         found = [(place, f"{number:.4g}") for number in numbers if (place := self.place(number)) is not None]
-        # A narrow logarithmic axis may have no power of ten on it.
+        # A narrow logarithmic axis may hold no power of ten.
         return found if len(found) > 1 else [(0.0, f"{self.low:.3g}"), (1.0, f"{self.high:.3g}")]
 
     def _scaled(self, number: float) -> float:
@@ -61,25 +69,28 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a choice, by their texts, from below."""
+    """An axis of the options of a choice, by their texts, in ascending order."""
 
     texts: tuple[str, ...]
 
     def place(self, value: Any) -> float | None:
-        """From 0 to 1; None for what is none of the options."""
+        """Return the place from 0 to 1, or None for other values."""
         text = text_of(value)
         if text not in self.texts:
             return None
         return (self.texts.index(text) + 0.5) / len(self.texts)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """(place, text), from below; some texts alone, of many."""
+        """Return (place, text) of each tick. Some texts are skipped if there are many."""
         apart = math.ceil(len(self.texts) / _MOST_TEXTS)
         return [((n + 0.5) / len(self.texts), text) for n, text in enumerate(self.texts) if n % apart == 0]
 
 
 def axis_of(values: Iterable[Any], *, is_log: bool = False, options: Sequence[Any] | None = None) -> Numbers | Options:
-    """The axis that holds these values. options: of a choice, which is what it is given out of."""
+    """Return the axis for these values.
+
+    `options` are those of a choice.
+    """
     found = list(values)
     if options is not None and len(options) <= _MOST_TEXTS:
         return Options(tuple(dict.fromkeys(map(text_of, [*options, *found]))))
@@ -90,20 +101,23 @@ def axis_of(values: Iterable[Any], *, is_log: bool = False, options: Sequence[An
 
 
 def numbers_axis(numbers: Sequence[float], *, is_log: bool | None = None) -> Numbers:
-    """The axis that holds these finite numbers. is_log: None for what suits them; False where one is not above 0."""
+    """Return the axis for these finite numbers.
+
+    By default, `is_log` is chosen by the range. It is False if a number is not above 0.
+    """
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
     if is_log is None:
         is_log = low > 0 and high / low >= _LOG_RATIO
     is_log = is_log and low > 0
     if high <= low or not math.isfinite(high - low) or math.log10(high - low) < -300:
-        # One value alone stands in the middle; the ends of the range of doubles are drawn without what lies between them.
+        # A single value is in the middle. The range of doubles is clipped.
         room = abs(low) / 2 or 0.5
         low, high = (low / 2, low * 2) if is_log else (max(low - room, -1e300), min(high + room, 1e300))
     return Numbers(low, high, is_log)
 
 
 def text_of(value: Any) -> str:
-    """A value as the pictures say it."""
+    """Return a value as text for pictures."""
     if isinstance(value, str):
         return value
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

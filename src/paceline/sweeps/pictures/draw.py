@@ -1,4 +1,4 @@
-"""A sweep's pictures, as files in a folder."""
+"""Writes a sweep's pictures into a folder."""
 
 from __future__ import annotations
 
@@ -29,29 +29,32 @@ from paceline.system.files import write_whole
 PAGE = "sweep.html"
 TABLE = "importance.csv"
 
-#: A sweep of thousands of trials takes seconds; what takes longer than this hangs.
+#: Drawing thousands of trials takes seconds; after this time it hangs.
 LIMIT_S = 120
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How much each hyperparameter matters, by metric, and why something of that is left out."""
+    """The importance of hyperparameters by metric, and remarks about missing ones."""
 
     found: tuple[tuple[str, tuple[Importance, ...]], ...] = ()
     remarks: tuple[str, ...] = ()
 
 
 def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares | None = None) -> Sketch:
-    """What there is to be drawn of these trials; what can't be is among its remarks. known: the `shares` of an earlier look."""
+    """Return the figure data of these trials.
+
+    `known` are the `shares` of an earlier call.
+    """
     judged = shares(spec, trials) if known is None else known
     return sketch(title, spec, trials, judged.found, judged.remarks)
 
 
 def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
-    """The importance of hyperparameters among these trials; with many, it takes seconds."""
+    """Return the importance of hyperparameters. With many trials it takes seconds."""
     found: list[tuple[str, tuple[Importance, ...]]] = []
     remarks: list[str] = []
-    # What a failed trial has logged is not trusted.
+    # Values of failed trials are not reliable.
     sound = [trial for trial in trials if trial.status != states.FAILED]
     for number, metric in enumerate(spec.metrics):
         told = [(trial, values[number]) for trial in sound if len(values := values_of(trial, spec)) > number]
@@ -72,10 +75,10 @@ def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
 
 
 def into(folder: Path, drawn: Sketch) -> list[str]:
-    """Write all there is into a folder, which is made; the paths.
+    """Write all files into a folder, which is created. Return their paths.
 
     Raises:
-        OSError: it can't be written to.
+        OSError: A file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_page(folder / PAGE, drawn)
@@ -92,23 +95,23 @@ def write_page(path: Path, drawn: Sketch) -> None:
     """Write the HTML file.
 
     Raises:
-        OSError: it can't be written.
+        OSError: It cannot be written.
     """
     write_whole(path, page(drawn))
 
 
 def without_png() -> str | None:
-    """Why no PNG can be drawn, as a sentence; None where it can."""
+    """Return why PNG files cannot be drawn, as a sentence, or None."""
     if importlib.util.find_spec("matplotlib") is None:
         return "No PNG is drawn: that needs matplotlib, which this Python does not have. pip install matplotlib."
     return None
 
 
 def write_importances(path: Path, drawn: Sketch) -> None:
-    """Write the shares as a table.
+    """Write the importance as a CSV file.
 
     Raises:
-        OSError: it can't be written.
+        OSError: It cannot be written.
     """
     text = io.StringIO()
     rows = csv.writer(text)
@@ -120,7 +123,10 @@ def write_importances(path: Path, drawn: Sketch) -> None:
 
 
 def run(folder: RunFolder) -> None:
-    """Draw them into the sweep's outputs. That it can't be done is said, and no reason for a sweep to fail."""
+    """Draw the pictures into the sweep's outputs, in a process of their own.
+
+    Errors are logged and do not fail the sweep.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-m", "paceline.sweeps.pictures", str(folder.path)],

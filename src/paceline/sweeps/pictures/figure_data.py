@@ -1,4 +1,4 @@
-"""What is drawn of a sweep, and where: plain data, the same for every kind of picture."""
+"""Data of a sweep's figures: marks, lines and places, for any file format."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paceline.sweeps.space import Dimension, Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Goal, Trial, is_better, ordered
 
-#: Trials that are drawn: the best ones. More lines than this can't be told from each other, and a browser is slow with them.
+#: Limit of trials to draw, the best ones. More lines are hard to tell apart and slow in a browser.
 MOST = 1000
 
-#: From the worst trial to the best; readable on white, and in order also for those who see no red or green.
+#: Colours from the worst trial to the best: readable on white, and in order for the colour-blind.
 _SHADES = ((0xC9, 0xD3, 0xDF), (0x7F, 0xBF, 0xC9), (0x2C, 0x7F, 0xB8), (0x1B, 0x2A, 0x7A))
 FAILED = "#d62728"
 BEST = "#1b2a7a"
@@ -29,7 +29,7 @@ GREY = "#8a8f98"
 
 @dataclass(frozen=True)
 class Column:
-    """A hyperparameter or a metric: its name without dashes, and its axis."""
+    """The axis of a hyperparameter or a metric, with its name without dashes."""
 
     name: str
     axis: Numbers | Options
@@ -37,9 +37,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A trial: its places on the columns (None where it has no value), and what is said of it.
+    """A trial in the parallel coordinates and in the table.
 
-    shade: from 0, the worst, to 1, the best; None without a value of the metric.
+    Attributes:
+        places: Its place on each column, or None.
+        texts: Its text in each column.
+        shade: From 0, the worst, to 1, the best; None without a value of the metric.
     """
 
     number: int
@@ -53,7 +56,9 @@ class Line:
 class History:
     """A metric over the trials' numbers.
 
-    points: (number, place, status). best: (number, place) of each trial that was the best up to then.
+    Attributes:
+        points: (number, place, status) of each trial.
+        best: (number, place) of each trial that was the best so far.
     """
 
     name: str
@@ -64,7 +69,12 @@ class History:
 
 @dataclass(frozen=True)
 class Front:
-    """Two metrics against each other: points (number, places, status), and the Pareto front's places from left to right."""
+    """Two metrics against each other.
+
+    Attributes:
+        points: (number, places, status) of each trial.
+        best: Places of the Pareto front, from left to right.
+    """
 
     across: Column
     up: Column
@@ -74,12 +84,15 @@ class Front:
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """All pictures of a sweep.
+    """All figures of a sweep.
 
-    title: the sweep's id and how far it is. lines: of each trial, the worst first, so that the best are drawn over them.
-    count: how many trials there are, of which `lines` may be some. fronts: of each two metrics that follow each other.
-    importances: of each metric.
-    remarks: what is not drawn, and why.
+    Attributes:
+        title: The sweep's id and progress.
+        lines: Trials, the worst first, so that the best are drawn on top.
+        count: Number of all trials; `lines` may hold fewer.
+        fronts: For each pair of neighbouring metrics.
+        importances: For each metric.
+        remarks: Parts that are not drawn, and why.
     """
 
     title: str
@@ -99,7 +112,7 @@ def sketch(
     importances: Sequence[tuple[str, tuple[Importance, ...]]] = (),
     remarks: Sequence[str] = (),
 ) -> Sketch:
-    """The pictures of these trials."""
+    """Return the figures of these trials."""
     shown = ordered(trials, spec.goals)[:MOST]
     parameters = _parameters(spec.space, shown)
     values = {trial.number: _values(trial, spec) for trial in trials}
@@ -113,7 +126,7 @@ def sketch(
     for place, trial in enumerate(shown):
         plain = {name.lstrip("-"): value for name, value in trial.values.items()}
         found = values[trial.number]
-        # All on a front are the best.
+        # All trials on the front rank first.
         rank = 0 if trial.number in best else place
         lines.append(
             Line(
@@ -149,16 +162,16 @@ def sketch(
 
 
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
-    """A column for each name that has more than one value, or that not all trials have."""
+    """Return a column for each name with several values, or that some trials lack."""
     found: dict[str, list[Dimension]] = {}
-    # What a choice of spaces chose is seen in the names that are there.
+    # Names show which branch was chosen.
     for dimension in space.parameters:
         found.setdefault(dimension.name.lstrip("-"), []).append(dimension)
     columns = []
     for name, dimensions in found.items():
         values = [v for trial in trials for key, v in trial.values.items() if key.lstrip("-") == name]
         options = _options(dimensions)
-        # A constant tells nothing apart.
+        # A constant shows nothing.
         if options is not None and len(options) == 1 and len(values) == len(trials):
             continue
         is_log = all(_is_log(dimension) for dimension in dimensions)
@@ -167,9 +180,9 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
 
 
 def _values(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """What a trial has come to in each metric; None where that is no number that can be drawn."""
+    """Return a trial's result in each metric; None where it is not finite."""
     found = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
-    # One that has just begun has no curves yet.
+    # A new trial has no curves yet.
     return (*found, *(None for _ in range(len(spec.metrics) - len(found))))
 
 
@@ -196,7 +209,7 @@ def _history(name: str, goal: Goal, valued: Sequence[tuple[Trial, float]]) -> Hi
     for trial, value in valued:
         if not best or is_better(value, best[-1][1], goal):
             best.append((trial, value))
-    # Of many trials every so many-th is drawn: a picture is a few hundred points wide.
+    # Thin out many trials: a picture is a few hundred points wide.
     apart = -(-len(valued) // (2 * MOST))
     return History(
         name=name,
@@ -207,7 +220,7 @@ def _history(name: str, goal: Goal, valued: Sequence[tuple[Trial, float]]) -> Hi
 
 
 def _options(dimensions: Sequence[Dimension]) -> list[Any] | None:
-    """What the choices of these dimensions are out of; None where one is no choice."""
+    """Return all options of these dimensions, or None if one is no choice."""
     found: list[Any] = []
     for dimension in dimensions:
         expression = dimension.expression
@@ -225,7 +238,7 @@ def _is_log(dimension: Dimension) -> bool:
 
 
 def shade(place: float | None) -> str:
-    """The colour of a trial at this place from 0, the worst, to 1, the best; grey without a place."""
+    """Return the colour of a place from 0, the worst, to 1, the best; None is grey."""
     if place is None:
         return GREY
     at = min(max(place, 0.0), 1.0) * (len(_SHADES) - 1)
@@ -235,7 +248,7 @@ def shade(place: float | None) -> str:
 
 
 def line_of(status: str, place: float | None) -> tuple[str, str]:
-    """(colour, dashes) of a trial's line: dashes as SVG has them, empty for a whole line."""
+    """Return colour and SVG dashes of a trial's line. No dashes are a solid line."""
     if status == states.FAILED:
         return FAILED, "3 3"
     return shade(place), "" if status == states.COMPLETED else "7 4"

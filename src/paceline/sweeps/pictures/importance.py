@@ -18,18 +18,20 @@ from paceline.sweeps.samplers.optuna_sampler import distribution
 from paceline.sweeps.space import Dimension, Space, every
 from paceline.sweeps.trial import Trial
 
-#: Fewer trials than this say nothing of a hyperparameter's importance; of more, the forest takes seconds and says the same.
+#: Fewer trials say nothing about importance, and more take seconds without changing the result.
 LEAST = 10
 _MOST = 300
-#: Half of Optuna's, in half the time; the shares differ by less than one per cent.
+#: Half of Optuna's default, in half the time. Shares differ by less than one per cent.
 _TREES = 32
 
 
 @dataclass(frozen=True)
 class Importance:
-    """A hyperparameter's share of the metric's variance, from 0 to 1. trials: so many were looked at.
+    """A hyperparameter's share of the metric's variance, from 0 to 1.
 
-    is_conditional: not all trials have it, and the share is that among those that do.
+    Attributes:
+        trials: Number of trials that were used.
+        is_conditional: Some trials lack it, and the share is among the others.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Importance:
 
 
 def missing() -> str | None:
-    """What has to be installed for it, as a sentence; None where all is there."""
+    """Return which packages are missing, as a sentence, or None."""
     lacking = [name for name, module in _NEEDS.items() if importlib.util.find_spec(module) is None]
     if not lacking:
         return None
@@ -50,13 +52,13 @@ _NEEDS = {"Optuna": "optuna", "scikit-learn": "sklearn"}
 
 
 def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Importance, ...]:
-    """The share of each hyperparameter, the largest first; none of fewer than `LEAST` trials, or where all came to one value.
+    """Return the share of each hyperparameter, the largest first.
 
-    trials: with what each came to; those that were stopped, with what they reached. A hyperparameter of a branch is judged among
-        those that have it.
+    The result is empty for fewer than `LEAST` trials or equal values. `trials` are pairs with the trial's value; stopped trials
+    count with what they reached. A hyperparameter of a branch is judged among the trials that have it.
     """
     valued = [(trial, value) for trial, value in trials if trial.chosen]
-    # Evenly over the sweep, for a sampler's later trials are others than its first.
+    # Evenly: later trials of a sampler differ from the first ones.
     valued = valued[:: -(-len(valued) // _MOST)] if valued else []
     if len(valued) < LEAST or len({value for _, value in valued}) < 2:
         return ()
@@ -75,7 +77,7 @@ def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Im
 
 
 def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimension]) -> Mapping[str, float]:
-    """Key -> share."""
+    """Return key -> share."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -95,7 +97,7 @@ def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimensio
         warnings.simplefilter("ignore")
         evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
         found = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(distributions))
-    # A metric without variance gives no shares that are numbers.
+    # Without variance, shares are NaN.
     return {key: float(share) if math.isfinite(share) else 0.0 for key, share in found.items()}
 
 
@@ -109,12 +111,12 @@ def _distribution(dimension: Dimension) -> Any:
 
 
 def _scaled(dimension: Dimension, raw: Raw) -> Raw:
-    # fANOVA takes each part of a range for as likely as any other of its length, and of these each logarithm is.
+    # fANOVA weighs equal lengths of a range equally. For these, the logarithms are uniform.
     expression = dimension.expression
     return math.log(raw) if isinstance(expression, Uniform) and expression.is_log else raw
 
 
 def _name(dimension: Dimension, plain: Sequence[str]) -> str:
-    """Its name; with the branch, where two branches have one of this name."""
+    """Return the name, with its branch if two branches have the same name."""
     name = dimension.name.lstrip("-")
     return name if plain.count(name) == 1 else dimension.key.lstrip("-")

@@ -1,7 +1,9 @@
-"""All pictures of a sweep and the table of its trials as one HTML file, which needs no network.
+"""One HTML file with a sweep's pictures and the table of its trials.
 
-What the trials' names and values hold is other people's text. It is escaped where it is text, and the script has none of it but
-numbers; the page's own policy forbids everything that does not lie in it.
+It works offline.
+
+Names and values of trials are untrusted text. They are escaped, the script contains only numbers, and the page's policy forbids
+loading anything.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from paceline.runs.visible import visible
 from paceline.sweeps.pictures import svg
 from paceline.sweeps.pictures.figure_data import Column, Line, Sketch
 
-#: What the live page has as files of its own.
+#: The live page serves these as files.
 SCRIPT, STYLE = (Path(__file__).with_name(f"pictures.{kind}") for kind in ("js", "css"))
 
 
 def page(sketch: Sketch) -> str:
-    """The whole file."""
+    """Return the HTML text."""
     parts = [f"<h1>{_text(sketch.title)}</h1>", *[f"<p>{_text(remark)}</p>" for remark in sketch.remarks]]
     for history in sketch.histories:
         parts.append(f"<h2>History of {_text(history.name)}</h2>{_picture(svg.history(history))}")
@@ -44,7 +46,7 @@ def page(sketch: Sketch) -> str:
         )
     if sketch.lines:
         parts.append(f"<h2>Trials</h2>{_table(sketch.columns, list(reversed(sketch.lines)))}")
-    # Numbers alone, so nothing in it can end the element.
+    # Only numbers, so nothing can close the element.
     places = json.dumps({line.number: [_short(place) for place in line.places] for line in sketch.lines})
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

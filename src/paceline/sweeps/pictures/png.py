@@ -1,4 +1,4 @@
-"""The pictures as PNG, by matplotlib."""
+"""PNG files of a sweep's figures, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from paceline.sweeps.pictures.svg import DENSE
 
 HISTORY, FRONT, PARALLEL, IMPORTANCE = "history.png", "front.png", "parallel_coordinates.png", "importance.png"
 _LONGEST = 24
-#: matplotlib's words for SVG's dashes.
+#: matplotlib's names of SVG's dashes.
 _DASHES = {"": "-", "3 3": ":", "7 4": "--"}
-#: Below the axes: where the lines of trials go that have no value there.
+#: Place below the axes for trials without a value.
 _NONE = -0.07
 
 
 def write(sketch: Sketch, folder: Path) -> list[Path]:
-    """Draw what there is into the folder; the files.
+    """Draw the figures into the folder. Return the files.
 
     Raises:
         ImportError: matplotlib is not installed.
-        OSError: the folder can't be written to.
+        OSError: A file cannot be written.
     """
     with warnings.catch_warnings():
-        # Of characters that its font lacks, and of a folder for its cache that it can't write to.
+        # About missing characters, and a cache folder that is not writable.
         warnings.simplefilter("ignore")
         found: list[Path] = []
         if sketch.histories:
@@ -47,7 +47,7 @@ def _figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Without pyplot, which keeps figures and may look for a screen.
+    # Without pyplot, which keeps figures and may look for a display.
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(panels, 1, squeeze=False)[:, 0])
@@ -86,7 +86,7 @@ def _fronts(fronts: Sequence[Front]) -> Any:
 
 
 def _scatter(panel: Any, points: Sequence[tuple[tuple[float, float], str]]) -> None:
-    """Marks by how the trials have ended."""
+    """Draw marks by the trials' status."""
     looks = {
         states.COMPLETED: {"marker": "o", "color": BEST, "label": "completed"},
         states.FAILED: {"marker": "x", "color": FAILED, "label": "failed"},
@@ -117,7 +117,7 @@ def _parallel(columns: Sequence[Column], lines: Sequence[Line]) -> Any:
     panel.set(xlim=(-0.5, len(columns) - 0.8), ylim=(-0.12, 1.04), yticks=[])
     panel.set_xticks(xs, [_short(column.name) for column in columns], fontsize=8)
     panel.xaxis.tick_top()
-    # After the move: the labels above the axis are others than those below it.
+    # After the move: the labels above the axis are other objects.
     _name(*panel.get_xticklabels())
     panel.tick_params(length=0)
     for side in panel.spines.values():
@@ -161,7 +161,7 @@ def _short(text: str, longest: int = _LONGEST) -> str:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    # Beside it first: a picture that is made again while somebody looks at it is never half.
+    # To another name first: viewers never see half a picture.
     beside = path.with_name(f".{path.name}.new")
     try:
         figure.savefig(beside, format="png", dpi=150)

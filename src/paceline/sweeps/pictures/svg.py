@@ -1,4 +1,4 @@
-"""The pictures as SVG, written by hand. All names and values are other people's text, and escaped."""
+"""SVG of a sweep's figures. Names and values are untrusted text and escaped."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from paceline.sweeps.pictures.importance import Importance
 
 WIDTH = 960
 _HEIGHT = 320
-#: Room for texts: left, right, above, below.
+#: Margins for texts: left, right, top, bottom.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 44
-#: Below the axes: where the lines of trials go that have no value there.
+#: Distance below the axes for trials without a value.
 _NONE = 22
 _LONGEST = 16
-#: What a screen reader says of a picture; the table beside it has the numbers.
+#: Texts for screen readers. The table beside a picture has the numbers.
 _SAID = {
     "parallel": "A line for each trial, through its hyperparameters to its metric",
     "history": "The metric of each trial, and the best so far",
     "front": "Two metrics of the trials against each other",
     "importance": "The share of each hyperparameter",
 }
-#: More lines than this are drawn thinner.
+#: More lines are drawn thinner.
 DENSE = 250
 
 
 def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
-    """A line for each trial, through its hyperparameters to its metric. `data-trial` has its number.
+    """Draw a line for each trial, through its hyperparameters to its metric.
 
-    A trial that has no value on a column passes below its axis.
+    `data-trial` is its number. A trial without a value on a column passes below its axis.
     """
     apart = max(92.0, (WIDTH - _LEFT - _RIGHT) / max(1, len(columns) - 1))
     width = round(_LEFT + _RIGHT + apart * (len(columns) - 1))
@@ -54,7 +54,7 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
             _text(x - 6, bottom - place * _HEIGHT + 4, text, "tick", "end") for place, text in column.axis.ticks()
         ]
         parts.append(_text(x, _TOP - 14, column.name, "name", "middle"))
-        # What the mouse is drawn over to choose a part of the axis.
+        # The area in which the mouse selects a part of the axis.
         parts.append(
             f'<rect class="brush" data-axis="{n}" data-name="{escape(visible(column.name))}" x="{x - 10:.1f}" y="{_TOP}" '
             f'width="20" height="{_HEIGHT}"/>'
@@ -65,7 +65,7 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
 
 
 def history(picture: History) -> str:
-    """The metric over the trials' numbers: a mark for each trial, and a stepped line for the best so far."""
+    """Draw a mark for each trial, and a line for the best value so far."""
     last = max([point[0] for point in picture.points] + [point[0] for point in picture.best])
     bottom, right = _TOP + _HEIGHT, WIDTH - _RIGHT / 3
 
@@ -95,7 +95,7 @@ def history(picture: History) -> str:
 
 
 def front(picture: Front) -> str:
-    """Two metrics against each other, and a line through the Pareto front."""
+    """Draw two metrics against each other, and a line through the Pareto front."""
     bottom, right = _TOP + _HEIGHT, _LEFT + 1.5 * _HEIGHT
 
     def at(places: tuple[float, float]) -> tuple[float, float]:
@@ -115,7 +115,7 @@ def front(picture: Front) -> str:
 
 
 def importance(found: Sequence[Importance]) -> str:
-    """A bar for each hyperparameter."""
+    """Draw a bar for each hyperparameter."""
     left, height = 190, 26
     most = max([one.share for one in found], default=0) or 1
     parts = []
@@ -137,7 +137,7 @@ def _mark(number: int, x: float, y: float, status: str) -> str:
     if status == states.FAILED:
         cross = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
         return f'<path {whose} d="{cross}" fill="none" stroke="{FAILED}">{title}</path>'
-    # Stopped, or still running: its value is not what it would have come to.
+    # Stopped or live: not its final value.
     return f'<circle {whose} cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#fff" stroke="{GREY}">{title}</circle>'
 
 

@@ -49,9 +49,8 @@ class PausingPolicy(Protocol):
 
         A pure function, so that a controller that replaces a crashed one decides the same.
 
-        Args:
-            is_last: No new trial will begin.
-            without: Ids of runs that have left no checkpoint.
+        `is_last`: No new trial will begin.
+        `without`: Ids of runs that have left no checkpoint.
         """
 
     def waits(self, trial: Trial) -> bool:

@@ -25,8 +25,7 @@ class Policy(Protocol):
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Return trial number -> reason, for the live trials to stop.
 
-        Args:
-            trials: All trials of the sweep.
+        `trials`: All trials of the sweep.
         """
 
     def to_json(self) -> dict[str, Any]:

@@ -219,10 +219,9 @@ def explored(
 ) -> dict[str, Raw]:
     """Return a changed copy of a point, key -> raw value.
 
-    Args:
-        factors: Each hyperparameter is multiplied by one of them at random.
-        resample: Probability that a hyperparameter is drawn from the space instead.
-        mutate: Names, with or without dashes, of hyperparameters that change; None for all.
+    `factors`: Each hyperparameter is multiplied by one of them at random.
+    `resample`: Probability that a hyperparameter is drawn from the space instead.
+    `mutate`: Names, with or without dashes, of hyperparameters that change; None for all.
     """
     names = None if mutate is None else {name.lstrip("-") for name in mutate}
 

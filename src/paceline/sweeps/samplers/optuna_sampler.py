@@ -33,7 +33,7 @@ _TRIAL, _STUDY = "trial", "study"
 _STARTUP_TRIALS = 10
 #: Limit of trials for the estimator of single parameters: it slows down with more, and choices are settled by then.
 _ALONE_TRIALS = 300
-#: Of which the best tenth is one.
+#: The best tenth of these is one trial.
 _WARM_START_TRIALS = 10
 #: Attempts to get a point that no trial has.
 _DRAWS = 10
@@ -127,7 +127,7 @@ class OptunaSampler:
         optuna = _optuna()
         if trial.number in self._told:
             return
-        # The study keeps it running until it is told; TPE's constant liar then avoids it.
+        # Running in the study until its result is added; TPE's constant liar then avoids it.
         is_known = trial.is_over or bool(trial.earlier)
         values = self._known(trial) if is_known else None
         if is_known:
@@ -147,7 +147,7 @@ class OptunaSampler:
     def _known(self, trial: Trial) -> tuple[float, ...] | None:
         """Return a trial's result, or None if it failed or has no finite value.
 
-        Trials that a policy has stopped count with what they reached.
+        A trial that a policy has stopped counts with its best value.
         """
         if trial.status == states.FAILED:
             return None

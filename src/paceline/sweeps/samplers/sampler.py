@@ -42,8 +42,7 @@ class Sampler(Protocol):
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """Return the point of trial `number`, or None if no point is left.
 
-        Args:
-            trials: All trials so far, including live ones.
+        `trials`: All trials so far, including live ones.
         """
 
 

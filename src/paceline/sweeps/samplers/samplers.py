@@ -50,10 +50,9 @@ def make_sampler(
 ) -> Sampler:
     """Make the sampler of this name.
 
-    Args:
-        source: Folder of a user's own sampler module.
-        prior: Results of former sweeps, for samplers that learn.
-        tried: The user's own points, which are tried first.
+    `source`: Folder of a user's own sampler module.
+    `prior`: Results of former sweeps, for samplers that learn.
+    `tried`: The user's own points, which are tried first.
 
     Raises:
         SweepError: As `check_sampler`, or the user's sampler cannot be loaded.
@@ -148,8 +147,7 @@ class Proposals:
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """Return the point of trial `number`, or None if no point is left.
 
-        Args:
-            trials: All earlier trials.
+        `trials`: All earlier trials.
         """
         if number < len(self._points):
             return Proposal(chosen=self._points[number])
