@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.children import child
 from paceline.children.child import record_of
@@ -18,6 +18,21 @@ from paceline.runs.visible import visible_line
 
 #: Status of a step without a run: it waits, or it will never begin because a step that it needs has failed.
 WAITING, SKIPPED = "NotStarted", "Skipped"
+
+
+class StepRow(TypedDict):
+    """A step of a pipeline and its run, for tables."""
+
+    number: int
+    step: str
+    run_id: str | None
+    status: str
+    after: list[str]
+    reused_from: str | None
+    target: str | None
+    started_utc: str | None
+    duration_s: float | None
+    failure: str | None
 
 
 class PipelineRun(Run):
@@ -68,7 +83,7 @@ class PipelineRun(Run):
         found = zip(spec.steps, records(self._folder, spec), strict=True)
         return {step.name: self._handle(self._experiment, record) for step, record in found if record is not None}
 
-    def step_rows(self) -> list[dict[str, Any]]:
+    def step_rows(self) -> list[StepRow]:
         """Return a mapping for each step.
 
         Keys: number, step, run_id, status, after, reused_from, target, started_utc, duration_s, failure.
@@ -114,16 +129,16 @@ def records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
     return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
 
 
-def rows(folder: RunFolder, pipeline: RunRecord) -> list[dict[str, Any]]:
+def rows(folder: RunFolder, pipeline: RunRecord) -> list[StepRow]:
     """Return a mapping for each step.
 
     Keys: number, step (its name), run_id, status, after (names), reused_from, target, started_utc, duration_s, failure (its
     message). run_id is None before the step begins. A step that will never begin is Skipped.
     """
     spec = PipelineSpec.from_json(pipeline.pipeline or {})
-    found = []
+    found: list[StepRow] = []
     for number, (step, record) in enumerate(zip(spec.steps, records(folder, spec), strict=True)):
-        told = {
+        row: StepRow = {
             "number": number,
             "step": step.name,
             "run_id": None,
@@ -136,13 +151,9 @@ def rows(folder: RunFolder, pipeline: RunRecord) -> list[dict[str, Any]]:
             "failure": None,
         }
         if record is not None:
-            told |= {
-                "run_id": record.run_id,
-                "status": record.status,
-                "reused_from": (record.step or {}).get("reused_from"),
-                "started_utc": record.started_utc,
-                "duration_s": record.duration_s,
-                "failure": record.failure.message if record.failure else None,
-            }
-        found.append(told)
+            row["run_id"], row["status"] = record.run_id, record.status
+            row["reused_from"] = (record.step or {}).get("reused_from")
+            row["started_utc"], row["duration_s"] = record.started_utc, record.duration_s
+            row["failure"] = record.failure.message if record.failure else None
+        found.append(row)
     return found

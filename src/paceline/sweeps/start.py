@@ -36,7 +36,7 @@ from paceline.sweeps.samplers.samplers import Proposals, check_own
 from paceline.sweeps.space import Space, argument
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.sweeps.trial_runs import count
-from paceline.sweeps.warm_start import as_trials, keep, known_results
+from paceline.sweeps.warm_start import KnownResult, as_trials, keep, known_results
 from paceline.system import lock_holder, locks
 from paceline.system.files import PRIVATE, read_json, write_json
 from paceline.targets import configured
@@ -110,7 +110,7 @@ class CheckedSweep:
     spec: SweepSpec
     secrets: dict[str, str]
     described: configured.Configured
-    results: list[dict[str, Any]]
+    results: list[KnownResult]
 
 
 def checked(

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.errors import RunNotFoundError, SweepError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.sweeps.curves import CurveReader
-from paceline.sweeps.expressions import Fixed
+from paceline.sweeps.expressions import Fixed, Raw
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
@@ -27,7 +27,15 @@ _FILE = "prior.json"
 _UNTAUGHT = ("random", "grid")
 
 
-def known_results(spec: SweepSpec, runs_dir: Path) -> list[dict[str, Any]]:
+class KnownResult(TypedDict):
+    """A former trial's point in the new space, and a value of each metric."""
+
+    run_id: str
+    chosen: dict[str, Raw]
+    values: list[float]
+
+
+def known_results(spec: SweepSpec, runs_dir: Path) -> list[KnownResult]:
     """Return the results of the sweeps in `spec.warm_start` as JSON.
 
     They are values of the new sweep's metrics at points of its space. Failed trials, trials without a value and points outside
@@ -45,7 +53,7 @@ def known_results(spec: SweepSpec, runs_dir: Path) -> list[dict[str, Any]]:
     return [found for run_id in spec.warm_start for found in _of_sweep(run_id, spec, runs_dir)]
 
 
-def keep(folder: RunFolder, results: Sequence[dict[str, Any]]) -> None:
+def keep(folder: RunFolder, results: Sequence[KnownResult]) -> None:
     """Write the results into the new sweep's folder."""
     if results:
         write_json(folder.path / _FILE, list(results))
@@ -61,7 +69,7 @@ def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
     return as_trials(results)
 
 
-def as_trials(results: Sequence[dict[str, Any]]) -> list[Trial]:
+def as_trials(results: Sequence[KnownResult]) -> list[Trial]:
     """Return results of `known_results` as trials with numbers below zero."""
     return [
         Trial(
@@ -76,7 +84,7 @@ def as_trials(results: Sequence[dict[str, Any]]) -> list[Trial]:
     ]
 
 
-def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[dict[str, Any]]:
+def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[KnownResult]:
     folder = RunFolder(runs_dir / run_id)
     try:
         record = store.stored(folder)
@@ -91,7 +99,8 @@ def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[dict[str, An
     judged = _judged_by(former, spec)
     known = [trial_of(records, runs_dir, judged) for records in all_runs(folder, judged)]
     trials = [trial for trial in known if trial.status != states.FAILED]
-    found, outside = [], ""
+    found: list[KnownResult] = []
+    outside = ""
     for trial in trials:
         values = _values(trial, spec)
         if values is None or not trial.is_over:

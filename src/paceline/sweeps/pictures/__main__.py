@@ -1,6 +1,7 @@
 """Draw a sweep's pictures: `python -m paceline.sweeps.pictures RUN_DIR`.
 
-They are in the sweep's outputs. This is a process of its own, because drawing takes more memory than the sweep's controller, and may crash.
+They are written into the sweep's outputs.
+This is a process of its own, because drawing takes more memory than the sweep's controller, and may crash.
 """
 
 from __future__ import annotations

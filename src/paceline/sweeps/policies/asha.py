@@ -6,21 +6,21 @@ Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020; Li
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.policies import promotion
 from paceline.sweeps.policies.pausing import Judgement, check_budget
-from paceline.sweeps.policies.policy import check_whole
+from paceline.sweeps.policies.policy import NamedPolicy, check_whole
 from paceline.sweeps.policies.promotion import Ladder
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 
 @dataclass(frozen=True, kw_only=True)
-class ASHA:
+class ASHA(NamedPolicy):
     """A policy that keeps the best 1 / eta of the trials at each rung.
 
     It stops the other trials that reach the rung. With promote it pauses them, and continues a trial from its checkpoints once
@@ -42,6 +42,8 @@ class ASHA:
     Raises:
         SweepError: A number is out of range, or a budget has no promote or no last.
     """
+
+    NAME: ClassVar[str] = "asha"
 
     first: int = 3
     eta: int = 3
@@ -121,9 +123,6 @@ class ASHA:
     def _ladder(self) -> Ladder:
         return Ladder(first=self.first * self.eta**self.bracket, eta=self.eta, last=self.last)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": "asha", **asdict(self)}
-
 
 def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
     """Return the costs of the bests of all trials at a rung, in ascending order."""
@@ -132,7 +131,7 @@ def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hyperband:
+class Hyperband(NamedPolicy):
     """Hyperband's brackets of ASHA, assigned by the trial's number.
 
     Some trials get more time before they are judged. A bracket that starts one rung later gets 1 / eta as many trials.
@@ -145,6 +144,8 @@ class Hyperband:
     Raises:
         SweepError: A number is out of range.
     """
+
+    NAME: ClassVar[str] = "hyperband"
 
     last: int
     first: int = 1
@@ -175,6 +176,3 @@ class Hyperband:
                 return bracket
             place -= share
         raise AssertionError("the shares add up to more than any place")
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": "hyperband", **asdict(self)}

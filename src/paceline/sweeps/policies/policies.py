@@ -14,12 +14,8 @@ from paceline.sweeps.policies.population import PopulationBasedTraining
 from paceline.system.names import did_you_mean
 
 POLICIES: dict[str, type[Any]] = {
-    "bandit": Bandit,
-    "median": MedianStopping,
-    "truncation": TruncationSelection,
-    "asha": ASHA,
-    "hyperband": Hyperband,
-    "pbt": PopulationBasedTraining,
+    policy.NAME: policy
+    for policy in (Bandit, MedianStopping, TruncationSelection, ASHA, Hyperband, PopulationBasedTraining)
 }
 
 

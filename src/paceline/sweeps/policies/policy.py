@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import is_number
@@ -30,6 +30,17 @@ class Policy(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Return `{"name": ..., parameter: ...}`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedPolicy:
+    """A policy whose JSON is its name and its fields."""
+
+    NAME: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `{"name": ..., parameter: ...}`."""
+        return {"name": self.NAME, **asdict(self)}
 
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
@@ -62,7 +73,7 @@ def check_whole(policy: str, name: str, value: object, *, at_least: int) -> None
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedianStopping:
+class MedianStopping(NamedPolicy):
     """A policy that stops trials worse than the median of the others.
 
     A trial stops when its best value is worse than the median of the other trials' running averages up to the same interval
@@ -75,6 +86,8 @@ class MedianStopping:
     Raises:
         SweepError: An interval is out of range.
     """
+
+    NAME: ClassVar[str] = "median"
 
     evaluation_interval: int = 1
     delay_evaluation: int = 0
@@ -98,12 +111,9 @@ class MedianStopping:
                 )
         return found
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": "median", **asdict(self)}
-
 
 @dataclass(frozen=True, kw_only=True)
-class TruncationSelection:
+class TruncationSelection(NamedPolicy):
     """A policy that stops the worst trials at each interval.
 
     Args:
@@ -114,6 +124,8 @@ class TruncationSelection:
     Raises:
         SweepError: The percentage or an interval is out of range.
     """
+
+    NAME: ClassVar[str] = "truncation"
 
     truncation_percentage: int
     evaluation_interval: int = 1
@@ -139,12 +151,9 @@ class TruncationSelection:
                 )
         return found
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": "truncation", **asdict(self)}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Bandit:
+class Bandit(NamedPolicy):
     """A policy that stops trials too far behind the best value at the same interval.
 
     Args:
@@ -157,6 +166,8 @@ class Bandit:
     Raises:
         SweepError: Not exactly one slack is given, it is negative, or an interval is out of range.
     """
+
+    NAME: ClassVar[str] = "bandit"
 
     slack_factor: float | None = None
     slack_amount: float | None = None
@@ -200,6 +211,3 @@ class Bandit:
         # Worse is towards zero for a positive maximum or a negative minimum.
         down = (leader > 0) == (goal == "maximize")
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": "bandit", **asdict(self)}

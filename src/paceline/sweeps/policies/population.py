@@ -17,21 +17,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.expressions import Choice, Fixed, Integers, Normal, Raw, Uniform, is_number
 from paceline.sweeps.policies.pausing import Judgement, check_budget
-from paceline.sweeps.policies.policy import check_whole
+from paceline.sweeps.policies.policy import NamedPolicy, check_whole
 from paceline.sweeps.samplers.sampler import seed_of
 from paceline.sweeps.space import Dimension, Space
 from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 
 @dataclass(frozen=True, kw_only=True)
-class PopulationBasedTraining:
+class PopulationBasedTraining(NamedPolicy):
     """A policy that trains all trials in step and copies the best over the worst.
 
     The script must resume from `PACELINE_CHECKPOINT_DIR`, with the hyperparameters that it gets.
@@ -51,6 +51,8 @@ class PopulationBasedTraining:
     Raises:
         SweepError: A number is out of range.
     """
+
+    NAME: ClassVar[str] = "pbt"
 
     interval: int
     last: int
@@ -130,7 +132,7 @@ class PopulationBasedTraining:
         return f"PBT: the sweep has ended before generation {len(trial.legs) + 1} of it began"
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": "pbt", **asdict(self), "factors": list(self.factors)}
+        return {**super().to_json(), "factors": list(self.factors)}
 
     def _end(self, generation: int) -> int:
         return generation * self.interval
