@@ -1,7 +1,7 @@
-"""A run's metrics as curves: read once, then only what is new, thinned to what a screen shows.
+"""A run's metrics as curves: read incrementally, and thinned to the pixels of a screen.
 
-One curve is what one rank logged under one name in one attempt. Its numbers are kept as they were logged, so what is zoomed into
-is exact; of more points than pixels, each piece gives its least and its greatest, so that no spike is lost.
+A curve has the values of one rank under one name in one attempt. They are kept as logged, so a zoomed view is exact. With more
+points than pixels, each piece shows its minimum and maximum, so that no spike is lost.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from typing import Any
 from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
 from paceline.runs.metric_reader import FolderListing, LogTail
 
-#: Read at once: little, so that whoever else asks the server meanwhile waits a moment and no longer.
+#: Bytes of one read: few, so that other requests are not delayed.
 _CHUNK = 1 << 17
-#: A metric's line as `MetricLog.scalar` writes it. What looks otherwise goes through the JSON parser, which takes longer.
+#: A line of `MetricLog.scalar`. Other lines go through the slower JSON parser.
 _NAME = rb'[^"\\]*(?:\\.[^"\\]*)*'
 _LINE = rb'\{"name":"%s","value":([-\dNI][-+.\deINafinty]*),"time":%s(?:,"step":(-?\d+))?\}\n'
 _TIME = {False: rb"[\d.]+", True: rb"([\d.]+)"}
 _ANY_LINE = {has_times: re.compile(_LINE % (rb"(%s)" % _NAME, time)) for has_times, time in _TIME.items()}
-#: Of so few names, each is looked for by a pattern of its own: that takes a third of the time. From 2001 to 2286 a time has 17
-#: characters, which are passed over at once where nobody wants to know it.
+#: Up to so many names each have their own pattern, which takes a third of the time. From 2001 to 2286 a time has 17
+#: characters, which the pattern skips if times are not kept.
 _FEW, _SOME_TIME = 8, rb"(?s:.{17})"
-#: Numbers that are kept of all runs together: some 40 MB.
+#: Most numbers kept of all runs together: some 40 MB.
 _MOST_NUMBERS = 2_500_000
-#: Rows, tables and images that are kept of a run; more than this nobody looks through on a page.
+#: Most rows, tables and images kept of a run.
 _MOST_OTHERS = 400
 
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """Whose curve: rank is the node's number where `is_node`."""
+    """The identity of a curve. rank: number of the node if `is_node`."""
 
     name: str
     rank: int
@@ -50,7 +50,7 @@ class Key:
 
 @dataclass
 class Curve:
-    """ys: values. steps: of each, where all have one. times: seconds since 1970, where they are kept."""
+    """The values of a curve. steps: if all values have one. times: seconds since 1970, if kept."""
 
     ys: array[float] = field(default_factory=lambda: array("d"))
     steps: array[float] = field(default_factory=lambda: array("d"))
@@ -71,11 +71,11 @@ class Curve:
             tail = self.steps[max(0, start - 1) :]
             self.is_sorted = self.is_sorted and all(map(le, tail, tail[1:]))
         if not self.has_nan:
-            # A sum is NaN or infinite where one of its numbers is.
+            # A sum is NaN or infinite if one of its numbers is.
             self.has_nan = not math.isfinite(sum(ys))
 
     def xs(self, axis: str, origin_s: float) -> Any:
-        """The places on an axis: "step" (or the value's number, of a curve without steps), "time" or "relative"."""
+        """Return the places on an axis: "step" (else the value's index), "time" or "relative"."""
         if axis == "time":
             return self.times
         if axis == "relative":
@@ -85,7 +85,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Other:
-    """A value that is no number: a row, a table, an image, a text."""
+    """A logged row, table, image or text."""
 
     name: str
     kind: str
@@ -97,7 +97,7 @@ class Other:
 
 
 class _Log:
-    """One file of metrics, followed by its length."""
+    """A metric log that grows."""
 
     def __init__(self, path: Path, rank: int, attempt: int, *, is_node: bool = False) -> None:
         self._tail = LogTail(path)
@@ -122,7 +122,7 @@ class _Log:
         lines = _ANY_LINE[into.has_times].findall(data)
         if len(lines) == count and self._take_scalars(_by_name(lines), into):
             return
-        # Piece by piece in order: a name's values must not change places.
+        # Piece by piece, to keep the order of a name's values.
         plain: list[tuple[bytes, ...]] = []
         for line in data.split(b"\n"):
             if (match := _ANY_LINE[into.has_times].fullmatch(line + b"\n")) is not None and _is_number(match[2]):
@@ -135,8 +135,9 @@ class _Log:
         self._take_scalars(_by_name(plain), into)
 
     def _take_scalars(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
-        """Keep lines by their names: value, time where that is kept, step or nothing. False where a value is no number; then
-        nothing is kept.
+        """Store lines of (value, time if kept, step or nothing) by name.
+
+        Return False, and store nothing, if a value is not a number.
         """
         taken = []
         for name, lines in found.items():
@@ -147,7 +148,7 @@ class _Log:
                 ys = array("d", map(float, values))
             except ValueError:
                 return False
-            # All or none, as a loop logs them; of a mixture the numbers of the values count.
+            # Use steps only if all values have one, else the values' indices.
             given = array("d", map(float, steps)) if b"" not in steps else None
             taken.append((name, ys, given, array("d", map(float, times[0])) if times else None))
         for name, ys, given, clock in taken:
@@ -161,7 +162,7 @@ class _Log:
     def _take_other(self, line: Any, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
             if isinstance(line, dict) and type(attempt := line.get("attempt")) is int:
-                # Earlier versions wrote all attempts into one file, each after a line that says which it is.
+                # Earlier versions wrote all attempts into one file, each after a line with its number.
                 self._attempt = attempt
             return
         kind, value = line.get("kind"), line.get("value")
@@ -178,9 +179,9 @@ class _Log:
 
 
 class RunCurves:
-    """All curves of a run. Not for several threads at once.
+    """All curves of a run, for one thread at a time.
 
-    has_times: keep the time of each value too, which most axes have no use for.
+    has_times: keep the time of each value, which most axes do not need.
     """
 
     def __init__(self, folder: RunFolder, *, has_times: bool = False) -> None:
@@ -193,7 +194,7 @@ class RunCurves:
         self.left_out = 0
 
     def look(self) -> bool:
-        """Read what is new; whether anything was."""
+        """Read appended lines. Return whether there were any."""
         self._list()
         came = False
         for log in self._logs.values():
@@ -202,7 +203,7 @@ class RunCurves:
 
     @property
     def size(self) -> int:
-        """Numbers that are kept."""
+        """Return how many numbers are kept."""
         return sum(len(curve.ys) for curve in [*self.curves.values()])
 
     def curve(self, key: Key) -> Curve:
@@ -213,13 +214,13 @@ class RunCurves:
 
     def add_other(self, other: Other) -> None:
         if len(self.others) >= _MOST_OTHERS:
-            # The newest are looked for.
+            # Keep the newest.
             self.others.pop(0)
             self.left_out += 1
         self.others.append(other)
 
     def cuts(self, key: Key) -> list[tuple[float, float]]:
-        """The steps of an attempt that later ones have logged again: (first, last) of each, as in `runs.metrics`."""
+        """Return (first, last) of the steps that later attempts logged again, as in `runs.metrics`."""
         later = [
             (other.attempt, curve)
             for other, curve in self.curves.items()
@@ -238,7 +239,7 @@ class RunCurves:
             for attempt, path in paths.items():
                 if path not in self._logs:
                     self._logs[path] = _Log(path, rank, attempt)
-        # The names of workers' loads begin with `rank_`, so they stand among the nodes' curves.
+        # The names of workers' loads begin with `rank_`, so they are among the nodes' curves.
         for find in (node_logs, load_logs):
             for number, path in find(self._directory).items():
                 if path not in self._logs:
@@ -272,10 +273,10 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """Xs and ys to be drawn: all points where there are at most two for a pixel, else of each piece the least and the greatest.
+    """Return the xs and ys to draw: all points up to two for each pixel, else minimum and maximum of each piece.
 
-    window: from, to; a point beyond each end is kept, so that the line goes on to the picture's edge. A value that is no finite
-    number is None, which is a gap.
+    window: from, to; includes a point beyond each end, so that the line reaches the edge. A value that is not finite becomes
+    None, which is a gap.
     """
     xs: Any = curve.xs(axis, origin_s)
     ys: Any = curve.ys
@@ -299,7 +300,7 @@ def _extremes(ys: Any, pieces: int, *, has_nan: bool) -> Iterator[int]:
     count = len(ys)
     for piece in range(pieces):
         low, high = piece * count // pieces, (piece + 1) * count // pieces
-        # Numbers are made of an array's bytes each time that one is looked at; a list has them.
+        # An array creates a number object at each access; a list has them.
         part = list(ys[low:high])
         if has_nan:
             finite = [n for n, y in enumerate(part) if math.isfinite(y)]
@@ -320,14 +321,14 @@ def _plain(xs: Any) -> list[float | None]:
 
 
 def finite(number: float) -> float | None:
-    """The number as JSON has it: None for one that it has not, and 3 for 3.0."""
+    """Return the number for JSON: None unless finite, and 3 for 3.0."""
     if not math.isfinite(number):
         return None
     return int(number) if number == int(number) and abs(number) < 1e15 else number
 
 
 class CurveStore:
-    """The curves of the runs that were looked at last, so that a page that is opened again costs nothing."""
+    """A cache of the recently shown runs' curves."""
 
     def __init__(self, most_numbers: int = _MOST_NUMBERS) -> None:
         self._most_numbers = most_numbers
@@ -336,13 +337,13 @@ class CurveStore:
 
     @contextlib.contextmanager
     def open(self, folder: RunFolder, *, has_times: bool = False) -> Iterator[RunCurves]:
-        """The run's curves, for this caller alone; not read on yet."""
+        """Yield the run's curves for this caller alone, not yet updated."""
         key = (folder.path, has_times)
         with self._lock:
             known = (
                 self._runs.pop(key) if key in self._runs else (threading.Lock(), RunCurves(folder, has_times=has_times))
             )
-            # Behind all others: the first is the one that was not asked for the longest.
+            # Move to the end: the first is the least recently used.
             self._runs[key] = known
             while len(self._runs) > 1 and sum(one.size for _, one in self._runs.values()) > self._most_numbers:
                 del self._runs[next(iter(self._runs))]
