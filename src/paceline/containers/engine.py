@@ -49,7 +49,7 @@ class ContainerEngine:
         """Whether containers may outlast their client; apptainer's are plain processes."""
         return self.kind in ("podman", "docker")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod

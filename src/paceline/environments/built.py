@@ -48,7 +48,7 @@ class Built:
     size_bytes: int
     last_used_utc: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
         return plain_fields(self)
 

@@ -42,7 +42,7 @@ def key(environment: EnvironmentSpec, base: Base) -> str:
         EnvironmentSpecError: pip can't parse a requirement, or a local path can't be read.
     """
     lines = lines_of(environment)
-    content: dict[str, Any] = {
+    content: dict[str, object] = {
         "making": _MAKING,
         "base": base.identity(),
         # A layer holds what the base lacks, so it depends on the base's packages.

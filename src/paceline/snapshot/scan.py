@@ -63,7 +63,7 @@ class Tree:
     def size(self) -> int:
         return sum(stamp[0] for stamp in self.files.values())
 
-    def to_cache(self, snapshot_id: str) -> dict[str, Any]:
+    def to_cache(self, snapshot_id: str) -> dict[str, object]:
         """Return the cache for the next scan, once all hashes are known."""
         return {
             "id": snapshot_id,

@@ -102,7 +102,7 @@ def add(
         size_bytes=sum(max(info.size, 0) for info in files),
     )
 
-    def document(version: int) -> dict[str, Any]:
+    def document(version: int) -> dict[str, object]:
         # Written before the version's own file, which makes the version visible.
         write_json(_files_path(registry, name, version), listed, sync=True)
         return asdict(replace(made, version=version))

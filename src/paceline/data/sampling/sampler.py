@@ -19,13 +19,24 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import length_hint
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.data.sampling.order import GlobalOrder
 from paceline.data.sampling.world import check_tail, length_of, own_positions, own_rank
 from paceline.errors import DataError
 
 _VERSION = 1
+
+
+class SamplerState(TypedDict):
+    """The state of a sampler, the same for all ranks. position: in the global order."""
+
+    version: int
+    length: int
+    seed: int
+    shuffle: bool
+    epoch: int
+    position: int
 
 
 class DistributedSampler:
@@ -115,7 +126,7 @@ class DistributedSampler:
         self._check_used(used, f"advance({samples})")
         self._used = used
 
-    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+    def state_dict(self, consumed: int | None = None) -> SamplerState:
         """Return the state for `load_state_dict`: seed, epoch and global position.
 
         The state of rank 0 is valid for every rank and world size. torchdata's StatefulDataLoader counts by itself and needs
@@ -150,7 +161,7 @@ class DistributedSampler:
             "position": min(self._start + consumed * self.world_size, self._length),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Resume at the global position of the state, at any world size.
 
         Raises:
@@ -228,7 +239,7 @@ class DistributedSampler:
             )
 
 
-def _check_same(state: Mapping[str, Any], name: str, own: object) -> None:
+def _check_same(state: Mapping[str, object], name: str, own: object) -> None:
     if name not in state:
         raise DataError(f"the sampler's state has no {name!r}; load what DistributedSampler.state_dict() gave.")
     if state[name] != own:

@@ -14,7 +14,6 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import parse_qsl
 
 from paceline.errors import DataError
@@ -107,7 +106,7 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
             )
 
 
-def check_no_secrets(url: str, options: Mapping[str, Any]) -> None:
+def check_no_secrets(url: str, options: Mapping[str, object]) -> None:
     """Raise DataError if a URL or an option holds a secret in clear text."""
     shown = hidden_url(url)
     found = [f"the option {name!r}" for name in _secret_names(options)]
@@ -130,7 +129,7 @@ def hidden_url(url: str) -> str:
     return f"{path}{mark}{query}"
 
 
-def _secret_names(options: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _secret_names(options: Mapping[str, object], prefix: str = "") -> list[str]:
     found = []
     for name, value in options.items():
         if isinstance(value, Mapping):

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.data.stores import record as records
 from paceline.data.stores.credentials import check_credentials, check_no_secrets, hidden_url
@@ -52,7 +52,7 @@ class Datastore:
         name: str,
         url: str | os.PathLike[str],
         *,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         credentials: Mapping[str, str] | None = None,
         default: bool = False,
         overwrite: bool = False,
@@ -363,12 +363,12 @@ def _checked_url(name: str, url: str) -> str:
     return url
 
 
-def _plain(options: dict[str, Any], name: str) -> dict[str, Any]:
+def _plain(options: dict[str, object], name: str) -> dict[str, object]:
     import json
 
     try:
         # A round trip through JSON, to keep exactly what will be read: tuples become lists, keys become texts.
-        plain: dict[str, Any] = json.loads(json.dumps(options))
+        plain: dict[str, object] = json.loads(json.dumps(options))
     except (TypeError, ValueError) as error:
         raise DataError(
             f"options of datastore {name!r} can't be written as JSON: {error}. Give plain values."

@@ -44,7 +44,7 @@ class StoreRecord:
 
     name: str | None
     url: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     credentials: Mapping[str, str] | None = None
 
     @property
@@ -100,7 +100,7 @@ class StoreRecord:
         # Include the options: a bucket of the same name at another endpoint holds other files.
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON form. Credentials are places, so it holds no secret."""
         credentials = dict(self.credentials) if self.credentials else None
         return {"url": self.url, "options": dict(self.options), "credentials": credentials}

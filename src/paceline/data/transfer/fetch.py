@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from paceline.data.sampling.partition import split_by_size
 from paceline.data.stores.filesystem import Store, place_of
@@ -49,7 +48,7 @@ class Fetched:
     fingerprint: str
     note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return plain_fields(self)
 
 

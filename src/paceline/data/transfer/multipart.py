@@ -48,7 +48,7 @@ def put(fs: Any, file: Path, full: str, stop: threading.Event) -> None:
         upload = fs.call_s3("create_multipart_upload", **to)["UploadId"]
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
-    def part(number: int) -> dict[str, Any]:
+    def part(number: int) -> dict[str, object]:
         if stop.is_set():
             raise InterruptedError("the upload was given up")
         data = os.pread(fd, length, (number - 1) * length)
