@@ -50,7 +50,7 @@ class RunProfile:
 
     @property
     def notes(self) -> list[str]:
-        """What was not allowed on the nodes, and how to allow it."""
+        """Missing permissions on the nodes, and how to grant them."""
         return list(self.told["notes"])
 
     @property

@@ -51,7 +51,7 @@ class RunStacks:
 
     @property
     def notes(self) -> list[str]:
-        """What was not allowed on the nodes, and how to allow it: stacks may be missing."""
+        """Missing permissions on the nodes, and how to grant them: stacks may be missing."""
         return list(self.told["notes"])
 
     @property

@@ -5,7 +5,8 @@
             for name, data in beside.heard():        # ("out", b"...") or ("err", b"...")
                 ...
 
-Both sides write files in the run's folder and poll for the other's. That works wherever workers and their records do, without a
+Both sides write files in the run's folder and poll for the other's. That works on any file system that the run itself uses,
+without a
 port that other users could reach. If the supervisor uses another folder, the run's target carries the messages (`Channel`).
 """
 
@@ -217,7 +218,7 @@ class Beside:
         return found
 
     def _run_is_over(self) -> bool:
-        """Return whether the supervisor is gone, so that nobody can answer."""
+        """Return whether the supervisor is gone, and no process can answer."""
         now = time.monotonic()
         if now - self._record_at < self._record_s:
             return False

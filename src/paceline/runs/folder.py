@@ -149,11 +149,11 @@ class RunFolder:
         return self.logs / f"prepare_{node_rank}.log"
 
     def prepared(self, node_rank: int) -> Path:
-        """Return a node's result of preparing: what is ready for its workers, or the error."""
+        """Return a node's result of preparing: the parts that are ready, or the error."""
         return self.path / "prepared" / f"node_{node_rank}.json"
 
     def stored(self, node_rank: int) -> Path:
-        """Return a node's result of storing outputs: what it stored, or the error."""
+        """Return a node's result of storing outputs: the stored outputs, or the error."""
         return self.path / "prepared" / f"stored_{node_rank}.json"
 
     def cleaned(self, node_rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""Incremental reading of metric logs: which files there are, what was appended, and the last lines."""
+"""Incremental reading of metric logs: new files, appended lines, and the last lines."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class MetricLog:
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
-        #: Whether the file may end in the middle of a line. Readers skip such a line if the next one starts afresh.
+        #: Whether the file may end in the middle of a line. Readers skip such a line if the next one is complete.
         self._is_torn = False
 
     def scalar(self, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:

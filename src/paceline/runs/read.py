@@ -1,7 +1,4 @@
-"""The record of a run as it is now, whoever looks after the run: its supervisor here, one on another machine, or nobody.
-
-`store` knows this machine's files and locks, `remote_status` asks an engine; this decides which of the two is asked.
-"""
+"""The current record of a run: from its files and locks (`store`), or from its engine (`remote_status`)."""
 
 from __future__ import annotations
 
@@ -27,16 +24,16 @@ if TYPE_CHECKING:
 
 
 def record(folder: RunFolder) -> RunRecord:
-    """The record as it is now: set right first if nobody looks after the run any more.
+    """Return the current record; close the run first if it is abandoned.
 
     Raises:
-        RunNotFoundError: there is no record that can be read.
+        RunNotFoundError: No record can be read.
     """
     found = store.stored(folder)
     if found.is_terminal:
         return found
     if _is_own(folder) or not folder.lock.exists():
-        # Without a lock it is a node's copy of the folder: the supervisor, and the lock, are elsewhere.
+        # A folder without a lock is a node's copy: the supervisor and the lock are on another machine.
         return store.shown(folder, found)
     if (workspace_dir := folder.path.parents[1]) in store.only_shown:
         if locks.is_held(folder.lock, here=store.was_here(found)):
@@ -47,21 +44,21 @@ def record(folder: RunFolder) -> RunRecord:
         if not controllers.is_controlled(found):
             return remote_status.read(folder, found)
         return controllers.in_engine(folder, found, _end_children)
-    # Another user's lock can't be opened, only looked up in the kernel's list, which has locks of this machine alone.
+    # Another user's lock cannot be opened, only found in the kernel's list, which knows this machine's locks.
     if not locks.is_held(folder.lock, here=store.was_here(found)):
-        # The owner may have written the end and gone between our two looks.
+        # The owner may have written the end and exited between the two checks.
         found = store.stored(folder)
         if found.is_terminal:
             return found
         if not controllers.is_controlled(found):
             return store.set_right(folder)
         return controllers.resume(folder, found, _end_children)
-    # Whoever ends what is left of a run holds the lock meanwhile; by the mark it is told from a supervisor that lives.
+    # A process that closes an abandoned run holds the lock too; the mark distinguishes it from a supervisor.
     return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
 
 
 def _end_children(parent: RunFolder) -> None:
-    """Ask for the end of all that runs below a sweep or a pipeline: nobody will look any more at what it reaches."""
+    """Request the cancellation of all runs below a sweep or pipeline whose controller cannot start."""
     kind = store.stored(parent).kind
     for path in parent.path.parent.glob(f"{glob.escape(parent.run_id)}_*"):
         with contextlib.suppress(PacelineError, OSError):
@@ -71,16 +68,16 @@ def _end_children(parent: RunFolder) -> None:
 
 
 def _is_own(folder: RunFolder) -> bool:
-    """True if this process is one of the run's own: then the run lives."""
+    """Return whether this process belongs to the run, which therefore lives."""
     return os.environ.get("PACELINE_RUN_ID") == folder.run_id
 
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
-    """The record's JSON as `record` would give it, without the cost of building a job. None where there is none."""
+    """Return the record's JSON without building a job, or None if there is no record."""
     data = read_json(folder.record)
     if not isinstance(data, dict):
         return None
-    # A final record is never written again, so it needs no look at locks or engines.
+    # A final record never changes, so skip locks and engines.
     if data.get("status") in states.TERMINAL:
         return data
     try:
@@ -90,7 +87,7 @@ def raw(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
-    """Every run's record, newest first; folders without a readable one are passed over. trials: those of sweeps, too."""
+    """Yield every readable record, newest first; trials=False skips those of sweeps."""
     for run_id in store.ids(runs_dir):
         if not trials and is_trial(run_id):
             continue
@@ -101,10 +98,10 @@ def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return a channel to the run's supervisor for one command, or None if it shares this folder.
+    """Return a channel to the run's supervisor if it uses another folder than this one, else None.
 
     Raises:
-        RunStateError: This user has no access to it.
+        RunStateError: This user cannot reach the supervisor.
     """
     if not folder.engine.exists():
         return None
@@ -112,15 +109,15 @@ def channel(folder: RunFolder) -> Channel | None:
 
 
 def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | None = None) -> None:
-    """Ask whoever looks after the run to end it. Asking twice changes nothing.
+    """Request the end of a run. Repeated requests change nothing.
 
-    fail: the run is to end as Failed, with this message, and not as Canceled.
+    fail: End the run as Failed with this message instead of Canceled.
 
     Raises:
-        RunStateError: the run is another user's, and this one can't write to its folder.
+        RunStateError: The run belongs to another user, and its folder cannot be written to.
     """
     try:
-        # Written before the engine is told: a supervisor that sees this folder ends the run also where no engine answers.
+        # Before the engine: a supervisor that shares this folder ends the run even if the engine does not answer.
         asked = {"by": by, "reason": reason, "time_utc": utc_now()}
         write_json(folder.cancel_request, asked if fail is None else {**asked, "fail": fail})
     except PermissionError as error:
@@ -131,7 +128,7 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        folder.cancel_request.touch()  # an empty file says it as well, and a full disk takes one
+        folder.cancel_request.touch()  # an empty file is a request too, and fits on a full disk
     if folder.engine.exists():
         remote_status.cancel(folder)
 
@@ -146,9 +143,10 @@ def matches(
     status: str | None = None,
     children: bool = False,
 ) -> bool:
-    """True if the run passes every filter that is given.
+    """Return whether the run passes every given filter.
 
-    tags: a dict of tag -> value, or one tag's name, whatever its value. children: let runs with a parent through.
+    tags: A dict of tag to value, or the name of one tag with any value.
+    children: Let runs with a parent through.
     """
     if record.parent_run_id and not children:
         return False
@@ -156,7 +154,7 @@ def matches(
         return False
     if status is not None and record.status != status:
         return False
-    # Notes are a file more to be read for each run, so they come last.
+    # Last, because notes are one more file to read for each run.
     if not tags and not properties:
         return True
     noted = tags_and_properties.read(folder.notes)

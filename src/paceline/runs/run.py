@@ -111,7 +111,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def show(self) -> None:
         """Show the run and return at once: a live table in a notebook, elsewhere one line.
 
-        The saved notebook keeps the table as it was at the end.
+        The saved notebook keeps the table from the end of the run.
         """
         from paceline.runs import notebook
 
@@ -196,7 +196,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         # Functions return the classes, so that sweeps are imported only when needed.
         return cls.kinds.get(record.kind, lambda: cls)()(experiment, record.run_id)
 
-    # --- what it is
+    # --- identity and results
 
     @property
     def folder(self) -> RunFolder:
@@ -222,7 +222,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def kind(self) -> str:
         """The kind: "script" for a submitted run, "interactive" for one that a program logs by itself.
 
-        It never changes, so no engine is asked.
+        It never changes, so it needs no question to an engine.
         """
         return store.stored(self._folder).kind
 
@@ -255,7 +255,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def input_datasets(self) -> dict[str, Any]:
-        """The inputs by name. In a worker the folder's path, or the dataset if it was asked for directly.
+        """The inputs by name. In a worker the folder's path, or the dataset in mode "direct".
 
         Elsewhere the stored facts: sources, dataset and version, files, bytes, and a fingerprint of the content.
         """
@@ -551,7 +551,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def cancel(self) -> None:
         """Request the run's end: SIGTERM to its workers, SIGKILL after the grace period. Return at once.
 
-        An ended run stays as it is.
+        An ended run does not change.
         """
         # This process owns the run.
         if interactive.is_ours(self._folder):

@@ -363,7 +363,7 @@ def check_own(folder: RunFolder, verb: str) -> None:
 
 
 def stored(folder: RunFolder) -> RunRecord:
-    """Return the record as it was written, without checking for an owner."""
+    """Return the written record without checking for an owner."""
     data = read_json(folder.record)
     if not isinstance(data, dict):
         raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")

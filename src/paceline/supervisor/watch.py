@@ -223,7 +223,7 @@ class WorkerWatch:
         self._looks.begin_profile(take, seconds=_WHERE_S, rate=_WHERE_RATE, ranks=ranks[:1])
 
     def _last_look(self) -> None:
-        """Dump the stacks before the workers are told to end."""
+        """Dump the stacks before SIGTERM to the workers."""
         if not self._running:
             return
         from paceline.observe.stacks import RunStacks

@@ -93,7 +93,7 @@ class WorkerEnd:
         """Whether its own text says that it lost another worker."""
         if self.error is not None:
             return bool(LOST_PEER.search(self.said))
-        # SIGKILL and SIGSEGV are causes of their own, whatever the log says.
+        # SIGKILL and SIGSEGV are causes of their own, even if the log has other errors.
         return bool(LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
 
     @property
