@@ -1,4 +1,4 @@
-"""Launchers: each is given a job and its nodes, and returns the command lines that start the workers."""
+"""Launchers, which turn a job and its nodes into the command lines of the workers."""
 
 from paceline.launchers.base import Launcher, get_launcher, launcher_names
 

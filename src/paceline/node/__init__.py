@@ -1,3 +1,4 @@
-"""The program that runs once on each node beside the workers: before them it prepares what they need, after them it stores what
-they left. Started by the supervisor as a command line of its own, so that it can be watched, ended, and run elsewhere.
+"""The program on each node that prepares the node before the workers start, and stores their outputs afterwards.
+
+The supervisor starts it as a command of its own, so it can be watched and ended, on any machine.
 """

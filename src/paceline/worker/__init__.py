@@ -1,1 +1,1 @@
-"""The part of Paceline that runs inside a worker, before the user's script: standard library alone, for any Python from 3.10."""
+"""The part of Paceline inside a worker, before the user's script: standard library only, Python 3.10 or later."""

@@ -25,7 +25,7 @@ _SAID_BYTES = 1 << 14
 
 @dataclass
 class Ends:
-    """This side of a link. `process` is the local program that provides it, if any."""
+    """The local side of a link. `process` is the local program that provides it, if any."""
 
     read_fd: int
     write_fd: int
