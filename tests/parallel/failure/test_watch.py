@@ -44,8 +44,8 @@ pytestmark = pytest.mark.timeout(900)
 
 #: For those where nobody answers any more: how long a rank waits is no part of what they say.
 IMPATIENT = """
-from paceline.parallel.failure import error_store
-error_store.GRACE_S = 1.0
+from paceline.parallel import failure
+failure.GRACE_S = 1.0
 """
 
 
@@ -286,7 +286,7 @@ except ParallelError as error:
 
 def test_a_call_on_one_rank_alone_is_named(tmp_path: Path) -> None:
     code = """
-from paceline.parallel.failure import error_store as failure_line
+from paceline.parallel import failure as failure_line
 failure_line.STUCK_S = 1.0
 par = spread(nn.Linear(3, 2))
 par.step((x, y))
