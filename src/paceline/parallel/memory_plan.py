@@ -27,7 +27,7 @@ from paceline.parallel.exchange import gather
 from paceline.parallel.experts import expert_parameters
 from paceline.parallel.forecast.measure import state_numbers, tried_state_numbers
 from paceline.parallel.forecast.predict import forecast, shown_bytes
-from paceline.parallel.mesh import World
+from paceline.parallel.mesh import World, WorldPlace
 from paceline.parallel.reduce import local
 from paceline.parallel.strategy import Layout
 from paceline.system.files import write_json
@@ -35,8 +35,6 @@ from paceline.system.memory import memory, swap_free
 
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
-    from paceline.parallel.mesh import WorldPlace
-    from paceline.parallel.strategy import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from paceline.parallel.loss_means import MeanOver, StepMeans, mean_over, scale_g
 from paceline.parallel.loss_state import LossState, loss_kept
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import anywhere, local
-from paceline.parallel.task import own_loss
+from paceline.parallel.task import Task, own_loss
 from paceline.parallel.tracing.fake_model import attributes_kept, buffers_kept, modes_kept
 from paceline.parallel.tracing.reads import plain_attributes
 from paceline.torch_private import BatchNorm, DispatchMode, InstanceNorm
@@ -29,7 +29,6 @@ from paceline.torch_private import BatchNorm, DispatchMode, InstanceNorm
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
     from paceline.parallel.mesh import World
-    from paceline.parallel.task import Task
 
 
 _log = logging.getLogger(__name__)

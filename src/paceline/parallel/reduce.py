@@ -7,7 +7,7 @@ step, and would count a tensor of two stages twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,6 @@ from torch import Tensor, nn
 from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import axes_of, cut_as, is_part
 from paceline.parallel.mesh import World
-
-if TYPE_CHECKING:
-    from paceline.parallel.mesh import World
-
 
 #: As in torch's DDP: large enough for the bandwidth, small enough to overlap sending one with filling the next.
 BUCKET_BYTES = 25 * 2**20
