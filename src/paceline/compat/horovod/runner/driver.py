@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.horovod.runner import start, wire
 from paceline.compat.horovod.runner.hosts import is_here
@@ -27,6 +27,9 @@ from paceline.compat.horovod.runner.start import RanksJob, Started
 from paceline.compat.horovod.runner.wire import RankListener
 from paceline.system import processes
 from paceline.system.signals import handled
+
+if TYPE_CHECKING:
+    from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
 #: After the first failure, how long others get to report theirs, which may have come earlier.
 _SETTLE_S = 0.25
@@ -204,6 +207,7 @@ class RanksDriver:
         is_local = self._job.is_local or is_here(head.host)
         # On one machine the loopback address, which no other machine reaches; else rank 0's host, by a name or address that
         # the others know.
+        assert head.hello is not None, "every rank has come up"
         master = (self._names[0] if is_local else head.host, int(head.hello["port"]))
         given = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
         for slot, place, count in zip(job.slots, self._ranks, threads(job.slots, self._ranks), strict=True):
@@ -294,10 +298,10 @@ class RanksDriver:
             place.files[next(reversed(place.files))] += content
             self._kept_at = time.monotonic()
         elif mark == b"E":
-            end = json.loads(content)
+            end: wire.RankEndMessage = json.loads(content)
             self._ended(rank, end["exit_code"], end["error"])
 
-    def _ended(self, rank: int, exit_code: int, error: dict[str, Any] | None) -> None:
+    def _ended(self, rank: int, exit_code: int, error: ErrorFile | None) -> None:
         place = self._ranks[rank]
         self._output.finish(rank)
         place.exit_code, place.ended_at = exit_code, time.time()

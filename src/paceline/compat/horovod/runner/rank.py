@@ -28,12 +28,15 @@ import tempfile  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
-from typing import IO, Any  # noqa: E402
+from typing import IO, TYPE_CHECKING, cast  # noqa: E402
 
 from paceline.compat.horovod.runner import wire  # noqa: E402
 from paceline.compat.horovod.runner.rank_command import python_command, with_names  # noqa: E402
 from paceline.system import handshake, processes  # noqa: E402
 from paceline.worker import scheduling  # noqa: E402
+
+if TYPE_CHECKING:
+    from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
 _GRACE_S = 5.0
 #: Commits of elastic state begin so, in the rank's folder (`common.kept_commits`).
@@ -60,11 +63,19 @@ def main(argv: list[str]) -> int:
         port = probe.getsockname()[1]
     try:
         connection = wire.connect([(host, int(at)) for host, at in told["addresses"]], key)
-        hello = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "port": port}
-        wire.send(connection, {**hello, "cores": sorted(processes.cores())})
-        start = wire.receive(connection)
-        if "argv" not in start:
-            return 1  # the job ends before it has begun: another rank did not come up
+        hello: wire.RankHello = {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "port": port,
+            "cores": sorted(processes.cores()),
+        }
+        wire.send(connection, hello)
+        message = wire.receive(connection)
+        if "argv" not in message:
+            # The job ends before it has begun: another rank did not come up.
+            return 1
+        start = cast("wire.RankStart", message)
         files = {name: connection.recv_bytes() for name in start["files"]}
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
@@ -102,7 +113,7 @@ def _remove_left() -> None:
 
 
 class _Rank:
-    def __init__(self, connection: Connection, key: bytes, rank: int, start: dict[str, Any], scratch: str) -> None:
+    def __init__(self, connection: Connection, key: bytes, rank: int, start: wire.RankStart, scratch: str) -> None:
         self._connection, self._rank, self._start, self._scratch = connection, rank, start, scratch
         self._key = key
         self._lock = threading.Lock()
@@ -213,16 +224,18 @@ class _Rank:
                     while piece := file.read(wire.PIECE_BYTES * 16):
                         self._send(b"k" + piece)
 
-    def _error(self) -> "dict[str, Any] | None":
+    def _error(self) -> "ErrorFile | None":
         try:
             with open(os.path.join(self._scratch, "attempts", "1", f"error_{self._rank}.json"), "rb") as file:
-                return dict(json.loads(file.read()))
+                error: ErrorFile = json.loads(file.read())
+                return error
         # No file: a signal has ended the program, or it is not one of Python's.
         except (OSError, ValueError):
             return None
 
-    def _tell_end(self, exit_code: int, error: "dict[str, Any] | None") -> None:
-        self._send(b"E" + json.dumps({"exit_code": exit_code, "error": error, "time": time.time()}).encode())
+    def _tell_end(self, exit_code: int, error: "ErrorFile | None") -> None:
+        end: wire.RankEndMessage = {"exit_code": exit_code, "error": error, "time": time.time()}
+        self._send(b"E" + json.dumps(end).encode())
 
     def _send(self, data: bytes) -> None:
         # Both pumps and the main thread send: a message that is cut in two by another would end the connection.
@@ -234,7 +247,7 @@ class _Rank:
                 self._deserted = True
 
 
-def _why_not_started(error: Exception, start: "dict[str, Any]") -> str:
+def _why_not_started(error: Exception, start: "wire.RankStart") -> str:
     if isinstance(error, OSError) and not os.path.isdir(start["directory"]):
         return f"the folder {start['directory']!r} is not on host {socket.gethostname()}: it has to be on every host."
     if isinstance(error, FileNotFoundError):

@@ -7,9 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 from paceline.compat.horovod.runner.hosts import Slot
+
+if TYPE_CHECKING:
+    from paceline.compat.horovod.runner.wire import RankHello
+    from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
 
 @dataclass
@@ -18,9 +22,9 @@ class RankEnd:
 
     host: str
     connection: Connection | None = None
-    hello: dict[str, Any] = field(default_factory=dict)
+    hello: RankHello | None = None
     exit_code: int | None = None
-    error: dict[str, Any] | None = None
+    error: ErrorFile | None = None
     ended_at: float | None = None
     #: Content and final size of its files so far, by name.
     files: dict[str, bytearray] = field(default_factory=dict)
@@ -47,15 +51,15 @@ class RankOutcome:
 
 def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     """Return (rank, exit code, sentence) of the first failure, or None."""
-    from paceline.supervisor.diagnosis.diagnose import ErrorFile, WorkerEnd, first_failure, gone_before
+    from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
 
     ends = [
         WorkerEnd(
             rank=rank,
             # The host's own name, or for a rank that never came up, the requested name.
-            node=end.hello.get("host", end.host),
+            node=end.hello["host"] if end.hello else end.host,
             exit_code=end.exit_code,
-            error=cast("ErrorFile | None", end.error),
+            error=end.error,
             ended_at=end.ended_at,
             stopped=end.stopped,
         )
@@ -102,6 +106,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
     cores: dict[str, set[int]] = {}
     for slot, rank in zip(slots, ranks, strict=True):
         # Together, for mpirun may have bound each rank of a host to cores of its own.
+        assert rank.hello is not None, "every rank has come up"
         cores.setdefault(slot.host, set()).update(rank.hello["cores"])
     return [max(1, len(cores[slot.host]) // slot.local_size) for slot in slots]
 

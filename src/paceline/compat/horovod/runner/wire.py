@@ -2,14 +2,12 @@
 
 Both sides first prove that they know the key (`system.handshake`). Then:
 
-    rank      hello {rank, host, pid, port}        port: a free port on its host
-    driver    start {argv, environment, directory, files, scratch, is_elastic}, then the content of each file
-                                                   files: names of files for the rank's folder: `call`, commits
-                                                   scratch: folders to remove when the driver is gone
+    rank      RankHello
+    driver    RankStart, then the content of each file
     rank      o<bytes>  e<bytes>                   pieces of standard output and error, any number
     rank      f<number of bytes, 8><name>          a file of its folder, then k<bytes> of it: `result`, or a commit for the
                                                    next attempt
-    rank      end {exit_code, error, time}         the last message
+    rank      E<RankEndMessage>                    the last message
     driver    {"hosts": true}                      there are other hosts: end the program at its next commit
     driver    {"end": true} or {"interrupt": true} at any time; a closed connection means "end" at once
 """
@@ -26,10 +24,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from paceline.system import listening
 from paceline.system.handshake import prove_as_client, prove_as_server
+
+if TYPE_CHECKING:
+    from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
 #: Holds, for what `horovodrun` starts, where it listens and the key.
 VARIABLE = "HOROVODRUN_CONNECT"
@@ -42,6 +43,39 @@ _OF_HOST = frozenset(
 CALL, RESULT = "call", "result"
 #: What a pipe of Linux holds, so one read empties it.
 PIECE_BYTES = 1 << 16
+
+
+class RankHello(TypedDict):
+    """A rank's first message. `port` is a free port on its host, `cores` the numbers of its cores."""
+
+    rank: int
+    host: str
+    pid: int
+    port: int
+    cores: list[int]
+
+
+class RankStart(TypedDict):
+    """The driver's first message to a rank, followed by the content of each of `files`.
+
+    `files` are names of files for the rank's folder: `call`, commits. `scratch` are folders to remove when the driver is gone.
+    """
+
+    argv: list[str]
+    environment: dict[str, str]
+    directory: str
+    files: list[str]
+    scratch: list[str]
+    is_elastic: bool
+
+
+class RankEndMessage(TypedDict):
+    """A rank's last message."""
+
+    exit_code: int
+    error: ErrorFile | None
+    time: float
+
 
 _TICK_S = 0.1
 #: Pieces that wait to be printed, at most; then the ranks wait.
@@ -136,7 +170,7 @@ class RankListener:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.key = secrets.token_bytes(32)
         # Without a bound: each rank is in it once.
-        self.joined: queue.Queue[tuple[Connection, dict[str, Any]]] = queue.Queue()
+        self.joined: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
         self.events: queue.Queue[tuple[int, bytes | None]] = queue.Queue(_PIECES)
         self._closed = False
         # 1024, for the ranks of a large job connect at the same moment.
@@ -167,7 +201,7 @@ class RankListener:
         if connection is None:
             return
         try:
-            hello = receive(connection)
+            hello = cast("RankHello", receive(connection))
             rank = int(hello["rank"])
         except (EOFError, ValueError, KeyError):
             connection.close()
