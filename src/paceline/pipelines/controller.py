@@ -154,7 +154,7 @@ class _Dispatcher:
         say(f"step {spec.name} begins: {step.folder.run_id}")
 
     def _is_reused(self, step: StepState, job: Job, entry: dict[str, Any]) -> bool:
-        """Take over the outputs of a former run if there is one. Put the step's cache key into `entry`."""
+        """Take over the outputs of a former run, if any. Put the cache key into `entry`."""
         try:
             entry["key"] = reuse.key_of(step.spec, job, self._workspace_dir)
         except PacelineError as error:

@@ -112,9 +112,9 @@ class Pipeline:
         values: Mapping[str, str] | None = None,
         leave_out: Sequence[Path] = (),
     ) -> RunFolder:
-        """Start it. `Experiment.submit` calls this.
+        """Start the pipeline. `Experiment.submit` calls this.
 
-        parameters_told: what its record says beside, of values that stand in the steps already.
+        `parameters_told` are added to the parameters in its record; the steps hold their values already.
         """
         run_id = new_run_id(experiment) if run_id is None else check_run_id(run_id)
         parameters = check_parameters(self.parameters, dict(pipeline_parameters or {}))

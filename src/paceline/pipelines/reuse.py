@@ -58,7 +58,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
         record = store.stored(RunFolder(workspace_dir / "runs" / run_id))
         if record.status != states.COMPLETED or (record.step or {}).get("key") != key:
             return None
-        # Two equal steps of one pipeline are meant to run twice.
+        # Two equal steps of one pipeline both run.
         if record.parent_run_id == pipeline_id:
             return None
         return record if _is_there(record, workspace_dir) else None

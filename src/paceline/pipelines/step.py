@@ -171,7 +171,7 @@ def _words(value: Any) -> Sequence[Any]:
 
 
 def _filled(value: Any, parameters: Mapping[str, Any]) -> Any:
-    """Replace parameters by their values. Return the same object if it has none."""
+    """Replace parameters by their values. Without parameters, return the same object."""
     if not any(isinstance(word, PipelineParameter) for word in _words(value)):
         return value
 

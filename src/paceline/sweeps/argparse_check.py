@@ -253,7 +253,7 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return the way of a script that splits `sys.argv` at `=` by itself.
+    """Return the way of a script that splits `sys.argv` at `=` in its own code.
 
     The code may be in a file that the script runs: `exec(open("configurator.py").read())`.
     """

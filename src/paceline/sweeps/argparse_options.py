@@ -1,9 +1,7 @@
 """Options that a script declares by argparse, click or absl.
 
-They are read from its source. The script never runs.
-
-Only certain facts are returned. Nothing is known of a script with another parser or two parsers, a script that changes
-`sys.argv`, or one whose parser cannot be followed.
+They are read from its source. The script never runs. Only certain facts are returned: a script with another parser or two
+parsers, a script that changes `sys.argv`, and a parser that cannot be followed give no result.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Ladder:
 
 
 def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judgement]:
-    """Return the decision on each live trial at a rung where it was not judged yet."""
+    """Return the decision on each live trial at a new rung."""
     found: dict[int, Judgement] = {}
     known = {trial.number: trial for trial in trials}
     # The best trial decides first.
