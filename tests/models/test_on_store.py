@@ -164,8 +164,8 @@ def test_a_push_that_broke_off_within_a_large_file_goes_on_there(
 ):
     """A model is mostly one large file, and a push that broke off began with that again."""
     monkeypatch.setattr("paceline.data.transfer.upload._TRIES", 1)
-    monkeypatch.setattr("paceline.data.transfer.multipart.PART_BYTES", 5 << 20)  # the least that S3 takes
-    monkeypatch.setattr("paceline.data.transfer.multipart._AT_ONCE", 1)
+    monkeypatch.setattr("paceline.data.stores.s3.PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr("paceline.data.stores.s3._AT_ONCE", 1)
     s3_once.bucket(bucket)
     sent, is_down = [], [True]
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.names import check_relative, clean_path, is_pattern, pattern_base, pattern_regex
-from paceline.data.stores.objects import object_store
+from paceline.data.stores.s3 import object_store
 from paceline.data.transfer.reading import version_of
 from paceline.errors import DataError
 from paceline.job.data_reference import Source

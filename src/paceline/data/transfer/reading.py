@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from paceline.data.stores.failures import ChangedError, ShortError
 from paceline.data.stores.filesystem import Store
-from paceline.data.stores.objects import object_store
+from paceline.data.stores.s3 import object_store
 
 _CHUNK = 1 << 20
 _BLOCK = 4 << 20

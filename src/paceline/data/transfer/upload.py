@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.data.stores import s3
 from paceline.data.stores.failures import ShortError, cause_of
 from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.names import clean_path
 from paceline.data.stores.record import StoreRecord
-from paceline.data.transfer import multipart
 from paceline.data.transfer.listing import list_source
 from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.errors import DataError, TransferError
@@ -359,8 +359,8 @@ def _put_file(store: Store, file: Path, path: str, by_content: threading.Event |
     full = store.full(path)
     if store.kind == "sftp":
         _put_sftp(store.fs, file, full)
-    elif store.kind == "s3" and by_content is not None and multipart.is_large(size):
-        multipart.put(store.fs, file, full, by_content)
+    elif store.kind == "s3" and by_content is not None and s3.is_multipart(size):
+        s3.put_multipart(store.fs, file, full, by_content)
     else:
         store.fs.put_file(str(file), full)
     # A store may have accepted fewer bytes without an error.
