@@ -1,4 +1,4 @@
-"""Comparison of one step's loss, gradients and buffers with the plain model's in one process.
+"""Comparison of one step in a layout with the plain model in one process.
 
 It shows whether the model computes the same in its layout. Dropout and other random numbers are equal in both
 (`deterministic_rng`). Buffers, gradients, module attributes and random generators are restored afterwards.

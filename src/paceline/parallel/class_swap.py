@@ -34,7 +34,7 @@ def _subclass(kind: type, mark: type, forward_of: Callable[..., Any]) -> type:
 
 
 class SharedByCopies:
-    """Knowledge about other workers, shared by all copies of a module: process groups cannot be copied."""
+    """Knowledge about other workers that copies of a module share."""
 
     def __deepcopy__(self, memo: object) -> object:
         return self

@@ -1,4 +1,4 @@
-"""The workers' side of `paceline check`: a script's first steps, compared over numbers of workers.
+"""The workers' side of `paceline check`, which compares a script's first steps.
 
     paceline check ── run 1: one process ── its first values, and losses and state after three steps ── a file
                    └─ run 2: N workers ──── starts with those values, compares with that file ── the result as JSON
@@ -91,7 +91,7 @@ class Comparison:
             ) from error
 
     def strategy(self, given: object) -> object:
-        """Return the strategy to use: DataParallel() in one process, whatever sizes the script gives."""
+        """Return the script's strategy, or DataParallel() in one process."""
         return strategies.DataParallel() if self._asked.against is None else given
 
     def split(self, split: Callable[[Any], Parts]) -> Callable[[Any], Parts]:

@@ -1,4 +1,4 @@
-"""The text of `explain`: the layout, its cost and the reason for it. For a pipeline also the schedule.
+"""The text of `explain`: layout, cost and reason, and a pipeline's schedule.
 
 Formulas, for p stages, M microbatches, v stages a worker, n replicas or shards, W and G bytes of parameters and gradients:
 

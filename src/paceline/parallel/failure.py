@@ -1,4 +1,4 @@
-"""Propagation of failures: every rank reports the first error that is not about communication.
+"""Propagation of failures: every rank reports the first error's cause.
 
     rank 3 fails         writes its traceback to the store, raises its own error
     rank 1 waits for it  gets "connection closed by peer", reads the store, raises WorkerError with rank 3's traceback

@@ -1,4 +1,4 @@
-"""Refusals: models and optimizers that a layout cannot train, and misuse after `parallelize`."""
+"""Refusals of models and optimizers that a layout cannot train, and of misuse."""
 
 from __future__ import annotations
 

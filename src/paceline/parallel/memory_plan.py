@@ -1,4 +1,4 @@
-"""The memory that a worker's training needs, compared with the free memory before the first step.
+"""The memory that a worker needs, compared with the free memory.
 
     parameters      this worker's part, which is already allocated
     gradients       as large as the trained parameters

@@ -1,4 +1,4 @@
-"""The place of this process in the world: torch.distributed, the device, and the groups of the mesh.
+"""The place of this process in the world: device and process groups.
 
     axes, outermost first        pipe  data  shard  context  expert  tensor
 
@@ -217,7 +217,7 @@ def _initialise(device: torch.device | str | None) -> None:
 
 
 def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None:
-    """Return the backend for the launcher's variables and the machine, or None without a launcher.
+    """Return the backend for this launcher and machine, or None without a launcher.
 
     Raises:
         ParallelError: A launcher started several processes, but does not say which one this is.

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks keep only their input, and run again in the backward pass.
+"""Activation checkpointing: blocks run again in the backward pass.
 
 It wraps each block's forward in torch's `torch.utils.checkpoint`, non-reentrant. Only the block's class changes (`class_swap`),
 so copies, names and hooks keep working.

@@ -1,4 +1,4 @@
-"""Strategies for spreading a model over workers, and the layout that follows for a world's size.
+"""Strategies for spreading a model over workers, and the resulting layout.
 
     DataParallel(2) @ PipelineParallel(2)        two replicas of two stages each: four workers
     FullyShard()                 all workers; parameters, gradients and optimizer states in equal parts

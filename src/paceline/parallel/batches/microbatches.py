@@ -68,7 +68,7 @@ class OwnBatch(_ForStep):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalBatch(_ForStep):
-    """A whole global batch with its position, which `Parallel.epoch` yields for a plain iterable."""
+    """A whole global batch with its position, from a loader that is a plain iterable."""
 
     data: Any
     epoch: int

@@ -290,7 +290,7 @@ _KEPT: Any = object()
 
 
 class _Blank(Recorder):  # type: ignore[no-untyped-call]
-    """A recorder that also knows uninitialised tensors with memory, such as those of `torch.empty`."""
+    """A recorder that also knows uninitialised tensors with memory (`torch.empty`)."""
 
     def __init__(self) -> None:
         super().__init__()

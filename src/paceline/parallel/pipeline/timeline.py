@@ -1,4 +1,4 @@
-"""The schedules of a pipeline, as pure functions: each worker's calls, messages, times and picture.
+"""The schedules of a pipeline: each worker's calls, messages, times and picture.
 
     order      what each worker computes, one after the other
     program    the same, with the messages in between: what each worker does in a step
@@ -31,7 +31,7 @@ class StageCall(NamedTuple):
 
 
 class Send(NamedTuple):
-    """A message with the result of this worker's call: activations after "F", gradients after "B"."""
+    """A message with a call's result: activations after "F", gradients after "B"."""
 
     call: StageCall
     receiver: int

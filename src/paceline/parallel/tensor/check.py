@@ -37,7 +37,7 @@ _ROUNDINGS = 10
 
 
 class Reference:
-    """The plain model's outputs and gradients for some rows, and what its loss reads of the model.
+    """The plain model's outputs, gradients and loss reads for some rows.
 
     Computed before the cut, so no copy of the model is needed.
     """

@@ -233,7 +233,7 @@ def _indivisible(modules: Mapping[str, object], group: Group, parts: int) -> str
 
 
 def _pieces(modules: Mapping[str, object], group: Group, parts: int) -> int:
-    """Return the possible number of pieces, each divisible by the parts, in the columns' outputs."""
+    """Return the number of pieces in the columns' outputs, each divisible by the parts."""
     (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
     return 1 if others or size % of_row or of_row % parts else size // of_row
 
