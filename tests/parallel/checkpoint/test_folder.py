@@ -9,26 +9,28 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline.parallel.checkpoint import folder as folders
-from paceline.parallel.checkpoint.folder import Saving, find, newest, step_path
 from paceline.parallel.errors import ParallelError
+from tests.late import late
 
 NAMES = ("plain", "with space", "täglich\n2", "'a\"=0\"'", "step_3", ".hidden", "-rf")
 
+folders = late("paceline.parallel.checkpoint.folder")
 
-def write(path: Path, text: str) -> Saving:
+
+def write(path: Path, text: str) -> Any:
     """A save of which everything is written, but for its name."""
-    saving = Saving(path)
+    saving = folders.Saving(path)
     (saving.folder / "part").write_text(text)
     (saving.folder / ".metadata").write_text("")
     return saving
 
 
 def text_at(path: Path) -> str | None:
-    found = find(path)
+    found = folders.find(path)
     return None if found is None else (found / "part").read_text()
 
 
@@ -157,25 +159,25 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path, kind: str) -> Non
         path.mkdir()
         (path / "mine").write_text("")
     with pytest.raises(ParallelError, match="is there and is no checkpoint"):
-        Saving(path)
+        folders.Saving(path)
     assert os.listdir(tmp_path) == ["a"]
 
 
 def test_the_newest_is_that_of_the_most_steps(tmp_path: Path) -> None:
-    assert newest(tmp_path / "none") is None
-    assert newest(tmp_path) is None
+    assert folders.newest(tmp_path / "none") is None
+    assert folders.newest(tmp_path) is None
     for step in (9, 10, 2):
-        write(step_path(tmp_path, step), str(step)).commit()
+        write(folders.step_path(tmp_path, step), str(step)).commit()
     (tmp_path / "step_11").mkdir()
     (tmp_path / "step_x").mkdir()
-    assert newest(tmp_path) == tmp_path / "step_10"
+    assert folders.newest(tmp_path) == tmp_path / "step_10"
 
 
 def test_the_newest_may_lie_where_its_successor_was_to_be(tmp_path: Path) -> None:
     """Killed between two renames: the former has been moved aside, the new one has no name yet."""
-    write(step_path(tmp_path, 4), "4").commit()
+    write(folders.step_path(tmp_path, 4), "4").commit()
     os.rename(tmp_path / "step_4", tmp_path / ".step_4.former")
-    assert newest(tmp_path) == tmp_path / "step_4"
+    assert folders.newest(tmp_path) == tmp_path / "step_4"
     assert text_at(tmp_path / "step_4") == "4"
 
 
