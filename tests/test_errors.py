@@ -60,6 +60,7 @@ def test_the_drawing_shows_who_is_whose_child() -> None:
         path.append(name)
 
 
+@pytest.mark.promise("error-pacelineerror-did-answer-wrong")
 def test_who_does_not_answer_is_no_wrong_value() -> None:
     from paceline.remote.link.messages import LinkError
     from paceline.targets.ray.client import UnreachableError
@@ -73,6 +74,7 @@ def test_who_does_not_answer_is_no_wrong_value() -> None:
     assert (str(error), error.stderr, error.exit_code) == ("node-0: gone", "Connection refused", 255)
 
 
+@pytest.mark.promise("error-pacelineerror-did-answer-wrong")
 @pytest.mark.parametrize("name", sorted(own_classes()))
 def test_every_exception_is_a_paceline_error(name):
     assert issubclass(own_classes()[name], PacelineError)

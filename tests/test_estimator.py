@@ -49,6 +49,7 @@ BACKENDS = {
 }
 
 
+@pytest.mark.promise("estimators-sdk-s-names-defaults")
 @pytest.mark.parametrize(("kind", "names"), NAMES)
 def test_the_sdk_s_names_and_defaults_hold(kind, names):
     parameters = inspect.signature(kind).parameters
@@ -125,6 +126,7 @@ def test_another_backend_is_refused_with_those_of_the_class(kind, backend):
     assert all(repr(known) in str(refused.value) for known in BACKENDS[kind])
 
 
+@pytest.mark.promise("more-one-process-without-backend")
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("size", [{"node_count": 2}, {"process_count_per_node": 2}])
 def test_more_than_one_process_without_a_backend_is_refused(kind, size):
@@ -132,6 +134,7 @@ def test_more_than_one_process_without_a_backend_is_refused(kind, size):
         kind(entry_script="train.py", **size)
 
 
+@pytest.mark.promise("wrong-estimator-s-values-said")
 @pytest.mark.parametrize(
     "wrong",
     [

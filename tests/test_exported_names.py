@@ -14,6 +14,7 @@ def test_all_is_sorted():
     assert paceline.__all__ == sorted(paceline.__all__)
 
 
+@pytest.mark.promise("public-name-two-classes-one")
 def test_all_is_complete():
     homes = {name for names in paceline._HOMES.values() for name in names}
     assert set(paceline.__all__) == homes | {"__version__", "errors"}
@@ -58,6 +59,7 @@ def third_party(modules: set[str]) -> set[str]:
     return tops - {"paceline", *sys.stdlib_module_names}
 
 
+@pytest.mark.promise("importing-paceline-loads-third-party")
 def test_importing_paceline_loads_next_to_nothing():
     loaded = loaded_by("import paceline")
     assert third_party(loaded) == set()
@@ -67,6 +69,7 @@ def test_importing_paceline_loads_next_to_nothing():
     }
 
 
+@pytest.mark.promise("importing-paceline-loads-third-party")
 @pytest.mark.parametrize(
     "statement",
     [
@@ -84,6 +87,7 @@ def test_what_runs_beside_a_worker_needs_the_standard_library_alone(statement):
     assert third_party(loaded_by(statement)) == set()
 
 
+@pytest.mark.promise("process-paceline-itself-loads-framework")
 def test_no_process_of_paceline_itself_loads_a_framework():
     # A CUDA build of torch takes 750 MB once it is imported.
     statement = """

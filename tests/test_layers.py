@@ -169,6 +169,7 @@ def complaints(module: str, imported: set[str]) -> list[str]:
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
 
+@pytest.mark.promise("arrows-point-one-way-modules")
 def test_every_import_follows_an_arrow():
     wrong = []
     for path in FILES:
@@ -277,6 +278,7 @@ def test_every_part_of_the_package_has_a_layer():
     assert {layer_of(module_of(path)) for path in FILES} <= set(MAY_IMPORT)
 
 
+@pytest.mark.promise("worker-needs-python-3-10")
 def test_every_file_is_python_3_10():
     wrong = []
     for path in FILES:

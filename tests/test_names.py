@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.sources import SOURCE, read
 
 #: One for torch and one for TensorFlow each, by names that Horovod, or the Keras side that takes either, goes by.
@@ -45,6 +47,7 @@ def public_classes() -> dict[tuple[str, bool], list[str]]:
     return files
 
 
+@pytest.mark.promise("public-name-two-classes-one")
 def test_no_two_classes_have_one_name() -> None:
     twice = {name: places for name, places in public_classes().items() if len(places) > 1}
     assert {name for name, _ in twice} == OF_BOTH, twice

@@ -97,6 +97,7 @@ def parameters(name: str) -> list[inspect.Parameter]:
     return [one for one in found if one.name not in ("self", "cls")]
 
 
+@pytest.mark.promise("parameter-public-api-documented-real")
 def test_no_parameter_is_undocumented() -> None:
     assert len(FUNCTIONS) > 200
     missing = [
@@ -108,6 +109,7 @@ def test_no_parameter_is_undocumented() -> None:
     assert missing == []
 
 
+@pytest.mark.promise("parameter-public-api-documented-real")
 def test_no_type_is_any_where_there_is_a_better_one() -> None:
     found = []
     for name, (function, _) in FUNCTIONS.items():
@@ -124,6 +126,7 @@ def is_any(one: inspect.Parameter) -> bool:
     return bool(re.search(r"\bAny\b", str(one.annotation)))
 
 
+@pytest.mark.promise("parameter-public-api-documented-real")
 @pytest.mark.parametrize(
     ("name", "parameter"),
     [
@@ -174,6 +177,7 @@ model.deploy(ws, "digits", worker=2)
 """
 
 
+@pytest.mark.promise("parameter-public-api-documented-real")
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.timeout(300)

@@ -51,6 +51,7 @@ def test_a_share_of_a_gpu_is_refused_where_gpus_are_not_shared(tmp_path):
     assert "gpu_share=0.5: compute target 'lab' is of kind ssh" in str(error)
 
 
+@pytest.mark.promise("machine-lacks-said-submit-before")
 def test_a_missing_mpirun_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_MPIRUN", str(tmp_path / "mpirun"))
     error = refused(tmp_path, make_job(distributed_backend="mpi"))

@@ -170,6 +170,7 @@ def pretend(monkeypatch):
     return lambda version: monkeypatch.setattr(torch, "__version__", version)
 
 
+@pytest.mark.promise("torch-2-9-2-15")
 @pytest.mark.parametrize("version", ["2.9.0", "2.13.0+cpu", "2.15.1", "2.15.0a0+gitabc", "a build of my own"])
 def test_a_release_that_is_served_is_not_spoken_of(pretend, version):
     pretend(version)
@@ -179,6 +180,7 @@ def test_a_release_that_is_served_is_not_spoken_of(pretend, version):
         torch_private.warn_if_untried("parallelize")
 
 
+@pytest.mark.promise("torch-2-9-2-15")
 @pytest.mark.parametrize("version", ["1.13.1", "2.4.1+cu121", "2.8.0"])
 def test_an_older_one_is_refused_in_one_sentence_where_it_is_used(pretend, version):
     pretend(version)

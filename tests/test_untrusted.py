@@ -126,6 +126,7 @@ def _calls(node: ast.Call, func: ast.Attribute, connections: bool) -> Iterator[s
         yield f"Connection.{func.attr}"
 
 
+@pytest.mark.promise("other-pickles-opened-table")
 def test_whatever_could_run_what_it_opens_has_a_reason() -> None:
     found = {
         (str(path.relative_to(SOURCE)), what)

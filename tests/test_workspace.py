@@ -13,6 +13,7 @@ from tests.helpers import make_job, write_tree
 # --- where it is
 
 
+@pytest.mark.promise("workspace-found-variable-configuration-folder")
 def test_it_is_beside_the_program_by_default(tmp_path):
     assert Workspace.from_config().path == tmp_path / ".paceline"
 
@@ -23,6 +24,7 @@ def test_it_is_made_on_first_use_and_git_leaves_it_alone(tmp_path):
     assert (tmp_path / ".paceline/.gitignore").read_text() == "*\n"
 
 
+@pytest.mark.promise("workspace-found-variable-configuration-folder")
 def test_the_variable_comes_before_everything(tmp_path, monkeypatch):
     write_tree(tmp_path, {"paceline.toml": '[workspace]\npath = "team"\n'})
     monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path / "mine"))
@@ -40,6 +42,7 @@ def test_a_tilde_in_the_variable_is_the_home(tmp_path, monkeypatch):
     assert Workspace.from_config().path == tmp_path / "home/ws"
 
 
+@pytest.mark.promise("workspace-found-variable-configuration-folder")
 @pytest.mark.parametrize(
     ("toml", "path"),
     [
@@ -194,6 +197,7 @@ def foreign(tmp_path, monkeypatch):
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
 
 
+@pytest.mark.promise("workspace-configuration-above-belongs-another")
 @needs_root
 def test_workspace_of_another_user_is_refused_until_it_is_trusted(foreign, monkeypatch):
     monkeypatch.chdir(foreign)
@@ -207,6 +211,7 @@ def test_workspace_of_another_user_is_refused_until_it_is_trusted(foreign, monke
     assert Workspace.from_config(create=False).path == foreign / ".paceline"
 
 
+@pytest.mark.promise("workspace-configuration-above-belongs-another")
 @needs_root
 def test_configuration_of_another_user_above_is_passed_over_until_it_is_trusted(foreign, monkeypatch, capsys):
     (foreign / "paceline.toml").write_text('[workspace]\npath = "planted"')

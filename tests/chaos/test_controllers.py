@@ -41,6 +41,7 @@ run.log("score", float(sys.argv[sys.argv.index("--x") + 1]))
 """
 
 
+@pytest.mark.promise("controller-killed-goes-trial-lost")
 @pytest.mark.timeout(PATIENCE_S + 60)
 def test_however_often_the_controller_is_killed_each_trial_runs_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

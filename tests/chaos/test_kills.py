@@ -113,6 +113,7 @@ def is_there(victim: str, backend: str, needs: bool) -> bool:
     return {"launcher": backend == "mpi", "node": needs}.get(victim, True)
 
 
+@pytest.mark.promise("whatever-killed-moment-run-ends")
 @pytest.mark.timeout(600 + 10 * KILLS)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc to find the processes of a run")
 def test_whatever_is_killed_the_run_ends_as_it_should_and_leaves_nothing(

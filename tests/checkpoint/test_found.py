@@ -9,6 +9,7 @@ from tests.late import late
 torch = late("torch")
 
 
+@pytest.mark.promise("save-latest-let-script-go")
 def test_a_model_and_its_optimizer_go_on_as_they_were(tmp_path):
     def training(seed):
         torch.manual_seed(seed)
@@ -91,6 +92,7 @@ def test_parts_are_each_rank_s_own_until_the_ranks_are_others(tmp_path, monkeypa
     assert list(found.parts) == [{"rank": 0}, {"rank": 1}]
 
 
+@pytest.mark.promise("checkpoint-runs-code-whoever-written")
 def test_a_pickle_under_that_name_runs_nothing(tmp_path):
     import pickle
 

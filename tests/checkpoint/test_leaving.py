@@ -46,6 +46,7 @@ def start(tmp_path):
         process.communicate()
 
 
+@pytest.mark.promise("sigterm-before-time-limit-more")
 def test_sigterm_saves_the_step_that_is_done_and_ends_the_process(tmp_path, start):
     process = start()
     process.terminate()
@@ -95,6 +96,7 @@ os._exit(0 if os.waitpid(child, 0)[1] == signal.SIGTERM and print("ready", flush
     assert start(after=text).wait(60) == 0
 
 
+@pytest.mark.promise("sigterm-before-time-limit-more")
 def test_a_request_for_more_nodes_is_met_once_the_checkpoint_is_whole(tmp_path, start):
     request = tmp_path / "request"
     process = start(PACELINE_ELASTIC_REQUEST=str(request))

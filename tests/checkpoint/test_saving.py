@@ -121,6 +121,7 @@ def test_training_goes_on_while_it_is_written(tmp_path, monkeypatch):
     assert (found["x"].tolist(), found["list"]) == ([0, 0, 0], [1])
 
 
+@pytest.mark.promise("save-latest-let-script-go")
 @pytest.mark.parametrize("moment", ["fcntl.flock", "os.fsync", "os.rename"])
 def test_a_process_that_is_killed_in_the_middle_leaves_the_former_one(tmp_path, moment):
     program = f"""
@@ -152,6 +153,7 @@ assert not {{"torch", "numpy"}} & set(sys.modules)
     assert steps(tmp_path) == [1]
 
 
+@pytest.mark.promise("sigterm-before-time-limit-more")
 def test_shortly_before_the_time_limit_it_saves_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_END_TIME", "10")
     done = [checkpoint.save(1, step, every=1000, folder=tmp_path) for step in (1, 2)]
@@ -175,6 +177,7 @@ for step in range(1, 100_000):
 """
 
 
+@pytest.mark.promise("sigterm-before-time-limit-more")
 def test_ranks_that_are_asked_to_end_leave_one_checkpoint_and_nobody_waits(tmp_path):
     """Rank 1 waits in a collective, where no handler runs, when rank 0 has saved and is gone."""
     (tmp_path / "program.py").write_text(RANKS)

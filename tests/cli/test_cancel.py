@@ -121,6 +121,7 @@ def terminal(cli: Cli, request: pytest.FixtureRequest) -> Iterator[Terminal]:
 QUESTION = "Interrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
 
 
+@pytest.mark.promise("ctrl-c-asks-twice-cancels")
 def test_ctrl_c_asks_and_d_detaches(cli: Cli, terminal: Terminal) -> None:
     terminal.press("\x03")
     terminal.read_until(QUESTION)
@@ -143,6 +144,7 @@ def test_ctrl_c_asks_and_c_cancels(cli: Cli, terminal: Terminal) -> None:
     assert "Canceled in " in terminal.text
 
 
+@pytest.mark.promise("ctrl-c-asks-twice-cancels")
 def test_ctrl_c_twice_cancels(cli: Cli, terminal: Terminal) -> None:
     terminal.press("\x03")
     terminal.read_until(QUESTION)

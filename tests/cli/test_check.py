@@ -137,6 +137,7 @@ def _checked(cli: Any, *words: str) -> tuple[int, str]:
     return process.returncode, out
 
 
+@pytest.mark.promise("paceline-check-compares-three-steps", "muon-float64-equal-1e-9")
 def test_a_script_is_equal_on_two_workers_and_another_is_not(cli: Any) -> None:
     require_module("torch")
     code, out = _checked(cli, _script(cli, strategy="FullyShard()", own=MUON))

@@ -127,6 +127,7 @@ def test_nodes_that_are_down_are_told_with_the_reason_when_a_target_is_added(com
     ]
 
 
+@pytest.mark.promise("target-does-answer-holds-up")
 def test_a_target_that_does_not_answer_is_kept_with_a_warning_and_holds_up_no_other(compute, cli):
     done = compute("add", "off", "--kind", "toy", "--label", "x", "--broken", "status")
     assert "warning: off is kept, but can't be reached: the toy's engine is switched off." in done.stderr
@@ -165,6 +166,7 @@ def test_a_login_is_for_kinds_that_have_one_and_for_terminals(compute):
     assert "a login needs a person at a terminal" in compute("login", "hosts", code=2).stderr
 
 
+@pytest.mark.promise("doctor-names-node-do-gives")
 def test_the_doctor_says_what_fails_and_exits_with_one(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--broken", "nodes", "--no-check")
     done = compute("doctor", "lab", code=1)

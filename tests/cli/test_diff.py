@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cli.conftest import Cli
 
 
+@pytest.mark.promise("two-runs-compared-made-them")
 def test_two_runs_are_compared_and_what_they_held_is_summed_up(cli: Cli) -> None:
     script = """
         import sys

@@ -23,6 +23,7 @@ def need(backend: str | None) -> list[str]:
     return ["--backend", backend] if backend else []
 
 
+@pytest.mark.promise("module-program-binary-run-too")
 @pytest.mark.parametrize(("backend", "processes"), BACKENDS)
 def test_a_module_runs_as_under_python_m(cli: Cli, backend: str | None, processes: str) -> None:
     text = """
@@ -66,6 +67,7 @@ def test_a_module_that_is_installed_runs_and_one_that_is_nowhere_says_so(cli: Cl
     assert "import nowhere" in failed.stderr
 
 
+@pytest.mark.promise("module-program-binary-run-too")
 @pytest.mark.parametrize(("backend", "processes"), BACKENDS)
 def test_a_program_runs_with_its_rank_and_its_end_is_reported(cli: Cli, backend: str | None, processes: str) -> None:
     text = """\

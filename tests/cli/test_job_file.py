@@ -57,6 +57,7 @@ def descriptions(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value not in (None, [], {})}
 
 
+@pytest.mark.promise("job-file-written-read-same")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_job_that_was_written_is_read_as_the_same(data: st.DataObject, tmp_path: Path) -> None:

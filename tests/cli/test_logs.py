@@ -29,6 +29,7 @@ def test_a_progress_bar_is_one_readable_line_in_a_pipe(gallery: Gallery) -> None
     assert text == "progress 100%\ndone\n\ufffd\n"
 
 
+@pytest.mark.promise("logs-one-rank-come-byte")
 def test_logs_of_one_rank_are_what_it_wrote_to_the_byte(gallery: Gallery) -> None:
     done = subprocess.run(
         gallery.argv("logs", gallery.good, "--rank", "0"),
@@ -309,6 +310,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     return cli
 
 
+@pytest.mark.promise("nothing-terminal-obeys-gets-through")
 @pytest.mark.parametrize("words", [[], ["--rank", "0"], ["-f"], ["-n", "5"]])
 def test_a_terminal_gets_a_logs_colours_and_nothing_else_that_it_would_obey(nasty: Gallery, words: list[str]) -> None:
     assert on_a_terminal(nasty, "logs", nasty.good, *words) == "\x1b[31mred\x1b[0m\\x07 end\n100%\n"
@@ -356,6 +358,7 @@ LAUNCHES = """
     """
 
 
+@pytest.mark.promise("ranks-script-starts-itself-recognised")
 def test_ranks_that_a_script_starts_are_told_apart(cli: Cli) -> None:
     cli("run", "--max-restarts", 1, "--restart-on-exception", cli.script(LAUNCHES))
     (run_id,) = cli.run_ids()

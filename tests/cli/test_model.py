@@ -83,6 +83,7 @@ def test_a_model_of_a_run_and_the_run_know_each_other(cli: Cli, run_id: str) -> 
     assert cli.json("model", "register", "digits", "mine", "--made-by", run_id)["run_id"] == run_id
 
 
+@pytest.mark.promise("paceline-rerun-makes-model-again")
 def test_a_model_of_a_submitted_run_says_how_it_is_made_again(cli: Cli) -> None:
     run_id = cli.submit("open('outputs/m', 'w').write('1')")
     assert cli.wait(run_id) == "Completed"

@@ -210,6 +210,7 @@ def test_show_as_json(gallery: Gallery) -> None:
     assert failure["victims"] == [{"rank": 0, "message": "was ended by Paceline because of it."}]
 
 
+@pytest.mark.promise("nan-infinities-stay-they-json")
 def test_json_is_strict(gallery: Gallery) -> None:
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is no JSON")

@@ -21,6 +21,7 @@ from tests.engines.lab import SYSTEM, WHEEL, find_mpirun
 from tests.helpers import make_job, wait_until
 
 
+@pytest.mark.promise("standard-output-script-s-output")
 def test_run_prints_the_scripts_output_and_nothing_else_on_standard_output(cli: Cli) -> None:
     done = cli("run", cli.script("import sys\nprint('out')\nprint('err', file=sys.stderr)\n"))
 
@@ -62,12 +63,14 @@ def test_run_exits_as_the_script_did(cli: Cli, script: str, code: int) -> None:
     cli("run", cli.script("import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n" + script), code=code)
 
 
+@pytest.mark.promise("exit-codes-table-124-time")
 def test_run_exits_with_124_after_the_time_limit(cli: Cli) -> None:
     done = cli("run", "--max-duration", "0.5", cli.script("import time; time.sleep(600)"), code=124)
 
     assert "The run took longer than max_run_duration_seconds=0.5 and was ended." in done.stderr
 
 
+@pytest.mark.promise("exit-codes-table-124-time")
 def test_run_exits_with_143_when_another_terminal_cancels_it(cli: Cli) -> None:
     following = cli.start("run", cli.script("import time; print('there', flush=True); time.sleep(600)"))
     assert following.stdout is not None
@@ -108,6 +111,7 @@ def test_the_scripts_own_arguments_stand_behind_two_dashes(cli: Cli) -> None:
     assert json.loads(cli("run", script, "-q", "plain", "words").stdout) == ["src/train.py", "plain", "words"]
 
 
+@pytest.mark.promise("command-behind-runs-current-folder")
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
@@ -245,6 +249,7 @@ def test_parameter_servers_are_told_apart_from_workers(cli: Cli) -> None:
     assert sorted(done.stdout.splitlines()) == ["[rank 0] worker", "[rank 1] worker", "[rank 2] ps"]
 
 
+@pytest.mark.promise("dry-run-shows-would-start")
 @pytest.mark.parametrize(
     ("verb", "nodes", "backend", "size"), [("run", "1", None, 1), ("submit", "2x2", "gloo", 4), ("run", "2", "mpi", 2)]
 )
@@ -337,6 +342,7 @@ def test_a_dry_run_shows_what_an_engine_would_be_given(
     assert json.loads(capsys.readouterr().out)["script"] == "#!/bin/sh\nrun train.py\n"
 
 
+@pytest.mark.promise("paceline-rerun-submits-same-snapshot")
 def test_rerun_takes_the_source_as_it_was(cli: Cli) -> None:
     script = cli.script("import sys; print('old', sys.argv[1:])\n")
     cli("run", script, "--", "--epochs", "5")

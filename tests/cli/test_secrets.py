@@ -46,6 +46,7 @@ def command_lines() -> str:
     return subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.promise("secret-reaches-workers-record-log")
 @pytest.mark.parametrize(("nodes", "backend"), [("2x1", "gloo"), ("2", "mpi")])
 def test_a_secret_reaches_every_worker_and_no_record(cli: Cli, nodes: str, backend: str) -> None:
     given = {"HF_TOKEN": VALUE}
@@ -73,6 +74,7 @@ def test_a_secret_reaches_every_worker_and_no_record(cli: Cli, nodes: str, backe
     assert holders(cli.folder) == []
 
 
+@pytest.mark.promise("killed-run-leaves-secret-behind")
 def test_the_next_attempt_has_the_secret_too_and_a_run_that_was_killed_leaves_none(cli: Cli) -> None:
     script = SCRIPT.replace(
         "    while", "    if os.environ['PACELINE_ATTEMPT'] == '1': os.kill(os.getpid(), 9)\n    while"
@@ -297,6 +299,7 @@ def names_of(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
+@pytest.mark.promise("secret-field-screen-page-file")
 def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> None:
     """The story: the password of a package index, given as `${TOKEN}`, was written down in clear because it has a blank."""
     script = cli.script("import os; print(len(os.environ.get('PLANTED_TOKEN', '')))")
@@ -401,6 +404,7 @@ def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> 
     call.check()
 
 
+@pytest.mark.promise("secret-field-screen-page-file")
 def test_planted_secret_in_a_pipeline_is_on_no_screen_and_no_disk(cli: Cli) -> None:
     """The story: a pipeline's file lay in the source folder, and its copy had the secret."""
     cli.script("import os; print(len(os.environ['PLANTED_TOKEN']), len(os.environ['HTTP_PROXY']))")
@@ -427,6 +431,7 @@ def test_planted_secret_in_a_pipeline_is_on_no_screen_and_no_disk(cli: Cli) -> N
     call.check()
 
 
+@pytest.mark.promise("service-s-secret-own-private")
 def test_planted_secret_of_a_service_is_in_its_own_private_files_alone(cli: Cli) -> None:
     write_tree(cli.folder, {"score.py": SERVICE_SCRIPT, "two.txt": "2"})
     url = f"http://me:{PLANTED}@127.0.0.1:9"
@@ -458,6 +463,7 @@ def test_planted_secret_of_a_service_is_in_its_own_private_files_alone(cli: Cli)
     call.check()
 
 
+@pytest.mark.promise("password-without-scheme-refused-would")
 @pytest.mark.parametrize("secret", [PLANTED, "s3cr3t"], ids=["all characters", "one word"])
 def test_password_without_a_scheme_is_refused_and_not_shown(cli: Cli, secret: str) -> None:
     """The story: `compute add lab --hosts me:password@host` was registered, and the error of `--image` showed it."""
@@ -505,6 +511,7 @@ def test_password_without_a_scheme_is_refused_and_not_shown(cli: Cli, secret: st
     assert not [path for path in written if any(word in path.read_bytes() for word in lost)]
 
 
+@pytest.mark.promise("snapshot-copy-job-file-pipeline")
 def test_job_file_with_a_secret_is_linked_in_place_and_another_is_copied(cli: Cli) -> None:
     """The story: a job file in the source folder had a token, and each snapshot of the folder had it too."""
     token = "ghp_" + "a1B2" * 9

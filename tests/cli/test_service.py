@@ -20,6 +20,7 @@ def services(cli: Any) -> Iterator[Any]:
         cli("service", "delete", service["name"])
 
 
+@pytest.mark.promise("service-goes-program-ended-called")
 def test_a_service_from_its_deployment_to_its_end(services: Any) -> None:
     assert "paceline service deploy NAME" in services("service", "list").stdout
     done = services(

@@ -31,6 +31,7 @@ def cli(cli: Cli) -> Cli:
 SPACE = ("--param", "x=choice(-2, 1, 3)", "--metric", "loss", "--minimize", "--sampler", "grid")
 
 
+@pytest.mark.promise("sweep-tries-points-runs-their")
 def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
     write_tree(cli.folder, {"train.py": SCRIPT})
     shown = cli("sweep", "run", "train.py", *SPACE, "--dry-run")
@@ -78,6 +79,7 @@ def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
     assert "--top must be 0 (all) or more, got -1." in cli("sweep", "show", sweep, "--top", -1, code=2).stderr
 
 
+@pytest.mark.promise("several-metrics-pareto-front-python")
 def test_several_metrics_have_a_front(cli: Any) -> None:
     write_tree(cli.folder, {"train.py": SCRIPT.replace("x * x)", "x * x)\npaceline.Run.get_context().log('size', -x)")})
     words = ("--param", "x=choice(-2, 1, 3)", "--metric", "loss=minimize", "--metric", "size=minimize")
@@ -101,6 +103,7 @@ def test_several_metrics_have_a_front(cli: Any) -> None:
     assert len(known.stdout.splitlines()) == 3
 
 
+@pytest.mark.promise("switch-script-s-tuned-like")
 def test_a_sweep_in_a_file(cli: Any) -> None:
     write_tree(
         cli.folder,
@@ -128,6 +131,7 @@ def test_a_sweep_in_a_file(cli: Any) -> None:
         assert "gone' is not a folder" in cli(*words, code=2).stderr
 
 
+@pytest.mark.promise("wrong-sweep-refused-before-anything")
 def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -> None:
     parsed = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--x')\np.parse_args()\n"
     write_tree(cli.folder, {"train.py": SCRIPT, "parsed.py": parsed})
@@ -181,6 +185,7 @@ for step in range(600):
 """
 
 
+@pytest.mark.promise("sweep-live-table-terminal-notebook")
 def test_on_a_terminal_the_trials_are_a_table_and_ctrl_c_says_how_to_come_back(cli: Any) -> None:
     write_tree(cli.folder, {"train.py": SLOW})
     words = ("sweep", "run", "train.py", *SPACE[:2], "--metric", "loss", "--minimize")

@@ -21,6 +21,7 @@ while True:
 """
 
 
+@pytest.mark.promise("nodes-workers-take-sampled-target")
 def test_top_and_profile_of_a_run_that_goes_on_and_of_one_that_has_ended(cli: Cli) -> None:
     cli.environment["PACELINE_SAMPLE_SECONDS"] = "1"
     run_id = cli.submit(STAYS)

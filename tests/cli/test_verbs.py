@@ -54,6 +54,7 @@ def test_the_version_needs_no_parser(cli: Cli) -> None:
     assert cli("--version", "status").stdout == cli("--version").stdout
 
 
+@pytest.mark.promise("help-verb-load-other-verb")
 def test_help_and_a_verb_load_no_other_verb(cli: Cli) -> None:
     assert of_verbs(modules_after(cli, "--help")) == set()
     modules = modules_after(cli, "list")
@@ -76,6 +77,7 @@ def test_help_has_sections_and_cuts_no_description(cli: Cli) -> None:
 GROUPS = [name for name, (place, _) in VERBS.items() if "." not in place]
 
 
+@pytest.mark.promise("help-sections-cuts-description-fits")
 @pytest.mark.parametrize("name", GROUPS)
 def test_help_of_a_group_cuts_no_description(cli: Cli, name: str) -> None:
     text = " ".join(cli(name, "--help").stdout.split())
@@ -85,6 +87,7 @@ def test_help_of_a_group_cuts_no_description(cli: Cli, name: str) -> None:
         assert f"{verb} {first_sentence(command.help or '')}" in text
 
 
+@pytest.mark.promise("help-sections-cuts-description-fits")
 @pytest.mark.parametrize(("verb", "options"), [("run", RUN), ("submit", RUN), ("sweep run", SWEEP)])
 def test_help_of_a_long_verb_has_sections(cli: Cli, verb: str, options: tuple[VerbOption, ...]) -> None:
     text = cli(*verb.split(), "--help").stdout
@@ -95,6 +98,7 @@ def test_help_of_a_long_verb_has_sections(cli: Cli, verb: str, options: tuple[Ve
     assert max(sizes) <= sum(sizes) / 3
 
 
+@pytest.mark.promise("help-sections-cuts-description-fits")
 @pytest.mark.parametrize("words", [("run", "--help"), ("--help",), ("service", "--help"), ("list", "--help")])
 def test_help_fits_into_a_narrow_terminal(cli: Cli, words: tuple[str, ...]) -> None:
     wide = [line for line in cli(*words, env={"COLUMNS": "40"}).stdout.splitlines() if len(line) > 40]

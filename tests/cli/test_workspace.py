@@ -118,6 +118,7 @@ ACTING = [
 ]
 
 
+@pytest.mark.promise("workspace-came-archive-clone-copy")
 def test_workspace_of_an_archive_is_shown_and_starts_nothing(cli: Cli, planted: Path) -> None:
     # Story: records of an unpacked workspace named an interpreter and a ProxyCommand, and `paceline list` ran both.
     shutil.copytree(planted, cli.folder / "unpacked", symlinks=True)
@@ -135,6 +136,7 @@ def test_workspace_of_an_archive_is_shown_and_starts_nothing(cli: Cli, planted: 
     assert (cli.folder / "ran").exists()
 
 
+@pytest.mark.promise("workspace-came-archive-clone-copy")
 @pytest.mark.parametrize("moved", ["another/name", "renamed"])
 def test_workspace_of_a_moved_project_is_still_the_user_s(cli: Cli, moved: str) -> None:
     (cli.folder / "project").mkdir()
@@ -165,6 +167,7 @@ def test_home_that_can_not_be_written_lets_a_workspace_be_made_and_named(cli: Cl
     cli("run", "-q", "src/train.py", env={**nowhere, "PACELINE_WORKSPACE": ".paceline"})
 
 
+@pytest.mark.promise("looking-group-s-workspace-starts")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
 def test_records_of_another_member_are_shown_and_start_nothing(cli: Cli, planted: Path) -> None:
     # Story: in a group's workspace a member put a record with an interpreter of his own, and whoever listed the runs started it.

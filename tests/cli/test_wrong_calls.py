@@ -306,6 +306,7 @@ profile --rate 0
 """
 
 
+@pytest.mark.promise("errors-command-line-speak-options")
 @pytest.mark.parametrize("line", REFUSED_BY_A_PARAMETER.strip().splitlines())
 def test_error_speaks_of_options_and_not_of_parameters_in_python(in_process: InProcess, line: str) -> None:
     message = in_process(*shlex.split(line))
@@ -313,6 +314,7 @@ def test_error_speaks_of_options_and_not_of_parameters_in_python(in_process: InP
     assert re.findall(rf"\b[a-z]+_[a-z_]+\b|\b(?:{names})=|\b(?:True|False|None)\b|\['", message) == []
 
 
+@pytest.mark.promise("errors-command-line-speak-options")
 @pytest.mark.parametrize(
     ("line", "meant"),
     {
@@ -352,6 +354,7 @@ def text_options() -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.promise("errors-command-line-speak-options")
 def test_blank_option_is_refused_by_every_verb(in_process: InProcess) -> None:
     options = text_options()
     assert len(options) > 100
@@ -367,6 +370,7 @@ def test_blank_option_is_refused_by_every_verb(in_process: InProcess) -> None:
         )
 
 
+@pytest.mark.promise("exit-codes-table-124-time")
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_call_is_refused(cli: Cli, case: str) -> None:
     words, message = WRONG[case]
@@ -437,6 +441,7 @@ def test_the_version_is_the_packages(cli: Cli) -> None:
     assert cli("--version").stdout == f"paceline {paceline.__version__}\n"
 
 
+@pytest.mark.promise("exit-codes-table-124-time")
 def test_a_cluster_that_does_not_answer_is_no_wrong_call(cli: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens on it

@@ -157,6 +157,7 @@ def test_truth_values_are_joined_as_numpy_joins_them(op, wanted):
     assert inline_result(asked, data, 2).tolist() == wanted
 
 
+@pytest.mark.promise("float16-bfloat16-summed-float32")
 def test_half_precision_is_added_up_in_float32():
     asked = task(numpy.array([2048], numpy.float16), dtype="float16")
     one = inline_payload(task(numpy.array([1], numpy.float16), dtype="float16"))

@@ -46,6 +46,7 @@ assert (seen[-1][2] - seen[20][2]) * os.sysconf("SC_PAGE_SIZE") < 4 << 20, seen
 """
 
 
+@pytest.mark.promise("engine-s-steps-take-memory")
 @pytest.mark.timeout(900)
 def test_the_second_half_of_the_steps_takes_no_memory(tmp_path, monkeypatch):
     need_mpi()

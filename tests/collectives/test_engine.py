@@ -63,6 +63,7 @@ for dtype in ("int8", "uint8", "int16", "uint16"):
 """
 
 
+@pytest.mark.promise("sums-integers-wrap-around-numpy")
 def test_sums_of_short_integers_wrap_over_mpi_as_numpys_do(tmp_path):
     # The story: Open MPI's operations for AVX stop at the largest number, from a few elements on.
     need_mpi()
@@ -81,6 +82,7 @@ def test_every_operation_gives_what_numpy_gives(ranks, tmp_path):
     assert done.stdout.count("ok") == ranks
 
 
+@pytest.mark.promise("rank-killed-told-others")
 @pytest.mark.parametrize("death", [DEATH, DEATH_AT_A_MEETING], ids=["in MPI", "at a meeting"])
 def test_a_killed_rank_raises_on_the_other(death, tmp_path):
     need_mpi()

@@ -92,6 +92,7 @@ def test_the_end_of_the_other_side_is_an_error_after_the_last_message(pair):
         take(other)
 
 
+@pytest.mark.promise("does-know-secret-let")
 def test_a_stranger_is_not_let_in():
     with links.listen("127.0.0.1") as server:
         port = server.getsockname()[1]

@@ -114,6 +114,7 @@ def test_a_missing_variable_is_named_with_those_that_are_there():
         rendezvous.place({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"})
 
 
+@pytest.mark.promise("operations-same-over-mpi-over")
 def test_every_operation_gives_what_numpy_gives_over_gloo(tmp_path):
     # Two ranks over Gloo carry out Horovod's checks (tests/compat/horovod/test_on_gloo.py).
     world = Ranks(3, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path).wait()
@@ -143,6 +144,7 @@ def test_what_a_rank_says_is_heard(key):
     assert part(store, key).get("a") == ["host", 4, None, [1, 2]]
 
 
+@pytest.mark.promise("value-ranks-store-nobody-run")
 @pytest.mark.parametrize(
     ("write", "told"),
     [
@@ -241,6 +243,7 @@ store.set(name.replace("/0/links", "/1/links"), pickle.dumps(Bad()))
 """
 
 
+@pytest.mark.promise("value-ranks-store-nobody-run")
 @pytest.mark.parametrize("secret", ["5e" * 32, ""])
 def test_a_stranger_at_the_store_runs_nothing(secret, tmp_path):
     # It did: what lay in the store was unpickled by every rank but the first.

@@ -41,6 +41,7 @@ def test_a_stall_is_written_down_when_it_begins_and_when_it_is_over(transport, t
     run(transport, 2, tmp_path, "a_stall_is_told_and_over", file, PACELINE_STALL_FILE=str(file))
 
 
+@pytest.mark.promise("stall-names-ranks-missing")
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
 def test_a_stall_at_the_limit_fails_on_every_rank_and_names_the_missing_one(transport, tmp_path):
     printed = "".join(run(transport, 3, tmp_path, "a_stall_is_ended_at_the_limit"))
@@ -49,6 +50,7 @@ def test_a_stall_at_the_limit_fails_on_every_rank_and_names_the_missing_one(tran
     assert all("allreduce 'one' has waited for" in line and "missing on rank 1" in line for line in told), told
 
 
+@pytest.mark.promise("rank-killed-told-others")
 def test_a_rank_that_is_killed_in_the_middle_is_told_to_the_others_over_gloo(tmp_path):
     world = Ranks(3, CHECKS, "a_rank_killed_in_the_middle_is_told_to_the_others", cwd=tmp_path).wait()
     assert world.codes == [0, 0, -9], world.told()

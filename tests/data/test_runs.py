@@ -77,6 +77,7 @@ def command_lines_with(secrets: set[bytes]) -> list[bytes]:
     return found
 
 
+@pytest.mark.promise("store-s-secret-file-log")
 def test_a_run_takes_from_s3_and_stores_there_and_its_secret_is_nowhere(
     lab: Lab, store: pl.Datastore, s3_once: servers.S3, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,9 @@ READ = [
 by_name = {"ids": lambda page: str(page.relative_to(ROOT))}
 
 
+@pytest.mark.promise(
+    "workers-without-gpus-find-other", "complete-examples-coming-pages-page", "commands-python-page-work-they"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", READ, **by_name)
@@ -49,6 +52,7 @@ def test_the_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pyte
     assert_work(page, Scene(tmp_path, later=LATER.get(page.stem, ())), monkeypatch)
 
 
+@pytest.mark.promise("complete-examples-coming-pages-page", "commands-python-page-work-they")
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.timeout(600)
@@ -110,6 +114,7 @@ def end_what_is_left(workspace: Workspace) -> None:
 # --- no block is left out
 
 
+@pytest.mark.promise("commands-python-page-work-they")
 @pytest.mark.parametrize("page", ALL, **by_name)
 def test_every_block_of_a_page_has_a_way_to_be_run_or_says_that_it_is_output(page: Path) -> None:
     found = blocks(page)

@@ -141,6 +141,7 @@ def is_elsewhere(text: str) -> bool:
 HERE = [number for number, block in enumerate(blocks(README, "console")) if not is_elsewhere(block.text)]
 
 
+@pytest.mark.promise("command-readme-works")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", HERE)
 def test_the_readmes_commands_print_what_it_says(checkout: Path, number: int) -> None:
@@ -156,6 +157,7 @@ assert MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank) == 0 + 1 + 2 + 3
 """
 
 
+@pytest.mark.promise("command-readme-works")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("script", [MEETING, pytest.param(None, marks=pytest.mark.proof)], ids=["meeting", "digits"])
@@ -188,6 +190,7 @@ def assert_prints_what_it_says(text: str) -> str:
     return done.stdout
 
 
+@pytest.mark.promise("readme-s-ten-lines-run")
 @pytest.mark.slow
 def test_the_readmes_ten_lines_print_what_it_says(checkout: Path) -> None:
     program, said = blocks(README, "python")[0].text, blocks(README, "text")[0].text
@@ -278,6 +281,7 @@ def documented(heading: str, table: int | None = None) -> set[str]:
     return {word for rows_of_one in rows for row in rows_of_one for word in code_words(row[0])}
 
 
+@pytest.mark.promise("workers-find-documented-variables-others")
 def test_workers_find_the_documented_variables_and_no_others() -> None:
     found = {name: found_by_workers(launch) for name, launch in LAUNCHES.items()}
     everywhere = set.intersection(*(one for of_launch in found.values() for one in of_launch))
@@ -299,6 +303,7 @@ def test_the_documented_defaults_are_those_that_the_shell_may_replace() -> None:
     assert {name for command in commands for name in command.defaults} == documented("Defaults") | INTERFACES
 
 
+@pytest.mark.promise("workers-find-documented-variables-others")
 @pytest.mark.parametrize("node_count", [1, 2])
 def test_workers_under_open_mpi_find_the_documented_variables(monkeypatch: pytest.MonkeyPatch, node_count: int) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -381,6 +386,7 @@ def test_the_json_keys_of_a_run_are_documented(tmp_path: Path) -> None:
     assert {*of_summary, *first_column(section(COMMANDS, "show"))} == set(details(folder))
 
 
+@pytest.mark.promise("verb-option-json-key-documented")
 def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
     keys = first_column(section(COMMANDS, "status, submit, run, rerun, list"))
     status = paceline("status", "--json")
@@ -415,6 +421,7 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
     assert list(plan["commands"][0]) == code_words(dry_run[-1][1])
 
 
+@pytest.mark.promise("verb-option-json-key-documented")
 @pytest.mark.parametrize(
     ("heading", "verbs"),
     [
@@ -441,6 +448,7 @@ def test_every_option_is_documented(heading: str, verbs: tuple[str, ...]) -> Non
     assert real - {"--json"} == written - {"--json"}
 
 
+@pytest.mark.promise("verb-option-json-key-documented")
 def test_every_verb_is_documented() -> None:
     text = prose(COMMANDS)
     assert not [verb for verb in VERBS if not re.search(rf"^##+ .*\b{verb}\b", text, re.MULTILINE)]
@@ -449,10 +457,12 @@ def test_every_verb_is_documented() -> None:
 # --- runs
 
 
+@pytest.mark.promise("states-causes-failure-record-s")
 def test_the_states_are_documented_in_their_order() -> None:
     assert first_column(section(RUNS, "States")) == list(states.ALL)
 
 
+@pytest.mark.promise("states-causes-failure-record-s")
 def test_the_causes_of_failure_are_documented_with_their_meaning() -> None:
     report, causes = tables(section(RUNS, "Failure"))
     assert {code_words(name)[0]: meaning for name, meaning in causes} == CAUSES
@@ -460,6 +470,7 @@ def test_the_causes_of_failure_are_documented_with_their_meaning() -> None:
     assert sorted(keys) == sorted(FailureReport(cause="user", message="").to_json())
 
 
+@pytest.mark.promise("states-causes-failure-record-s")
 def test_the_record_is_documented() -> None:
     rows = tables(section(RUNS, "The record"))[0]
     assert sorted(word for name, *_ in rows for word in code_words(name)) == sorted(make_record().to_json())
@@ -470,6 +481,7 @@ def test_the_record_is_documented() -> None:
 # --- estimators, targets, launchers
 
 
+@pytest.mark.promise("estimators-sdk-s-names-defaults")
 def test_the_estimators_parameters_and_defaults_are_documented() -> None:
     written = {code_words(name)[0]: default.strip("`") for name, default, _ in tables(parameters())[0]}
     real = {field.name: field for cls in ESTIMATORS for field in fields(cls)}

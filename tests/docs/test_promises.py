@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import promises
 from tests.conftest import COLLECTED
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,16 @@ def collect(files: list[str]) -> set[str]:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def test_the_page_is_made_of_the_marks() -> None:
+    assert PAGE.read_text(encoding="utf-8") == promises.page(), "run python -m tests.promises"
+
+
+def test_each_mark_names_a_promise() -> None:
+    names = [promise.name for section in promises.read_promises().values() for promise in section]
+    assert len(names) == len(set(names))
+    assert sorted(set(promises.marked_tests()) - set(names)) == []
 
 
 def test_each_promise_has_a_test_or_a_benchmark():

@@ -16,6 +16,7 @@ PAGE = DOCS / "reference-architecture.md"
 COMMANDS = [block.text for block in blocks(PAGE, "console")]
 
 
+@pytest.mark.promise("reference-architecture-s-example-runs")
 @pytest.mark.slow
 def test_the_example_trains_on_two_nodes_and_a_second_run_goes_on_from_its_checkpoints(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
@@ -27,6 +28,7 @@ def test_the_example_trains_on_two_nodes_and_a_second_run_goes_on_from_its_check
         assert_prints_what_it_says(text)
 
 
+@pytest.mark.promise("reference-architecture-s-example-runs")
 def test_the_arithmetic_is_what_its_program_prints() -> None:
     (said,) = [text for text in COMMANDS if "arithmetic" in text]
     command = [sys.executable, str(ROOT / "examples" / "many_nodes" / "arithmetic.py")]
@@ -34,6 +36,7 @@ def test_the_arithmetic_is_what_its_program_prints() -> None:
     assert said.partition("\n")[2] == printed
 
 
+@pytest.mark.promise("reference-architecture-s-example-runs")
 def test_the_figures_are_those_of_the_benchmark_s_result() -> None:
     # In a process of its own: what benchmarks import sets variables.
     program = (

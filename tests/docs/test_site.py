@@ -35,6 +35,7 @@ def pages_of(entry: Any) -> list[str]:
     return [entry] if isinstance(entry, str) else [page for part in entry for page in pages_of(part)]
 
 
+@pytest.mark.promise("site-page-order-somebody-needs")
 def test_the_site_s_order_has_each_page_of_the_docs_once() -> None:
     """Decisions and the pages of public names are filled in by the hook."""
     named = pages_of(SITE["nav"])
@@ -46,6 +47,7 @@ def test_the_site_s_order_has_each_page_of_the_docs_once() -> None:
     assert not [name for name in from_elsewhere if not (ROOT / name).exists()]
 
 
+@pytest.mark.promise("site-page-order-somebody-needs")
 def test_the_site_comes_in_the_order_in_which_somebody_needs_it() -> None:
     assert [next(iter(entry)) for entry in SITE["nav"]] == [
         "Start",
@@ -66,6 +68,7 @@ def test_the_site_comes_in_the_order_in_which_somebody_needs_it() -> None:
     ]
 
 
+@pytest.mark.promise("site-page-order-somebody-needs")
 def test_the_site_asks_no_other_host() -> None:
     assert SITE["theme"]["font"] is False
     assert not {"repo_url", "extra_css", "extra_javascript", "extra"} & set(SITE)
@@ -81,6 +84,7 @@ def test_the_pictures_are_those_that_their_script_draws() -> None:
         ElementTree.fromstring(text)
 
 
+@pytest.mark.promise("public-name-method-property-says")
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_says_what_it_is(module: str) -> None:
     assert not without_docstrings(import_module(module))

@@ -7,6 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import PAGES, ROOT
 from tests.docs.test_translations import TRANSLATIONS
 from tests.engines.conftest import require_engine
@@ -20,6 +22,7 @@ def misspelled(pages: list[Path]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout
 
 
+@pytest.mark.promise("pages-words-spelled-right")
 def test_no_page_has_a_misspelled_word() -> None:
     english = [*(set(PAGES) - set(TRANSLATIONS)), ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
     assert misspelled(sorted(english)) == ""

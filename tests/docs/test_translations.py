@@ -30,11 +30,13 @@ def test_a_page_that_is_translated_is_there_in_each_language() -> None:
     assert len(TRANSLATIONS) == len(names) * len(LANGUAGES)
 
 
+@pytest.mark.promise("front-page-two-tutorials-page")
 @by_translation
 def test_a_translation_has_the_code_of_the_english_page(page: Path) -> None:
     assert blocks(page) == blocks(english(page))
 
 
+@pytest.mark.promise("front-page-two-tutorials-page")
 @by_translation
 def test_a_translation_has_the_parts_of_the_english_page(page: Path) -> None:
     assert shape(page) == shape(english(page))

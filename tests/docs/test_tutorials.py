@@ -40,12 +40,14 @@ def test_there_are_four_tutorials() -> None:
     assert [page.name[:3] for page in ENGLISH] == ["01-", "02-", "03-", "04-"]
 
 
+@pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_notebook_is_the_one_that_is_made_of_the_page(page: Path) -> None:
     made = MAKER["notebook"](page.read_text())
     assert page.with_suffix(".ipynb").read_text() == made, "run python .ci/notebooks.py"
 
 
+@pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
 def test_the_scripts_of_a_page_are_those_of_the_examples(page: Path) -> None:
     files = [MAKER["file_of"](block.text) for block in blocks(page, "python")]
@@ -61,6 +63,7 @@ def test_every_file_of_the_examples_stands_on_a_page() -> None:
     assert {file[0] for file in files if file} == there
 
 
+@pytest.mark.promise("tutorials-notebooks-made-their-pages", "train-tune-register-deploy-call")
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
 def test_the_notebook_runs_from_top_to_end_and_prints_what_it_says(

@@ -91,6 +91,7 @@ def test_nodes_are_given_back_and_as_many_are_taken_as_asked_for(two, tmp_path, 
     assert opened == ["in", "out"]
 
 
+@pytest.mark.promise("doctor-names-node-do-gives")
 def test_nodes_are_given_back_when_nobody_reads_on(two, tmp_path, no_checks):
     opened = []
     findings = examine(target_of(*two, opened=opened), tmp_path)

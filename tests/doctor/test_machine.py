@@ -154,6 +154,7 @@ def test_of_many_nodes_that_differ_a_few_are_named():
     assert differing_nodes(values) == "2.1 on n0, n1, n2 and 6 more nodes; 2.0 on odd"
 
 
+@pytest.mark.promise("doctor-says-node-paceline-stacks")
 @pytest.mark.parametrize(
     ("scope", "py_spy", "refused", "seen", "advice"),
     [
@@ -200,6 +201,7 @@ def test_what_is_not_allowed_for_stacks_is_told_with_what_to_do(judged, scope, p
     assert bool(found.advice) == bool(advice)
 
 
+@pytest.mark.promise("doctor-says-node-paceline-stacks")
 def test_py_spy_is_tried_on_a_process_that_it_has_not_started(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     python = tmp_path / "python"

@@ -93,6 +93,7 @@ def test_hosts_that_are_well_reduce_over_the_network_that_they_share(hosts, tmp_
         assert left == "", "scratch folders are removed, and what the doctor wrote"
 
 
+@pytest.mark.promise("doctor-names-node-do-gives")
 def test_a_host_that_is_cut_off_from_the_other_is_found(hosts, tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "_CONNECT_S", 4.0)
     only = [check for check in doctor_module._ON_NODES if check[0] in ("the network", "connections between the nodes")]

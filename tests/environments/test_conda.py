@@ -40,6 +40,7 @@ def output(*command, **options):
     return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
 
 
+@pytest.mark.promise("conda-packages-need-conda")
 def test_a_package_comes_with_what_it_needs_and_its_prefix_is_put_in(solve):
     built, said = solve(conda_packages=["app"])
     assert built.conda == ("app=2.0=0", "hello=1.1=0")

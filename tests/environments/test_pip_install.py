@@ -79,6 +79,7 @@ each_installer_and_layering = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.promise("whole-environment-named-requires-nothing")
 def test_a_whole_environment_has_what_is_named_and_what_that_requires_and_nothing_else(ensure, installer):
     built, _ = ensure(pip_packages=["chained"])
     assert versions(built, "chained", "small", "heavy", "editable") == {
@@ -109,6 +110,7 @@ def test_packages_of_the_shell_s_pythonpath_are_installed_all_the_same(ensure, w
     assert versions(built, "small") == {"small": "1.1"}
 
 
+@pytest.mark.promise("layer-sees-interpreter-installed-again")
 @uv_for_both
 def test_a_layer_sees_what_the_base_has_and_its_editable_packages(ensure, installer):
     built, _ = ensure(pip_packages=["beside-heavy"], layered=True)
@@ -119,6 +121,7 @@ def test_a_layer_sees_what_the_base_has_and_its_editable_packages(ensure, instal
     assert built.pip == ("beside-heavy==1.0",)
 
 
+@pytest.mark.promise("layer-sees-interpreter-installed-again")
 def test_what_the_base_has_is_not_installed_again(ensure):
     built, said = ensure(pip_packages=["heavy", "small>=1", "Editable==1.0"], layered=True)
     assert built.pip == ()
@@ -303,6 +306,7 @@ def test_a_failing_build_of_a_source_folder_says_what_failed(ensure, project, in
         ensure(pip_packages=[str(project)])
 
 
+@pytest.mark.promise("password-index-s-address-shows")
 def test_a_secret_of_a_find_links_url_shows_nowhere(ensure, store, monkeypatch, installer):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_RETRIES", "0")

@@ -110,6 +110,7 @@ def test_the_secrets_are_passwords_and_lone_users_also_as_they_are_written():
     assert not {"a", "b", "https://c"} & set(settings.secrets())
 
 
+@pytest.mark.promise("pip-s-own-configuration-counts")
 def test_pip_s_own_configuration_is_read(tmp_path, monkeypatch):
     (tmp_path / "pip.conf").write_text(
         "[global]\nindex-url = https://a/simple\nextra-index-url =\n  https://b\n  https://c\n"

@@ -6,6 +6,7 @@ from paceline.environments.sdk_packages import without
 from paceline.job.environment import EnvironmentSpec
 
 
+@pytest.mark.promise("packages-called-azureml-installed-nowhere")
 @pytest.mark.parametrize(
     "name",
     [

@@ -95,6 +95,7 @@ def test_a_pruned_environment_is_made_of_the_same_versions_by_its_lock(store, ba
     assert again.pip == ("small==1.0",)
 
 
+@pytest.mark.promise("two-runs-need-one-environment")
 def test_two_processes_build_it_once(store, base_python, monkeypatch):
     asked = Environment(pip_packages=["chained"])
     builders = [start_build(store, base_python, asked) for _ in range(4)]
@@ -161,6 +162,7 @@ def killed_builds(store, base_python, environment):
         yield
 
 
+@pytest.mark.promise("build-killed-counts-nothing-done")
 def test_a_build_that_is_killed_at_any_moment_is_done_again_by_the_next(store, base_python):
     asked = Environment(pip_packages=["chained"])
     for _ in killed_builds(store, base_python, asked):

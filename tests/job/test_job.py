@@ -127,6 +127,7 @@ def test_a_refusal_is_a_value_error_too():
         make_job(node_count=0)
 
 
+@pytest.mark.promise("one-process-without-backend-variable")
 @pytest.mark.parametrize("name", sorted({*RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"}))
 def test_a_rank_variable_is_refused_where_a_launcher_sets_it_and_the_user_s_in_one_process(name):
     with pytest.raises(JobError, match=f"sets {name}, which the launcher sets for each worker"):
@@ -236,6 +237,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
+@pytest.mark.promise("job-goes-json-back-unchanged")
 @given(jobs())
 @settings(max_examples=50)
 def test_a_job_goes_to_json_and_back_unchanged(job):

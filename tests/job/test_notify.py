@@ -36,6 +36,7 @@ def test_what_has_none_of_the_forms_is_refused_by_its_rule(given: object, rule: 
     assert rule in str(error.value)
 
 
+@pytest.mark.promise("whoever-wants-know-told-run")
 @pytest.mark.parametrize("given", [SECRET, f"slack:{SECRET}", f"webhook:{SECRET}"], ids=["bare", "slack", "webhook"])
 def test_a_url_is_refused_and_not_shown(given: str) -> None:
     with pytest.raises(JobError) as error:

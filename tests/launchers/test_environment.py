@@ -101,6 +101,7 @@ def test_the_run_s_variables():
     }
 
 
+@pytest.mark.promise("one-process-without-backend-variable")
 def test_one_process_without_a_backend_has_no_variable_of_a_launcher():
     # The story: scripts that ask by RANK or MASTER_ADDR whether torchrun has started them left their single-process path.
     launch = make_launch(make_job(environment_variables={"RANK": "-1"}))
@@ -194,6 +195,7 @@ def test_tensors_that_mpi_moves_lie_in_huge_pages(backend, value):
     assert environment.defaults(launch, launch.places[0]).get("THP_MEM_ALLOC_ENABLE") == value
 
 
+@pytest.mark.promise("workers-without-gpus-find-other")
 @pytest.mark.parametrize(
     ("backend", "use_gpu", "value"),
     [

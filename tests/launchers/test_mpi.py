@@ -209,6 +209,7 @@ OPEN_MPI_5, OPEN_MPI_4 = MpiLibrary("Open MPI v5.0.11", (5, 0)), MpiLibrary("Ope
 MPICH = MpiLibrary("MPICH Version: 4.2.0", None)
 
 
+@pytest.mark.promise("mpirun-mpi4py-s-library-another")
 @pytest.mark.parametrize(
     ("system", "own", "library", "taken"),
     [
@@ -226,6 +227,7 @@ def test_the_mpirun_of_mpi4py_s_library_is_taken(mpirun, monkeypatch, tmp_path, 
     assert find_open_mpi(os.path.join(os.path.dirname(programs["env"]), "python")).mpirun == programs[taken]
 
 
+@pytest.mark.promise("mpirun-mpi4py-s-library-another")
 def test_an_mpi4py_of_another_mpi_is_refused_before_anything_starts(mpirun, monkeypatch):
     program = mpirun("5.0.8")
     mpi4py_loads(monkeypatch, MPICH)

@@ -32,6 +32,7 @@ def versions(workspace):
     return registry.versions_of(workspace)
 
 
+@pytest.mark.promise("alias-moved-one-step-change")
 def test_each_change_is_kept_with_who_and_when(workspace, versions):
     assert aliases.move(versions, "digits", "production", 1) is None
     assert aliases.move(versions, "digits", "candidate", 3) is None
@@ -52,6 +53,7 @@ def test_each_change_is_kept_with_who_and_when(workspace, versions):
     assert resolve(workspace, "digits@production").version == 2
 
 
+@pytest.mark.promise("alias-moved-one-step-change")
 def test_of_many_who_move_it_at_once_each_has_seen_what_the_one_before_left(workspace, versions):
     started = [start_python(MOVE, workspace, number) for number in range(4)]
     assert [process.wait(timeout=60) for process in started] == [0] * 4

@@ -135,6 +135,7 @@ def test_the_files_of_joblib_hold_pickles_however_they_are_compressed(tmp_path, 
     assert format_of(tmp_path / "model.bin") in HOLDS_PICKLE
 
 
+@pytest.mark.promise("pickle-ever-loaded")
 def test_a_pickle_is_never_loaded(tmp_path):
     bomb = Bomb(tmp_path / "went-off")
     write_tree(

@@ -82,6 +82,7 @@ def test_a_content_that_somebody_wrote_into_is_not_given_to_the_next(kept, tmp_p
     assert keep.sha256_of(path) == result.sha256
 
 
+@pytest.mark.promise("content-disk-lost-handed-registration")
 @pytest.mark.parametrize("at", [3, LARGE // 2 - keep._SAMPLE], ids=["seen by a sample", "between the samples"])
 def test_a_content_that_the_disk_has_lost_without_a_trace_is_not_given_to_the_next(kept, tmp_path, at):
     """Its size and time are as they were: a registration had linked it, and no number of further ones gave a whole version."""
@@ -98,6 +99,7 @@ def test_a_content_that_the_disk_has_lost_without_a_trace_is_not_given_to_the_ne
     assert os.path.samefile(path, again)
 
 
+@pytest.mark.promise("content-disk-lost-handed-registration")
 def test_a_pull_takes_no_content_that_the_disk_has_lost(kept, tmp_path):
     first, rotten = kept(b"weights")
     rotten.chmod(0o644)

@@ -44,6 +44,7 @@ def finished(tmp_path, monkeypatch):
     return workspace, run
 
 
+@pytest.mark.promise("model-says-run-snapshot-packages")
 def test_a_model_says_what_made_it_from_inside_the_script_and_afterwards(finished):
     workspace, run = finished
     inside = pl.Model(workspace, "inside")
@@ -63,6 +64,7 @@ def test_a_model_says_what_made_it_from_inside_the_script_and_afterwards(finishe
     assert [model.id for model in run.models] == ["after:1", "inside:1"]
 
 
+@pytest.mark.promise("model-says-run-snapshot-packages")
 def test_datasets_come_with_their_fingerprints_and_nodes_count_once(tmp_path):
     folder, fd = make_run(
         tmp_path / "ws/runs", status=states.RUNNING, job=make_job(node_count=2, distributed_backend="gloo")

@@ -66,6 +66,7 @@ def uri(made_once, tmp_path, monkeypatch):
             one.dispose()
 
 
+@pytest.mark.promise("version-goes-mlflow-registry-files")
 @needs_mlflow
 def test_a_version_is_there_with_its_files_metrics_tags_and_aliases(workspace, model, uri, tmp_path):
     import mlflow

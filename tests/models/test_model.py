@@ -101,6 +101,7 @@ def test_a_version_that_is_not_there_is_told_with_those_that_are(workspace, tmp_
     assert isinstance(error.value, ModelNotFoundError) == ("It has" in said or "There are" in said)
 
 
+@pytest.mark.promise("model-changed-disk-refused-changed")
 def test_a_model_that_was_changed_on_disk_is_refused(workspace, tmp_path):
     model = register(workspace, tmp_path)
     path = model.artifact / "model.bin"
@@ -117,6 +118,7 @@ def test_a_model_that_was_changed_on_disk_is_refused(workspace, tmp_path):
         model.verify()
 
 
+@pytest.mark.promise("run-changes-later-model-s")
 def test_what_a_run_changes_later_is_not_the_model_s(workspace, run):
     model = run.register_model("digits", "outputs/model")
     (run.folder.outputs / "model/weights.bin").write_bytes(b"other")

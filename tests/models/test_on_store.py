@@ -82,6 +82,7 @@ def model(workspace, tmp_path):
     return model
 
 
+@pytest.mark.promise("version-goes-another-workspace-datastore")
 def test_a_version_comes_back_the_same_in_another_workspace(store, model, workspace, other):
     pushed = on_store.push(workspace.path, model.record, LAB)
     assert (pushed.stored, pushed.is_new) == (3, True), "equal files are one content"
@@ -142,6 +143,7 @@ def test_of_two_who_store_the_same_name_at_once_one_is_told(store, workspace):
     assert [info.path for info in store.files()] == ["models/x"]
 
 
+@pytest.mark.promise("version-goes-another-workspace-datastore")
 def test_a_push_that_broke_off_goes_on_with_the_files_that_are_left(near, model, workspace, monkeypatch):
     real, stored = on_store.put_files, []
 
@@ -159,6 +161,7 @@ def test_a_push_that_broke_off_goes_on_with_the_files_that_are_left(near, model,
     assert (len(stored[0]), pushed.stored, pushed.is_new) == (3, 2, True)
 
 
+@pytest.mark.promise("push-s3-broke-off-within")
 def test_a_push_that_broke_off_within_a_large_file_goes_on_there(
     workspace, other, tmp_path, s3_once, bucket, proxied, monkeypatch
 ):
@@ -209,6 +212,7 @@ def test_a_file_that_came_short_is_stored_again(near, model, workspace):
     assert blob.stat().st_size == 100_000
 
 
+@pytest.mark.promise("version-goes-another-workspace-datastore")
 def test_a_pull_that_broke_off_goes_on_where_it_was(workspace, other, tmp_path, s3_once, bucket, proxied, monkeypatch):
     monkeypatch.setattr("paceline.data.transfer.transfer._TRIES", 1)
     s3_once.bucket(bucket)
@@ -241,6 +245,7 @@ def test_a_pull_that_broke_off_goes_on_where_it_was(workspace, other, tmp_path, 
     assert os.listdir(registry.parts_dir(other.path)) == []
 
 
+@pytest.mark.promise("lies-store-model-another-one", "push-s3-broke-off-within")
 def test_a_content_that_was_spoilt_there_never_becomes_a_model(near, model, workspace, other):
     on_store.push(workspace.path, model.record, LAB)
     (blob,) = (path for path in (near / ".blobs").iterdir() if path.stat().st_size == 100_000)
@@ -273,6 +278,7 @@ def with_name(name):
     return spoil
 
 
+@pytest.mark.promise("lies-store-model-another-one")
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -48,6 +48,7 @@ def whole(workspace):
     return found
 
 
+@pytest.mark.promise("twenty-registrations-once-gets-number")
 def test_twenty_processes_at_once_get_twenty_numbers(workspace, tmp_path):
     write_tree(tmp_path, {f"made/{number % 4}/weights": str(number % 4) * 100_000 for number in range(20)})
     started = [start(workspace, tmp_path / f"made/{number % 4}", 2) for number in range(20)]
@@ -68,6 +69,7 @@ def test_twenty_processes_at_once_get_twenty_numbers(workspace, tmp_path):
     assert os.listdir(registry.parts_dir(workspace)) == []
 
 
+@pytest.mark.promise("twenty-registrations-once-gets-number")
 def test_a_content_is_there_once_however_often_it_was_registered(workspace, tmp_path):
     add(workspace, tmp_path, {"weights": b"w" * 1_000_000})
     before = tree_size(workspace / "models")
@@ -77,6 +79,7 @@ def test_a_content_is_there_once_however_often_it_was_registered(workspace, tmp_
     assert len(whole(workspace)) == 4
 
 
+@pytest.mark.promise("registration-killed-leaves-version-space")
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05, 0.1, 0.2])
 def test_a_registration_that_is_killed_leaves_no_version_and_no_space_for_ever(
     workspace, tmp_path, monkeypatch, pause_s

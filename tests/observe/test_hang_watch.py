@@ -71,6 +71,7 @@ def made(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.promise("run-hangs-noticed-rank-collective")
 def test_a_hang_is_noted_once_and_taken_back(made):
     watch, looks, go, noted, folder = made()
     go(98)

@@ -64,6 +64,7 @@ def go(watch: LoadWatch, clock: Clock, count: int, seconds: float = 5.0) -> None
         watch.look()
 
 
+@pytest.mark.promise("nodes-workers-take-sampled-target", "how-busy-nodes-kept-beside")
 def test_each_node_has_a_log_of_its_own_and_no_metric_of_the_run_s(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes = Nodes()

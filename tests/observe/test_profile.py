@@ -80,6 +80,7 @@ def test_one_that_waits_for_its_data_loader_is_where_that_is():
     assert "In the processes below the workers, such as a DataLoader's:" in str(told(one))
 
 
+@pytest.mark.promise("paceline-profile-samples-workers-while")
 def test_the_file_of_all_samples(tmp_path):
     path = told(even(), slow()).save(tmp_path / "a.json")
     found = json.loads(path.read_text())

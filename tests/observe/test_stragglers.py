@@ -30,6 +30,7 @@ def windows(own, *, count=12, step_s=0.4, data=None, noise=0.0, seed=1, window_s
     return found
 
 
+@pytest.mark.promise("rank-holds-up-others-named")
 def test_the_rank_that_holds_up_the_others_is_named():
     found = pace_of(windows({0: 0.24, 1: 0.24, 2: 0.25, 3: 0.43}, step_s=0), NODES)
     slow = found.straggler
@@ -67,6 +68,7 @@ def test_where_waiting_for_others_is_not_seen_data_tells():
     assert slow.factor == pytest.approx(1.75, abs=0.05)
 
 
+@pytest.mark.promise("checkpoint-noise-slow-network-ranks")
 @pytest.mark.parametrize(
     "found",
     [
@@ -100,6 +102,7 @@ def test_no_wrong_alarm(found):
     assert pace_of(found, NODES).straggler is None
 
 
+@pytest.mark.promise("checkpoint-noise-slow-network-ranks")
 def test_times_without_a_step_count_for_nothing():
     # While rank 0 evaluates, the others wait for it.
     evaluates = [{rank: Counted(5.0, 0, 0.0, 0.0 if rank == 0 else 5.0) for rank in NODES}] * 20

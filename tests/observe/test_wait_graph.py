@@ -41,6 +41,7 @@ def told(*ranks: dict[str, Any]) -> dict[str, Any]:
     return {"time": 1000.0, "run_id": "lab_1_2", "work_dir": WORK, "ranks": found, "notes": []}
 
 
+@pytest.mark.promise("names-collective-ranks-wait-rank")
 def test_the_rank_that_has_not_come_is_named():
     waiting = entry("allreduce", shape="[1200, 250] float", bytes=1_200_000)
     look = told(rank(waiting), rank(waiting), rank(at="data.py:41 __getitem__"), rank(waiting))

@@ -120,6 +120,7 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
+@pytest.mark.promise("wheel-installed-runs-script-without")
 @pytest.mark.parametrize(
     "only_ends", [True, pytest.param(False, marks=pytest.mark.proof)], ids=["oldest and newest", "all"]
 )

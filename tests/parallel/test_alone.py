@@ -20,6 +20,7 @@ torch, nn, F = late("torch"), late("torch.nn"), late("torch.nn.functional")
 data, models, equality = late("torch.utils.data"), late("tests.parallel.models"), late("tests.parallel.equality")
 
 
+@pytest.mark.promise("one-worker-plain-pytorch-last")
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize(
     "strategy", [DataParallel(), FullyShard(), PipelineParallel(), "auto"], ids=["data", "shard", "pipe", "auto"]
@@ -477,6 +478,7 @@ def _focal(output: Tensor, target: Tensor) -> Tensor:
     return ((1 - (-each).exp()) ** 2 * each).mean()
 
 
+@pytest.mark.promise("loss-over-targets-count-weighted")
 @pytest.mark.parametrize("name", ["root", "in_batch", "dice"])
 def test_loss_that_is_no_mean_over_rows_is_refused_in_parts(name: str) -> None:
     loss = {"root": _root, "in_batch": _in_batch, "dice": _dice}[name]
@@ -524,6 +526,7 @@ def test_mean_in_uneven_parts_equals_the_whole_batch(name: str) -> None:
     assert all(float((value - ends[1][key]).abs().max()) < 1e-12 for key, value in ends[0].items())
 
 
+@pytest.mark.promise("loss-over-targets-count-weighted")
 def test_loss_that_becomes_no_mean_after_the_first_step_is_refused() -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return _root(output, target.clamp(min=0)) if (target < 0).any() else F.cross_entropy(output, target)

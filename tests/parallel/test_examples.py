@@ -79,6 +79,7 @@ def test_the_digits_are_learned_by_two_workers(need_torch: None, tmp_path: Path)
 
 
 # Each strategy equals one process in the checks of `checks/`; the README's command runs the pipeline (tests/docs).
+@pytest.mark.promise("transformer-learns-same-strategy")
 @pytest.mark.parametrize(
     "strategy",
     ["data", *(pytest.param(name, marks=pytest.mark.proof) for name in ("pipeline", "tensor", "fully-sharded"))],

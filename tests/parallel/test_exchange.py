@@ -120,6 +120,7 @@ def _message(told: Any) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+@pytest.mark.promise("other-pickles-opened-table")
 @pytest.mark.parametrize(
     "data",
     [

@@ -75,12 +75,14 @@ def alone(program: Path) -> list[str]:
     return run_alone(program.with_name("output.txt"), str(program)).splitlines()
 
 
+@pytest.mark.promise("same-file-runs-alone-under")
 def test_without_a_launcher_there_is_one_process(alone: list[str]) -> None:
     assert alone[0] == "world 1 none"
     assert len(set(alone[1:4])) == 1
     assert alone[4] == "DataParallel(): there is one worker."
 
 
+@pytest.mark.promise("same-file-runs-alone-under")
 def test_torchrun_gives_the_same(program: Path, alone: list[str]) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
     found = output(sys.executable, str(torchrun), "--standalone", "--nproc-per-node", "2", str(program))
@@ -89,6 +91,7 @@ def test_torchrun_gives_the_same(program: Path, alone: list[str]) -> None:
     assert found[4].startswith("DataParallel(2): ")
 
 
+@pytest.mark.promise("same-file-runs-alone-under")
 def test_mpirun_with_paceline_s_backend_gives_the_same(program: Path, alone: list[str]) -> None:
     mpirun = find_mpirun(WHEEL)
     require_engine(WHEEL, mpirun)

@@ -37,6 +37,7 @@ def trained(**values):
     return paceline.parallelize(model, optimizer, loss=nn.functional.mse_loss, strategy=DataParallel(), **values)
 
 
+@pytest.mark.promise("training-worker-memory-refused-before")
 def test_a_training_that_can_t_fit_is_refused_with_its_numbers(machine) -> None:
     machine(11 * MIB)
     with pytest.raises(ParallelError) as error:

@@ -44,6 +44,7 @@ def test_the_backend_is_what_the_launcher_and_the_machine_call_for(
     assert mesh.choose_backend(environment, has_cuda) == backend
 
 
+@pytest.mark.promise("there-silent-world-one")
 @pytest.mark.parametrize(
     ("environment", "words"),
     [

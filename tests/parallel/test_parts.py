@@ -57,6 +57,7 @@ def needs(fixed: float, unit: float, activations: float, seconds: float = 1.0, b
     return Measured(rows=8, all_rows=8, blocks=blocks, unit_bytes=int(unit * GIB), bandwidth_bytes_s=bandwidth)
 
 
+@pytest.mark.promise("auto-takes-fastest-layout-fits")
 @pytest.mark.parametrize(
     ("measured", "microbatches", "strategy"),
     [

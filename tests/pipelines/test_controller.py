@@ -7,6 +7,8 @@ import shutil
 import signal
 from collections.abc import Callable
 
+import pytest
+
 import paceline as pl
 from paceline.runs import states
 from paceline.system import processes
@@ -16,6 +18,7 @@ from tests.sweeps.helpers import until
 Submit = Callable[..., pl.PipelineRun]
 
 
+@pytest.mark.promise("controller-killed-goes-step-lost")
 def test_whoever_looks_next_starts_a_controller_that_goes_on_where_the_killed_one_stopped(
     place: Place, submit: Submit
 ) -> None:

@@ -30,6 +30,7 @@ def chain(place: Place, add: int) -> list[pl.Step]:
     return [first, second]
 
 
+@pytest.mark.promise("step-leaves-next-one-finds")
 def test_what_a_step_leaves_the_next_one_finds_and_unchanged_steps_are_not_run_again(
     place: Place, submit: Submit
 ) -> None:
@@ -83,6 +84,7 @@ def test_what_a_step_leaves_the_next_one_finds_and_unchanged_steps_are_not_run_a
     assert place.ran() == {"prepare": "xxxx", "train": "xxxxx"}
 
 
+@pytest.mark.promise("steps-do-need-other-run")
 def test_steps_that_do_not_need_each_other_run_at_once_and_parameters_are_given_at_submission(
     place: Place, submit: Submit
 ) -> None:
@@ -104,6 +106,7 @@ def test_steps_that_do_not_need_each_other_run_at_once_and_parameters_are_given_
     assert run.step_rows()[2]["after"] == ["left", "right"]
 
 
+@pytest.mark.promise("failed-step-ends-pipeline-cause")
 def test_a_failed_step_ends_the_pipeline_with_its_cause_and_what_does_not_need_it_may_go_on(
     place: Place, submit: Submit
 ) -> None:
@@ -128,6 +131,7 @@ def test_a_failed_step_ends_the_pipeline_with_its_cause_and_what_does_not_need_i
     assert [row["status"] for row in run.step_rows()] == [states.FAILED, states.COMPLETED, "Skipped"]
 
 
+@pytest.mark.promise("cancel-pipeline-steps")
 def test_the_cancel_of_a_pipeline_is_that_of_its_steps(place: Place, submit: Submit) -> None:
     never = place.top / "never"
     first, second = place.step("first", f"wait={never}"), place.step("second", f"wait={never}")
@@ -149,6 +153,7 @@ def test_an_output_in_which_nothing_is_left_is_an_empty_folder(place: Place, sub
     assert run.wait_for_completion(raise_on_error=False).failure is None
 
 
+@pytest.mark.promise("sweep-step")
 def test_a_sweep_is_a_step(place: Place, submit: Submit) -> None:
     clean = pl.PipelineData("clean")
     first = place.step("prepare", ("out=", clean), outputs=[clean])
@@ -217,6 +222,7 @@ def test_what_is_wrong_at_submission_starts_nothing(place: Place, submit: Submit
     assert list(place.workspace.runs_dir.iterdir()) == []
 
 
+@pytest.mark.promise("snapshot-step-waits-pruned")
 def test_the_sources_of_steps_that_wait_are_not_pruned(
     place: Place, submit: Callable[..., pl.PipelineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:

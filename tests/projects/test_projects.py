@@ -165,6 +165,7 @@ def check(cli: Cli, name: str, tmp_path: Path, cwd: str | None = None) -> None:
     assert by_paceline(cli, layout, tmp_path / "paceline", cwd) == expected
 
 
+@pytest.mark.promise("paceline-run-x-does-python", "run-writes-beside-outputs-other")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_project_runs_as_without_paceline(cli: Cli, tmp_path: Path, name: str) -> None:
     check(cli, name, tmp_path)
@@ -180,6 +181,7 @@ def test_project_runs_on_two_processes_as_on_one(cli: Cli, tmp_path: Path, name:
     assert found == expected
 
 
+@pytest.mark.promise("paceline-run-x-does-python")
 @pytest.mark.parametrize("cwd", ["data", "../elsewhere"])
 @pytest.mark.parametrize(
     "name",
@@ -209,6 +211,7 @@ sys.meta_path.append(Finder)
 """
 
 
+@pytest.mark.promise("installed-place-project-imported-copy")
 def test_packages_installed_in_place_come_from_the_copy(cli: Cli, tmp_path: Path) -> None:
     script = (
         "import mapped, on_path, subprocess, sys\nprint(mapped.__file__)\nprint(on_path.__file__)\n"

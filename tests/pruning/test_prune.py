@@ -59,6 +59,7 @@ def gone(pruned: Pruned) -> list[str]:
 # --- runs
 
 
+@pytest.mark.promise("pruning-never-takes-run-lives")
 def test_runs_go_by_age_and_never_one_that_lives_or_has_the_tag_keep(tmp_path):
     old, new = make(tmp_path, 1, days=40), make(tmp_path, 2, days=20)
     queued = make(tmp_path, 3, days=50, status=states.QUEUED)
@@ -297,6 +298,7 @@ def registered(workspace: Path, content: str, run_id: str | None = None) -> Mode
     return registry.add(workspace, "digits", sources.local(source), run=run)
 
 
+@pytest.mark.promise("pruning-never-takes-version-nor")
 def test_a_run_that_made_a_model_stays_and_so_does_its_snapshot(tmp_path):
     maker, other = make(tmp_path, 1, days=40), make(tmp_path, 2, days=40)
     for name in ("a" * 64, "b" * 64):
@@ -311,6 +313,7 @@ def test_a_run_that_made_a_model_stays_and_so_does_its_snapshot(tmp_path):
     assert (gone(found), [one.name for one in found.snapshots]) == ([maker], ["a" * 64])
 
 
+@pytest.mark.promise("pruning-never-takes-version-nor")
 def test_contents_of_no_version_and_killed_registrations_go_and_versions_stay(tmp_path, monkeypatch):
     first, second = registered(tmp_path, "1" * 500), registered(tmp_path, "2" * 300)
     # As a process that was killed between the two steps of a removal leaves it, and one that was killed while it copied.

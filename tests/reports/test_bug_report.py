@@ -65,6 +65,7 @@ def failed(tmp_path: Path) -> RunFolder:
     return folder
 
 
+@pytest.mark.promise("bug-report-holds-argument-variable")
 def test_nothing_of_the_user_s_is_in_a_report(failed: RunFolder) -> None:
     assert SECRET in (failed.path / "run.json").read_text()
     found = bug_report(failed)
@@ -72,6 +73,7 @@ def test_nothing_of_the_user_s_is_in_a_report(failed: RunFolder) -> None:
     assert "ann" not in json.dumps(found["run"])
 
 
+@pytest.mark.promise("bug-report-holds-argument-variable")
 def test_a_report_says_where_a_run_failed(failed: RunFolder) -> None:
     run = bug_report(failed)["run"]
     assert run["frames"] == [

@@ -71,6 +71,7 @@ def runs(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
     return a, b
 
 
+@pytest.mark.promise("two-runs-compared-made-them")
 def test_all_that_differs_is_told_and_nothing_else(runs: tuple[RunFolder, RunFolder]) -> None:
     found = compare(*runs)
 

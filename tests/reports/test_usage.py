@@ -37,6 +37,7 @@ def ended(tmp_path: Path, number: int, status: str, *attempts: Attempt, **given:
     return folder
 
 
+@pytest.mark.promise("core-gpu-hours-summed-up")
 def test_no_hour_counts_twice_and_each_that_is_lost_has_its_cause(tmp_path: Path) -> None:
     folder = ended(
         tmp_path,
@@ -83,6 +84,7 @@ def test_they_are_summed_by_user_and_week(tmp_path: Path) -> None:
     ] == [("lab", 3)]
 
 
+@pytest.mark.promise("core-gpu-hours-summed-up")
 def test_what_gpus_did_not_do_and_what_waited_for_data(tmp_path: Path) -> None:
     folder = ended(
         tmp_path, 1, states.COMPLETED, attempt(1, 1, 2, "node_lost", cores=8, gpus=2), attempt(2, 2, 4, cores=8, gpus=2)

@@ -54,6 +54,7 @@ def test_a_name_that_leaves_the_run_is_refused_everywhere(folder, tmp_path, name
             call()
 
 
+@pytest.mark.promise("name-taken-other-bytes-refused")
 def test_the_same_bytes_again_are_harmless(folder, tmp_path):
     for content in ("same", "same"):
         (tmp_path / "source").write_text(content)
@@ -61,6 +62,7 @@ def test_the_same_bytes_again_are_harmless(folder, tmp_path):
     assert artifacts.names(folder) == ["outputs/a"]
 
 
+@pytest.mark.promise("name-taken-other-bytes-refused")
 def test_other_bytes_under_a_taken_name_are_refused(folder, tmp_path):
     artifacts.put(folder, "outputs/a", io.BytesIO(b"first"))
     with pytest.raises(RunStateError, match="another file 'outputs/a' already"):

@@ -59,6 +59,7 @@ def test_the_script_finds_its_run_and_its_metrics_go_to_its_rank(tmp_path, monke
     os.close(fd)
 
 
+@pytest.mark.promise("outside-run-script-works-itself")
 def test_outside_a_run_the_script_gets_one_that_prints():
     assert isinstance(Run.get_context(), OfflineRun)
 
@@ -78,6 +79,7 @@ def test_a_broken_environment_is_an_error_for_the_script_too(tmp_path, monkeypat
 CLEARED = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env={}, check=True)"
 
 
+@pytest.mark.promise("run-s-script-starts-cleared")
 @pytest.mark.parametrize("rank", ["PACELINE_RANK", "OMPI_COMM_WORLD_RANK"])
 def test_a_process_with_a_cleared_environment_finds_its_run_by_those_above_it(tmp_path, rank):
     folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
@@ -91,6 +93,7 @@ def test_a_process_with_a_cleared_environment_finds_its_run_by_those_above_it(tm
     os.close(fd)
 
 
+@pytest.mark.promise("run-s-script-starts-cleared")
 def test_what_has_lost_its_worker_is_an_error_and_nothing_is_lost(tmp_path):
     code = (
         "import os, paceline\n"

@@ -61,6 +61,7 @@ def test_a_command_that_begins_as_the_run_ends_is_over(folder, monkeypatch, gone
     assert files.is_over
 
 
+@pytest.mark.promise("folder-takes-place-request-paceline")
 def test_typed_input_goes_to_no_folder_in_the_place_of_the_request(folder):
     # Story: a member of a group put a folder of his own there, and read what the owner typed.
     files = Files(folder)

@@ -89,6 +89,7 @@ def test_the_causes_are_told_apart():
     assert len(set(CAUSES.values())) == len(CAUSES)
 
 
+@pytest.mark.promise("traceback-end-program-s-log")
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

@@ -39,6 +39,7 @@ def test_a_name_that_leaves_the_folder_is_refused(name):
     assert repr(name) in str(refused.value)
 
 
+@pytest.mark.promise("file-name-leaves-run-s")
 @given(st.text(st.sampled_from("a./\\ \0"), max_size=12))
 def test_no_name_leads_out_of_the_run_s_folder(name):
     try:

@@ -105,6 +105,7 @@ def test_name_follows_from_the_id(tmp_path: Path) -> None:
     assert ids.take_name(tmp_path / "a", "digits", "digits_1_00000002") != first
 
 
+@pytest.mark.promise("run-readable-name-other-run")
 def test_no_name_comes_twice_in_an_experiment(tmp_path: Path) -> None:
     # One id stands for ids that happen to draw the same names.
     names = [ids.take_name(tmp_path, "digits", "digits_1_00000001") for _ in range(150)]
@@ -113,6 +114,7 @@ def test_no_name_comes_twice_in_an_experiment(tmp_path: Path) -> None:
     assert ids.take_name(tmp_path, "words", "digits_1_00000001") == names[0]
 
 
+@pytest.mark.promise("run-readable-name-other-run")
 def test_programs_that_submit_at_once_share_no_name(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from paceline.runs import ids\n"
@@ -140,6 +142,7 @@ def test_name_is_unique_where_the_list_of_names_is_another_user_s(tmp_path: Path
     assert all(re.fullmatch(NAME, name) for name in names)
 
 
+@pytest.mark.promise("run-readable-name-other-run")
 def test_run_is_found_by_its_name(tmp_path: Path) -> None:
     runs_dir = tmp_path / "runs"
     folders: list[RunFolder] = []

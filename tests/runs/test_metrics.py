@@ -89,6 +89,7 @@ def test_any_scalars_come_back_as_they_were(values):
     assert [repr(value) for value in found] == [repr(value) for value in values]
 
 
+@pytest.mark.promise("nan-infinities-stay-they-json")
 def test_nan_and_the_infinities_survive(folder):
     logged(folder, float("nan"), float("inf"), float("-inf"))
     nan, infinity, minus = read(folder)["loss"]
@@ -334,6 +335,7 @@ while True:
 """
 
 
+@pytest.mark.promise("value-logged-survives-worker-s")
 def test_nothing_whose_call_returned_is_lost_when_the_writer_is_killed(folder):
     for count in (1, 50, 1000):
         path = folder / f"{count}/rank_0.jsonl"
@@ -591,6 +593,7 @@ def interruptions(draw):
     return steps, [*attempts, (draw(st.integers(0, min(reached, steps - 1))), None, 0)]
 
 
+@pytest.mark.promise("metrics-several-attempts-one-series")
 @settings(max_examples=150)
 @given(interruptions(), st.integers(1, 3))
 def test_wherever_it_was_killed_and_resumed_the_series_is_that_of_a_run_never_interrupted(story, every):

@@ -43,6 +43,7 @@ def run_at(tmp_path: Path, **values: Any) -> tuple[Run, RunFolder, int]:
     return paceline.Run.get(paceline.Workspace(tmp_path / "ws"), folder.run_id), folder, fd
 
 
+@pytest.mark.promise("run-shows-itself-notebook-live")
 def test_a_run_is_shown_until_its_end_in_one_output_that_stays(tmp_path: Path, outputs: list[str]) -> None:
     run, folder, fd = run_at(tmp_path)
     log = MetricLog(folder.metric_log(0))

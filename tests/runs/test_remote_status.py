@@ -293,6 +293,7 @@ def far(monkeypatch, folder, tmp_path):
     return handle, engine
 
 
+@pytest.mark.promise("call-reads-run-brings-here")
 @pytest.mark.parametrize("read", READS)
 def test_whoever_reads_a_run_that_writes_in_another_folder_has_what_is_new_there(far, tmp_path, read):
     handle, engine = far
@@ -308,6 +309,7 @@ def test_whoever_reads_a_run_that_writes_in_another_folder_has_what_is_new_there
     assert engine.looks == looks, "its end comes last: all is here"
 
 
+@pytest.mark.promise("call-reads-run-brings-here")
 def test_each_member_of_a_run_is_known_to_read_or_not_to():
     """So that who adds one has to say which it is, and a read is tried above."""
     assert {name for name in dir(azureml.Run) if name[0] != "_"} == {name.split()[0] for name in READS} | NO_READS

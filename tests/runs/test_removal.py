@@ -44,6 +44,7 @@ def test_a_run_that_has_ended_is_removed_with_all_it_has(tmp_path):
         removal.remove(folder)
 
 
+@pytest.mark.promise("folders-record-names-only-scratch")
 @pytest.mark.parametrize(
     "forged", ["of another name", "a link", "not in a temporary folder", "a file", "of another user"]
 )
@@ -113,6 +114,7 @@ def test_a_run_whose_engine_does_not_answer_is_removed_by_force_alone(tmp_path, 
     assert store.ids(tmp_path / "runs") == []
 
 
+@pytest.mark.promise("removal-killed-leaves-nothing-half")
 def test_a_removal_that_is_killed_leaves_nothing_half_listed_and_the_next_goes_on_with_it(tmp_path):
     runs_dir = tmp_path / "runs"
     folder = ended(runs_dir)

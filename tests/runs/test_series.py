@@ -114,6 +114,7 @@ def restarted(folder: RunFolder) -> None:
     log(folder).scalar("once", 7)
 
 
+@pytest.mark.promise("series-says-logged-value-attempt")
 def test_each_value_says_who_logged_it_and_in_which_attempt(tmp_path):
     folder = RunFolder(tmp_path)
     restarted(folder)
@@ -199,6 +200,7 @@ def run(tmp_path: Path) -> Run:
     return paceline.Run.get(paceline.Workspace(tmp_path / "ws"), folder.run_id)
 
 
+@pytest.mark.promise("run-shows-itself-notebook-live")
 def test_each_metric_has_axes_and_each_rank_a_curve(run: Run, tmp_path: Path) -> None:
     figure = run.plot()
     loss, other = figure.axes

@@ -99,6 +99,7 @@ def test_each_change_is_noted_with_its_time(runs_dir):
     assert (read.record(folder).failure, read.record(folder).exit_code) == (report, 1)
 
 
+@pytest.mark.promise("end-final-written-full-disk")
 @pytest.mark.parametrize("status", sorted(states.TERMINAL))
 def test_an_end_is_the_end(runs_dir, status):
     folder, fd = make_run(runs_dir, status=status)
@@ -111,6 +112,7 @@ def test_an_end_is_the_end(runs_dir, status):
 # --- a full disk
 
 
+@pytest.mark.promise("end-final-written-full-disk")
 def test_on_a_full_disk_the_last_record_is_written_all_the_same(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
     fill_disk(small_disk)
@@ -313,6 +315,7 @@ def test_the_owner_is_this_process():
     assert store.owner() == {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
 
 
+@pytest.mark.promise("run-whose-supervisor-gone-never")
 def test_the_run_of_a_killed_program_is_never_shown_as_running(runs_dir):
     code = """
 import sys, time

@@ -55,6 +55,7 @@ def test_a_text_of_several_lines_keeps_its_lines_and_tabs():
     assert visible("a\r\n\tb\x1b[2J\rc\n", lines=True) == "a\n\tb\\x1b[2J\\rc\n"
 
 
+@pytest.mark.promise("nothing-terminal-obeys-gets-through")
 @given(
     st.text(alphabet=st.characters(blacklist_categories=()), max_size=40)
     | st.text("\x1b[]0;m\x07\x9b\\P(Kx", max_size=30)

@@ -29,6 +29,7 @@ from tests.services.conftest import SCRIPT, deployed, status_with
 BROKEN = "def init():\n    raise RuntimeError('no weights')\n\ndef run(data):\n    return 1\n"
 
 
+@pytest.mark.promise("service-goes-program-ended-called")
 def test_a_service_from_its_deployment_to_its_end(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source, workers=2, tags={"team": "blue"}, timeout_s=20)
     assert service.state == HEALTHY
@@ -74,6 +75,7 @@ def test_a_service_from_its_deployment_to_its_end(workspace: Workspace, source: 
         Service(workspace, "digits")
 
 
+@pytest.mark.promise("update-rollback-scaling-lose-request")
 def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     port = service.record().port
@@ -147,6 +149,7 @@ def test_a_reload_takes_the_files_as_they_are_now(workspace: Workspace, source: 
     assert service.run({"x": [1]})["y"] == [103]
 
 
+@pytest.mark.promise("keys-file-others-can-read")
 def test_the_keys(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source, auth=True)
     uri, (primary, secondary) = str(service.scoring_uri), service.get_keys()
@@ -173,6 +176,7 @@ def test_the_keys(workspace: Workspace, source: Path) -> None:
             assert new.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.promise("model-service-serves-can-t", "model-changed-since-registered-served")
 def test_a_registered_model_is_served_and_one_that_was_changed_is_not(workspace: Workspace, source: Path) -> None:
     Model.register(workspace, source / "two.txt", "factor")
     second = Model.register(workspace, source / "three.txt", "factor")
@@ -197,6 +201,7 @@ def test_a_registered_model_is_served_and_one_that_was_changed_is_not(workspace:
     assert service.run({"x": [1]})["y"] == [3]
 
 
+@pytest.mark.promise("service-environment-run-made-model")
 def test_a_service_has_an_environment_of_its_own(workspace: Workspace, source: Path, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "small", "1.1", code="def say():\n    return 'small'\n")
     script = "import sys, small\n\ndef init():\n    pass\n\ndef run(data):\n    return [small.say(), sys.prefix]\n"
@@ -231,6 +236,7 @@ def test_variables_reach_the_script_and_are_shown_to_nobody_else(workspace: Work
     assert "s3cret" not in (service._folder.record.read_text() + service.get_logs())
 
 
+@pytest.mark.promise("wrong-service-said-before-anything")
 @pytest.mark.parametrize(
     ("values", "message"),
     [

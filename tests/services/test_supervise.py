@@ -26,6 +26,7 @@ from tests.helpers import wait_until
 from tests.services.conftest import deployed, supervisors
 
 
+@pytest.mark.promise("service-goes-whatever-killed-same")
 def test_a_killed_server_is_started_again_and_says_why_it_died(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     before = service.record()
@@ -50,6 +51,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.promise("server-hangs-killed-started-again")
 def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, source: Path) -> None:
     """Its model processes may be well; nobody was answered, and nothing ended it."""
     service = deployed(workspace, source)
@@ -92,6 +94,7 @@ def test_a_killed_model_process_is_replaced_while_the_server_goes_on(workspace: 
     assert service.record().restarts == 0
 
 
+@pytest.mark.promise("service-goes-whatever-killed-same")
 def test_a_killed_supervisor_is_started_again_and_no_client_is_refused(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     _, child = supervisors(service)
@@ -109,6 +112,7 @@ def test_a_killed_supervisor_is_started_again_and_no_client_is_refused(workspace
     assert len(supervisors(service)) == 2
 
 
+@pytest.mark.promise("while-killed-service-started-again")
 @pytest.mark.parametrize("killed", ["server", "supervisor", "both"])
 def test_clients_wait_at_the_socket_while_a_killed_service_is_started_again(
     workspace: Workspace, source: Path, killed: str
@@ -134,6 +138,7 @@ def test_clients_wait_at_the_socket_while_a_killed_service_is_started_again(
     wait_until(lambda: service.record().server_pid not in (None, before.server_pid), "another server answers")
 
 
+@pytest.mark.promise("service-goes-whatever-killed-same")
 def test_whoever_looks_next_starts_a_service_whose_processes_were_all_killed(
     workspace: Workspace, source: Path
 ) -> None:

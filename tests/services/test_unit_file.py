@@ -20,6 +20,7 @@ from tests.helpers import wait_until
 from tests.services.conftest import deployed, looking_after
 
 
+@pytest.mark.promise("systemd-unit-keeps-service-alive")
 def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_service(
     workspace: Workspace, source: Path
 ) -> None:

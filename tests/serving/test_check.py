@@ -25,6 +25,7 @@ def test_a_script_that_answers_is_right(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["score.py"]
 
 
+@pytest.mark.promise("trial-says-one-sentence-wrong")
 @pytest.mark.parametrize(
     ("script", "sample", "values", "problem"),
     [

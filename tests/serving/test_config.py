@@ -58,6 +58,7 @@ def test_what_is_wrong_is_named(value, said):
     assert said in str(error.value)
 
 
+@pytest.mark.promise("keys-asked-replaced-while-serves")
 def test_all_addresses_are_for_those_with_a_key_alone():
     assert ServerConfig.from_json({**SCRIPT, "host": "0.0.0.0", "keys_file": "k"}).host == "0.0.0.0"
 

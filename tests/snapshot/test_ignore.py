@@ -40,6 +40,7 @@ def files_of(top: Path) -> set[str]:
     return set(scan(top, top.parent / "cache.json", top.parent / "workspace").files)
 
 
+@pytest.mark.promise("patterns-ignore-mean-they-mean")
 @pytest.mark.parametrize("name", CASES)
 def test_patterns_mean_what_they_mean_to_git(tmp_path, name):
     files, left_out = CASES[name]

@@ -37,6 +37,7 @@ def git(top: Path, *words: str) -> None:
     subprocess.run(["git", *words], cwd=top, check=True, capture_output=True)
 
 
+@pytest.mark.promise("run-does-copy-linked-place")
 def test_ignored_folder_is_linked_and_results_are_left_out(top: Path) -> None:
     (top / ".gitignore").write_text("/data\nout/\n")
     assert left(top) == {
@@ -71,6 +72,7 @@ def test_script_and_working_folder_are_copied_though_a_pattern_names_them(top: P
     assert "data" not in left(top, "data", "data/x.txt")
 
 
+@pytest.mark.promise("run-does-copy-linked-place")
 def test_links_out_sockets_and_unreadable_files_are_linked(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (top / "big").symlink_to("/usr")
     monkeypatch.chdir(top)
@@ -94,6 +96,7 @@ def test_large_file_and_folder_of_many_files_are_linked(top: Path, monkeypatch: 
     assert found["data"] == "more than 4 files"
 
 
+@pytest.mark.promise("run-does-copy-linked-place")
 def test_tracked_files_are_copied_beyond_the_limits_and_the_largest_others_linked(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +140,7 @@ def test_virtual_environment_is_linked_and_not_counted(top: Path) -> None:
 ONE = {"path": "data", "why": "ignored", "is_linked": True}
 
 
+@pytest.mark.promise("list-linked-names-somebody-else")
 @pytest.mark.parametrize(
     "forged",
     [
@@ -186,6 +190,7 @@ def sent(
     return {one.path: one.kept_back for one in found}
 
 
+@pytest.mark.promise("machines-do-see-project-data")
 def test_secrets_results_environments_and_hidden_folders_are_not_sent_by_themselves(top: Path) -> None:
     ignored = {".env": "K=1", "prod.env": "K=1", "id_rsa": "", "secrets/a.txt": "", "deploy.pem": "", ".cache/a": ""}
     ignored |= {
@@ -298,6 +303,7 @@ SECRETS = (
 )
 
 
+@pytest.mark.promise("snapshot-holds-file-secret-s")
 @pytest.mark.parametrize("repository", ["none", "own", "above", "amlignore"])
 def test_secrets_that_git_does_not_track_are_linked_and_named_first(top: Path, repository: str) -> None:
     # They were copied into the snapshot without a word, and kept there.

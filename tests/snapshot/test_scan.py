@@ -43,6 +43,7 @@ def test_an_absolute_link_inside_the_tree_becomes_relative(tmp_path):
     assert scanned(top).links == {"d/l": "../a"}
 
 
+@pytest.mark.promise("services-packages-links-out-tree")
 @pytest.mark.parametrize("target", ["/etc/passwd", "/", "../../outside", "../d/../../outside"])
 def test_a_link_out_of_the_tree_is_refused_with_its_name_and_target(tmp_path, target):
     top = write_tree(tmp_path / "code", {"d/b": ""})
@@ -87,6 +88,7 @@ def test_the_source_itself_may_be_a_link(tmp_path):
 # --- what is no source
 
 
+@pytest.mark.promise("services-packages-links-out-tree")
 def test_a_pipe_is_refused(tmp_path):
     top = write_tree(tmp_path / "code", {"a": ""})
     os.mkfifo(top / "pipe")
@@ -148,6 +150,7 @@ def test_too_many_files_are_refused_with_the_folders_that_hold_most(tmp_path, mo
     assert f"{LIMIT_VARIABLE}=off" in str(refused.value)
 
 
+@pytest.mark.promise("limits-300-mib-2-000")
 def test_too_many_bytes_are_refused_with_the_largest_first(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_BYTES", 3 << 20)
     top = write_tree(
@@ -190,5 +193,6 @@ def test_what_is_ignored_does_not_count(tmp_path, monkeypatch):
     assert set(scanned(write_tree(tmp_path / "code", files)).files) == {".gitignore"}
 
 
+@pytest.mark.promise("limits-300-mib-2-000")
 def test_the_limits_are_the_sdk_s():
     assert (scan_module.MAX_BYTES, scan_module.MAX_FILES) == (300 * 1024 * 1024, 2000)

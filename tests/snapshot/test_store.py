@@ -103,6 +103,7 @@ def test_links_in_the_copy_lead_to_the_copy(tmp_path):
         assert (copy / name).read_text() == "old"
 
 
+@pytest.mark.promise("source-copied-uncommitted-edits-included")
 def test_uncommitted_edits_are_in(tmp_path):
     top = write_tree(tmp_path / "code", {"train.py": "old", ".git/HEAD": "ref: refs/heads/main"})
     first = snap(top)
@@ -121,6 +122,7 @@ def test_a_source_that_is_no_folder_is_refused(tmp_path):
 # --- made once
 
 
+@pytest.mark.promise("submitting-unchanged-tree-copies-nothing")
 def test_an_unchanged_source_makes_no_new_copy(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "1", "d/b": "2"})
     first = snap(top)
@@ -173,6 +175,7 @@ def coarse_clock(monkeypatch, tick_ns: int) -> None:
         monkeypatch.setattr(module, "stamp_of", coarse)
 
 
+@pytest.mark.promise("edit-missed-even-one-within")
 def test_an_edit_within_the_clock_s_tick_of_the_scan_is_noticed(tmp_path, monkeypatch):
     coarse_clock(monkeypatch, 40_000_000)
     top = write_tree(tmp_path / "code", {"a": "000"})
@@ -182,6 +185,7 @@ def test_an_edit_within_the_clock_s_tick_of_the_scan_is_noticed(tmp_path, monkey
         assert (snap(top).path / "a").read_text() == text
 
 
+@pytest.mark.promise("submitting-unchanged-tree-copies-nothing")
 def test_a_small_edit_shares_all_other_files_with_the_last_copy(tmp_path):
     top = write_tree(tmp_path / "code", {"large": b"0" * 100_000, "a": "1"})
     first = snap(top)
@@ -264,6 +268,7 @@ def test_the_id_tells_trees_apart_by_their_content_alone(one, other):
     assert (id_of(one) == id_of(other)) == (one == other)
 
 
+@pytest.mark.promise("edit-missed-even-one-within")
 @given(small_files, st.data())
 @settings(max_examples=40)
 def test_any_edit_changes_the_id_and_undoing_it_restores_it(files, data):
@@ -300,6 +305,7 @@ def test_every_kind_of_change_is_another_snapshot(tmp_path, change):
 # --- while others write
 
 
+@pytest.mark.promise("file-keeps-changing-while-read")
 def test_a_file_that_keeps_changing_is_refused_by_name(tmp_path):
     top = write_tree(tmp_path / "code", {"train.py": "", "growing.log": b"0" * 30_000_000})
     stop = threading.Event()

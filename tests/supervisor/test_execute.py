@@ -44,6 +44,7 @@ def test_request_of_the_owner_is_followed(folder: RunFolder, monkeypatch: pytest
     assert started(folder, monkeypatch) == [REQUEST]
 
 
+@pytest.mark.promise("folder-takes-place-request-paceline")
 @pytest.mark.parametrize("swap", ["a link", "a folder"])
 def test_folder_that_takes_the_place_of_a_request_is_neither_read_nor_written(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str
@@ -100,6 +101,7 @@ def of_another_user(folder: RunFolder, own: Path) -> None:
     ask(folder.exec_requests / "x")
 
 
+@pytest.mark.promise("shared-workspace-nobody-runs-command")
 @pytest.mark.parametrize(
     "forge", [link_to_folder, link_to_all, link_to_file, open_to_group, all_open_to_group, of_another_user]
 )

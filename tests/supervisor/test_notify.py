@@ -58,6 +58,7 @@ def hooks() -> Iterator[Hooks]:
     server.server_close()
 
 
+@pytest.mark.promise("whoever-wants-know-told-run")
 def test_each_is_told_in_its_own_form(tmp_path: Path, hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     for name, text in {
@@ -116,6 +117,7 @@ def test_each_is_told_in_its_own_form(tmp_path: Path, hooks: Hooks, monkeypatch:
     assert not any("/secret" in text or hooks.url in text for text in wrong)
 
 
+@pytest.mark.promise("whoever-wants-know-told-run")
 def test_a_failed_run_is_told_with_its_report_and_its_record_has_no_url(cli: Cli, hooks: Hooks) -> None:
     cli.script("raise ValueError('bad batch')\n")
     words = ["--notify", "webhook:env:HOOK", "--notify", "webhook:env:BROKEN"]
@@ -146,6 +148,7 @@ def test_step_with_a_webhook_runs_and_its_end_is_told(cli: Cli, hooks: Hooks) ->
     assert not [path for path in kept if hooks.url.encode() in path.read_bytes()]
 
 
+@pytest.mark.promise("hang-told-shown-page-button")
 def test_a_hang_is_told_with_since_when_and_why(tmp_path: Path, hooks: Hooks) -> None:
     hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "Rank 0 waits for rank 1.", "report": "hang.txt"}
     job = make_job(notify=["webhook:env:W"])

@@ -185,6 +185,7 @@ def complaint(
     return ""
 
 
+@pytest.mark.promise("space-script-s-argparse-will")
 def test_what_does_not_fit_is_told_with_its_name_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(PLAIN)
@@ -219,6 +220,7 @@ given = parser.parse_args()
 """
 
 
+@pytest.mark.promise("switch-script-s-tuned-like")
 def test_switches_of_the_script_are_turned_on_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(SWITCHES)
@@ -274,6 +276,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.promise("space-script-s-argparse-will")
 def test_what_the_job_gives_beside_the_space_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(NEEDS.replace("    more(parser)\n", ""))
@@ -314,6 +317,7 @@ def test_what_the_job_gives_beside_the_space_is_looked_at(tmp_path: Path, monkey
     assert "--data is required" in complaint(space, script, given=())
 
 
+@pytest.mark.promise("space-script-s-argparse-will")
 @pytest.mark.parametrize("kind", SILENT)
 def test_nothing_is_said_of_what_can_not_be_known(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -321,6 +325,7 @@ def test_nothing_is_said_of_what_can_not_be_known(kind: str, tmp_path: Path) -> 
     assert complaint({"x": pl.uniform(0, 1)}, script) == ""
 
 
+@pytest.mark.promise("space-script-s-argparse-will")
 @pytest.mark.parametrize("kind", KNOWN)
 def test_a_parser_is_followed_through_the_script(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -373,6 +378,7 @@ def found(tmp_path: Path, script: str, space: dict[str, Any], pass_as: str = "ar
     return list(job_of(make_job(), values, checked.pass_as, tmp_path, checked.switches).arguments)
 
 
+@pytest.mark.promise("sweep-gives-script-values-form")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_gets_its_values_in_the_form_that_it_reads(tmp_path: Path, name: str) -> None:
     script, words = SCRIPTS[name]
@@ -470,6 +476,7 @@ def test_switches_of_tyro_are_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.promise("sweep-gives-script-values-form")
 @pytest.mark.parametrize(
     ("form", "words"),
     [

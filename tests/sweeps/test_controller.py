@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import paceline as pl
 from paceline.job.job import Job
 from paceline.runs import read, states, store
@@ -66,6 +68,7 @@ def test_a_controller_whose_sweep_is_removed_by_hand_ends_its_trials_and_itself(
     assert not pl.Run(run.experiment, f"{run.id}_0").folder.path.with_name(f"{run.id}_1").exists()
 
 
+@pytest.mark.promise("runs-judged-again-better-curve")
 def test_a_running_trial_is_judged_again_when_a_better_curve_comes_later(submit: Any, tmp_path: Path) -> None:
     (tmp_path / "source" / "train.py").write_text(SCRIPT)
     go = tmp_path / "go"
@@ -123,6 +126,7 @@ def test_the_common_cause_is_told_and_where_there_is_more_of_it(tmp_path: Path) 
     assert report.see == "paceline logs trial 0"
 
 
+@pytest.mark.promise("more-trials-sweep-ended-so")
 def test_what_ended_a_sweep_does_not_end_it_again_when_more_is_asked_for(tmp_path: Path) -> None:
     folder = failed_with(tmp_path, "E", "E", max_failures=2, max_duration_seconds=3600.0, trials=8)
     record = store.stored(folder)
@@ -146,6 +150,7 @@ def test_only_trial_without_the_metric_is_spoken_of_in_the_singular(tmp_path: Pa
     assert "1 trial has ended, and it has not logged the primary metric" in str(wanted(folder))
 
 
+@pytest.mark.promise("more-trials-sweep-ended-so")
 def test_trials_without_the_metric_end_a_sweep_and_count_anew_with_more(tmp_path: Path) -> None:
     folder = failed_with(tmp_path)
     for number in range(3):

@@ -32,6 +32,7 @@ def common(tmp_path: Path, *reports: FailureReport) -> diagnosis.Cause:
     return diagnosis.common(sweep, sweep.trials)
 
 
+@pytest.mark.promise("metric-never-comes-common-cause")
 @pytest.mark.parametrize(
     ("errors", "said"),
     [
@@ -48,6 +49,7 @@ def test_errors_that_differ_in_numbers_are_one_cause(errors: list[str], said: st
     assert common(tmp_path, *reports).text == said
 
 
+@pytest.mark.promise("metric-never-comes-common-cause")
 def test_a_script_that_left_with_an_exit_code_is_told_by_its_last_line(tmp_path: Path) -> None:
     """As argparse does, which raises nothing that could be told."""
     lines = ("usage: train.py [-h]", "train.py: error: the following arguments are required: --data", "")
@@ -82,6 +84,7 @@ def told(tmp_path: Path, curves: list[Any], others: Any = (), **values: Any) -> 
 NAN, INF = math.nan, math.inf
 
 
+@pytest.mark.promise("strange-about-metric-said-one")
 @pytest.mark.parametrize(
     ("curves", "values", "said"),
     [
@@ -110,6 +113,7 @@ def test_one_sentence_says_what_is_strange(curves: Any, values: Any, said: str, 
     assert said in warnings[0]
 
 
+@pytest.mark.promise("strange-about-metric-said-one")
 @pytest.mark.parametrize(
     ("curves", "values"),
     [
@@ -124,6 +128,7 @@ def test_nothing_is_said_of_what_is_not_strange(curves: Any, values: Any, tmp_pa
     assert told(tmp_path, curves, **values) == ()
 
 
+@pytest.mark.promise("strange-about-metric-said-one")
 def test_what_all_ranks_log_is_told_where_it_differs(tmp_path: Path) -> None:
     (text,) = told(tmp_path, [[3, 2, 1]] * 3, others=[9, 8, 7])
     assert text == "'loss' is logged by 2 ranks of trial 0 with different values: those of rank 0 count."

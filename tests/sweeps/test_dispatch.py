@@ -79,6 +79,7 @@ class Engine:
             handing.fill()
 
 
+@pytest.mark.promise("ends-sweep-s-controller-ends")
 def test_an_engine_that_takes_nothing_is_asked_ever_less_and_not_without_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ def seen(run: Any, name: str) -> list[list[Any]]:
     return found
 
 
+@pytest.mark.promise("trial-paused-rung-goes-checkpoints")
 def test_trials_wait_at_their_rungs_and_the_best_go_on_from_their_checkpoints(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.4, 0.3, 0.2, 0.1)},
@@ -267,6 +269,7 @@ def test_the_best_of_those_that_come_at_once_runs_on_and_its_notes_say_so(sweep:
     assert [row["status"] for row in run.trial_rows()] == [states.CANCELED] * 2
 
 
+@pytest.mark.promise("controller-killed-promotes")
 def test_a_controller_that_is_killed_promotes_where_it_was(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.6, 0.5, 0.4, 0.3, 0.2, 0.1)},
@@ -300,6 +303,7 @@ def test_a_controller_that_is_killed_promotes_where_it_was(sweep: Any) -> None:
     assert not list(run.folder.path.parent.glob(".new-*"))
 
 
+@pytest.mark.promise("script-told-budget-ends-itself")
 def test_a_script_without_a_checkpoint_is_told_in_one_sentence(sweep: Any) -> None:
     run = sweep(
         {"x": pl.uniform(0, 1)},
@@ -316,6 +320,7 @@ def test_a_script_without_a_checkpoint_is_told_in_one_sentence(sweep: Any) -> No
     assert len(run.trial_rows()) < 20
 
 
+@pytest.mark.promise("script-told-budget-ends-itself")
 def test_a_script_that_is_told_its_budget_ends_by_itself_at_its_rung(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.4, 0.3)},
@@ -334,6 +339,7 @@ def test_a_script_that_is_told_its_budget_ends_by_itself_at_its_rung(sweep: Any)
     assert [word[-1] for word in words] == ["2", "4", "5", "2"]
 
 
+@pytest.mark.promise("population-trains-step-worst-take")
 def test_a_population_trains_in_step_and_its_worst_take_over_the_best_ones_checkpoints(sweep: Any) -> None:
     run = sweep(
         {"x": pl.loguniform(0.001, 10)},

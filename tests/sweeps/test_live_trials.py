@@ -84,6 +84,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return outputs
 
 
+@pytest.mark.promise("sweep-live-table-terminal-notebook")
 def test_one_output_is_replaced_until_the_end(tmp_path: Path, kernel: list[str]) -> None:
     spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize")
     sweep = make_sweep(tmp_path, spec, states.RUNNING)

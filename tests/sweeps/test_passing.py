@@ -32,6 +32,7 @@ paceline.Run.get_context().log("score", x + layers)
 
 
 # Two trials at a time where each writes a file: neither may find the other's.
+@pytest.mark.promise("script-gets-values-arguments-assignments")
 @pytest.mark.parametrize(
     ("way", "xs"), [("environment", [0.5]), ("cfg/parameters.json", [0.5, 1.5]), ("assignments", [0.5])]
 )

@@ -23,6 +23,7 @@ def test_values_come_after_the_jobs_own_words_and_in_place_of_those_that_say_the
     assert found.arguments == ("--epochs", "3", "--fast", "data", "--lr", "0.1", "--batch", "8")
 
 
+@pytest.mark.promise("switch-script-s-tuned-like")
 def test_switches_stand_alone() -> None:
     job = Job(entry_script="train.py", arguments=("--fast", "data", "--no-amp", "--lr", "1"))
     switches = ("--fast", "--amp/--no-amp")
@@ -60,6 +61,7 @@ def test_values_are_variables() -> None:
         job_of(job, {"PACELINE_RANK": 1}, "environment")
 
 
+@pytest.mark.promise("script-gets-values-arguments-assignments")
 def test_values_are_a_file_over_the_sources_own(tmp_path: Path) -> None:
     job = Job(entry_script="train.py")
     inner = {"lr": 0.1, "model": {"layers": 2, "kind": None}, "sizes": [1, 2], "fast": True}

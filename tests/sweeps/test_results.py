@@ -22,6 +22,7 @@ SPEC = SweepSpec(
 )
 
 
+@pytest.mark.promise("hyperparameter-called-column-trials-table")
 def test_no_hyperparameter_takes_the_place_of_a_column(tmp_path: Path) -> None:
     # A hyperparameter called status stood in the place of the trial's state, one called loss in that of the metric.
     sweep = make_sweep(tmp_path, SPEC)

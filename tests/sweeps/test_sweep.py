@@ -26,6 +26,7 @@ from tests.sweeps.helpers import SCRIPT, SWEEP_ID, until
 from tests.sweeps.made import add_trial, make_sweep
 
 
+@pytest.mark.promise("sweep-tries-points-runs-their", "sweep-s-outputs-table-history")
 def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> None:
     space = {"x": pl.choice(1, 2, 3), "--kind": "b"}
     run = submit(space, sampler="grid", arguments=("--x", "9"), concurrent=3, with_png=True)
@@ -60,6 +61,7 @@ def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> No
     assert len(run.trial_rows()) == 3  # the grid has no more
 
 
+@pytest.mark.promise("stopped-trial-canceled-reason-keeps")
 def test_what_is_far_behind_is_stopped_and_says_why(submit: Any) -> None:
     run = submit(
         {"x": pl.uniform(0, 1)},
@@ -81,6 +83,7 @@ def test_what_is_far_behind_is_stopped_and_says_why(submit: Any) -> None:
     assert run.status == states.CANCELED
 
 
+@pytest.mark.promise("controller-killed-goes-trial-lost")
 def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, trials=5, concurrent=2, arguments=("--pause", "0.1"))
     killed: set[int] = set()
@@ -111,6 +114,7 @@ def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
     assert not list(run.folder.path.parent.glob(".new-*"))
 
 
+@pytest.mark.promise("ends-sweep-s-controller-ends")
 def test_what_ends_the_controller_ends_its_trials(submit: Any) -> None:
     """Nobody would judge them any more, or end them."""
     run = submit(
@@ -127,6 +131,7 @@ def test_what_ends_the_controller_ends_its_trials(submit: Any) -> None:
     assert "can not go on" in pl.Run(run.experiment, f"{run.id}_0").tags["stopped"]
 
 
+@pytest.mark.promise("ends-sweep-s-controller-ends")
 def test_a_controller_that_can_not_begin_ends_its_trials(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, concurrent=1, arguments=("--pause", "600"))
     until(lambda: run.trial_rows() and run.trial_rows()[0]["intervals"])
@@ -157,6 +162,7 @@ def test_a_sweep_that_no_controller_can_be_had_for_ends_its_trials(tmp_path: Pat
     assert not ended.cancel_request.exists()
 
 
+@pytest.mark.promise("several-metrics-pareto-front-python")
 def test_several_metrics_have_a_front(submit: Any) -> None:
     run = submit(
         {"x": pl.choice(1, 2), "cost": pl.choice(5, 9)},
@@ -176,6 +182,7 @@ def test_several_metrics_have_a_front(submit: Any) -> None:
     assert "trial 2 is Completed: score 2.02, cost 5, on the Pareto front of 1" in run.folder.driver_log.read_text()
 
 
+@pytest.mark.promise("results-former-sweeps-known-start")
 def test_a_sweep_knows_the_results_of_another_one(submit: Any, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     space = {"x": pl.uniform(0, 1)}
@@ -195,6 +202,7 @@ def test_a_sweep_knows_the_results_of_another_one(submit: Any, tmp_path: Path) -
     assert second.trial_rows()[0]["x"] == space["x"].value(proposal.chosen["x"])
 
 
+@pytest.mark.promise("two-sweeps-one-workspace-do")
 def test_two_sweeps_in_one_workspace_do_not_meet(submit: Any) -> None:
     one = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=2)
     other = submit({"x": pl.choice(3)}, sampler="grid", concurrent=2)
@@ -204,6 +212,7 @@ def test_two_sweeps_in_one_workspace_do_not_meet(submit: Any) -> None:
         assert {child.parent.id for child in run.get_children()} == {run.id}
 
 
+@pytest.mark.promise("metric-never-comes-common-cause")
 def test_failing_trials_end_a_sweep_with_their_common_cause(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, trials=50, concurrent=2, max_failures=2, arguments=("--fail",))
     with pytest.raises(pl.errors.RunFailedError, match="failed with the same error: ValueError: no luck with this one"):
@@ -211,6 +220,7 @@ def test_failing_trials_end_a_sweep_with_their_common_cause(submit: Any) -> None
     assert 2 <= len(run.trial_rows()) <= 4
 
 
+@pytest.mark.promise("metric-never-comes-common-cause")
 def test_a_metric_that_never_comes_is_told_with_the_names_that_have(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, metric="accuracy", trials=50, concurrent=1)
     with pytest.raises(pl.errors.RunFailedError, match=r"primary metric 'accuracy'. It logged score."):
@@ -221,6 +231,7 @@ def test_a_metric_that_never_comes_is_told_with_the_names_that_have(submit: Any)
     assert [path.name for path in run.folder.outputs.iterdir()] == ["trials.csv"]
 
 
+@pytest.mark.promise("wrong-sweep-refused-before-anything")
 def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     estimator = pl.Estimator(tmp_path, entry_script="train.py")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 
+import pytest
+
 from paceline.sweeps.trial import Trial, front, ordered
 
 
@@ -35,6 +37,7 @@ def test_a_trial_counts_by_its_last_values_and_not_by_the_best_of_different_mome
     assert [one.number for one in front([moments, trial(1, 0.6, 10)], ("maximize", "minimize"))] == [1]
 
 
+@pytest.mark.promise("several-metrics-pareto-front-python")
 def test_the_front_is_that_of_its_definition() -> None:
     source = random.Random(3)
     trials = [trial(n, *(source.randrange(8) for _ in range(3))) for n in range(200)]

@@ -70,6 +70,7 @@ def test_the_runs_of_all_trials_are_listed_as_one(tmp_path: Path) -> None:
     assert names == ["_10", *(f"_{number}" for number in range(9, 1, -1)), "_1_2", "_1", "_0", ""]
 
 
+@pytest.mark.promise("read-ended-trials-kept-would")
 def test_what_was_kept_is_what_would_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path, ENDED_SPEC)
     add_trial(sweep, 0, {"x": [1, 2]}, (3.0, float("inf"), -2.5), chosen={"x": 0})
@@ -86,6 +87,7 @@ def test_what_was_kept_is_what_would_be_read(tmp_path: Path, monkeypatch: pytest
     assert len(looked) == 1
 
 
+@pytest.mark.promise("read-ended-trials-kept-would")
 def test_a_child_that_is_another_one_by_now_is_read(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, ENDED_SPEC)
     child = add_trial(sweep, 0, {"x": "c"}, (3.0,))

@@ -85,6 +85,7 @@ def test_several_metrics_are_those_of_the_new_sweep(tmp_path: Path) -> None:
     assert found["values"] == [2.5, 7.0]
 
 
+@pytest.mark.promise("results-former-sweeps-known-start")
 def test_spaces_that_do_not_fit_are_told_by_name(tmp_path: Path) -> None:
     former(tmp_path)
     wrong: list[tuple[dict[str, Any], dict[str, Any], str]] = [

@@ -43,6 +43,7 @@ def test_a_log_within_its_limit_is_left_alone(log):
     assert b"".join(gaps.pieces(str(log))) == lines(0, 100)
 
 
+@pytest.mark.promise("long-log-first-last-part")
 def test_the_first_and_last_lines_stay_while_it_is_written(log):
     # A worker that printed for ever filled the disk, and every run on it failed.
     keeper, written = gaps.Keeper(str(log), LIMIT), 0
@@ -65,6 +66,7 @@ def test_the_first_and_last_lines_stay_while_it_is_written(log):
     assert len(found) - len(mark) - 1 + gap.end - gap.begin == len(lines(0, written))
 
 
+@pytest.mark.promise("long-log-first-last-part")
 def test_a_log_that_has_ended_is_made_short_and_reads_the_same(log):
     keeper = gaps.Keeper(str(log), LIMIT)
     append(log, lines(0, 20_000))

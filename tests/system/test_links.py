@@ -75,6 +75,7 @@ LEFT = {
 }
 
 
+@pytest.mark.promise("link-counts-leads-none-leads")
 @pytest.mark.parametrize("target", LEFT)
 @pytest.mark.parametrize("follow", [False, True])
 def test_what_leads_out_of_the_run_or_to_no_file_is_left_out(top: Path, target: str, follow: bool) -> None:

@@ -23,6 +23,7 @@ def test_a_machine_without_limits(monkeypatch):
     assert memory() == Memory(64 * GIB, 40 * GIB, "the machine's memory")
 
 
+@pytest.mark.promise("training-worker-memory-refused-before")
 @pytest.mark.parametrize(
     ("cgroup", "files"),
     [

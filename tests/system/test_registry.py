@@ -110,6 +110,7 @@ def test_versions_count_from_one_for_each_name(registry):
     assert registry.versions("none") == []
 
 
+@pytest.mark.promise("dataset-s-version-number-never")
 def test_the_number_of_a_version_that_is_gone_is_not_given_again(registry):
     add(registry)
     add(registry)

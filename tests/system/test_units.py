@@ -42,6 +42,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.promise("durations-read-table-says")
 @pytest.mark.parametrize("text", TAKEN)
 def test_a_duration_is_read_as_people_mean_it(text: str) -> None:
     assert seconds(text) == TAKEN[text]

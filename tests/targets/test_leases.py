@@ -229,6 +229,7 @@ def test_a_ticket_counts_as_its_owner_s_and_for_living_processes_of_theirs(
         own.wait()
 
 
+@pytest.mark.promise("another-user-s-ticket-can")
 def test_a_foreign_ticket_that_claims_to_be_old_waits_behind_those_that_were_there_first(
     ask: Ask, agents: Any, tmp_path: Path
 ) -> None:

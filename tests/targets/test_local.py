@@ -159,6 +159,7 @@ def test_of_many_runs_ahead_some_are_named(target, run):
     assert told == ["waits for 4 runs (a, b, c, ...)"]
 
 
+@pytest.mark.promise("run-waits-names-holder-folder")
 def test_a_run_that_waits_names_the_holder_its_folder_and_since_when_it_hangs(target, run, tmp_path):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     elsewhere = tmp_path / "other" / ".paceline" / "runs"
@@ -190,6 +191,7 @@ def test_a_run_that_waits_names_the_other_user_whose_run_it_waits_for(target, ru
     assert told == ["waits for 1 run (first of ann)"]
 
 
+@pytest.mark.promise("run-cores-0-waits-cores")
 def test_a_run_without_cores_starts_beside_a_full_machine_and_before_those_that_wait(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second, light = run("first"), run("second"), run("light")

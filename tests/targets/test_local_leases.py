@@ -117,6 +117,7 @@ def test_gpus_are_shared_without_overlap(machine):
     assert machine.ask("c").gpus == ("0", "3")
 
 
+@pytest.mark.promise("runs-ask-share-gpu-same")
 def test_runs_that_say_so_share_gpus_and_whole_ones_stay_free(tmp_path):
     machine = Machine(tmp_path, cores=99, gpus=("0", "1", "2"))
     for name, count, share in (

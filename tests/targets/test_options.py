@@ -121,6 +121,7 @@ def test_help_has_the_required_options_first_and_says_what_a_value_may_be():
 ELSEWHERE = {"ssh": {"hosts": ["a"]}, "slurm": {}, "ray": {}}
 
 
+@pytest.mark.promise("how-long-silent-node-waited")
 @pytest.mark.parametrize("kind", ELSEWHERE)
 def test_how_long_a_node_may_be_silent_is_a_number_of_seconds_not_too_small(kind):
     make = kind_class(kind)

@@ -39,6 +39,7 @@ def test_the_page_names_all_that_an_author_may_change() -> None:
     assert written == real - {"name", "workspace_dir", "finished"}
 
 
+@pytest.mark.promise("page-s-target-60-lines")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_pages_target_passes_the_suite(run_in_environment: Runner, tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_the_pages_commands_work(run_in_environment: Runner, tmp_path: Path) -> 
     assert all(int(level) >= 15 for level, _ in levels)
 
 
+@pytest.mark.promise("page-s-target-60-lines")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_suite_finds_faults(run_in_environment: Runner, tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ assert threading.active_count() == 1, threading.enumerate()
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.promise("rank-does-come-error-group")
 def test_a_rank_that_does_not_come_is_reported_at_the_time_limit(tmp_path: Path) -> None:
     script = """
 import time

@@ -52,6 +52,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
+@pytest.mark.promise("runs-go-out-csv-parquet")
 def test_every_value_is_a_row(folder: RunFolder, tmp_path: Path) -> None:
     out = io.StringIO()
     to_csv([folder], out)
@@ -72,6 +73,7 @@ def test_every_value_is_a_row(folder: RunFolder, tmp_path: Path) -> None:
     assert (frame["text"][3], str(frame["time"][0])) == ("warm", "1970-01-01 00:00:12.500000+00:00")
 
 
+@pytest.mark.promise("runs-go-out-csv-parquet")
 def test_event_files_have_the_values_of_each_rank_with_step_and_time(folder: RunFolder, tmp_path: Path) -> None:
     first, second = to_tensorboard([folder], tmp_path / "tb")
     assert [place.relative_to(tmp_path / "tb" / folder.run_id).name for place in (first, second)] == [
@@ -84,6 +86,7 @@ def test_event_files_have_the_values_of_each_rank_with_step_and_time(folder: Run
     assert [tuple(one) for one in EventFile(file).new()] == [("loss", 0, 2.0, 13.0)]
 
 
+@pytest.mark.promise("runs-go-out-csv-parquet")
 def test_mlflow_gets_parameters_every_value_and_the_files(folder: RunFolder, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", MLFLOW, str(folder.path), (tmp_path / "mlruns").as_uri()],
@@ -109,6 +112,7 @@ def test_a_server_that_is_not_there_is_said_at_once(folder: RunFolder) -> None:
             to_mlflow(folder, uri)
 
 
+@pytest.mark.promise("runs-go-out-csv-parquet")
 def test_tensorboard_is_fed_with_a_run_s_own_event_files_and_what_they_do_not_have(
     folder: RunFolder, tmp_path: Path
 ) -> None:

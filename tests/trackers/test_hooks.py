@@ -96,6 +96,7 @@ def test_a_variable_says_which_trackers_are_listened_to(
     assert "PACELINE_TRACKERS names 'tensorbord'; there are tensorboard, wandb," in capsys.readouterr().err
 
 
+@pytest.mark.promise("tracker-whose-values-kept-named")
 def test_a_tracker_that_is_not_captured_is_named_once_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_tracker_that_is_not_captured_is_named_once_it_is_imported(
         del sys.modules[module.__name__]
 
 
+@pytest.mark.promise("tracker-whose-values-kept-named")
 def test_trackio_s_values_are_kept_with_its_own_steps(to: Sink) -> None:
     class Run:
         name, _next_step = "fold", 0

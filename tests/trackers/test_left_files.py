@@ -32,6 +32,7 @@ def taken_up(folder: RunFolder, attempt: int) -> dict[str, object]:
     return metrics.read(folder.metrics)
 
 
+@pytest.mark.promise("program-without-python-keeps-metrics")
 def test_a_program_without_python_keeps_its_metrics_in_each_attempt(folder: RunFolder) -> None:
     # The story: the names of the first attempt were taken for the program's own, so later attempts lost theirs.
     written(folder, range(3), at_s=100.0)

@@ -49,6 +49,7 @@ def _names(cli: Cli, run_id: str) -> list[str]:
     return list(one["metrics"])
 
 
+@pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 def test_two_ranks_with_summarywriter_and_mlflow_are_in_one_run_and_nothing_is_twice(cli: Cli) -> None:
     script = """
         import os, signal, subprocess, sys, types
@@ -116,6 +117,7 @@ writer.close()
 """
 
 
+@pytest.mark.promise("summarywriter-told-survives-worker-s")
 def test_what_summarywriter_was_told_survives_the_workers_sigkill(cli: Cli) -> None:
     script = """
         import os, sys, types
@@ -155,6 +157,7 @@ def keras() -> None:
     require_engine("tensorflow", find_spec("tensorflow"))
 
 
+@pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
 def test_keras_s_tensorboard_callback_is_read_from_its_files(cli: Cli, keras: None) -> None:
     script = """
@@ -177,6 +180,7 @@ def test_keras_s_tensorboard_callback_is_read_from_its_files(cli: Cli, keras: No
     assert found["mine"] == [(3, 0.5)]
 
 
+@pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
 def test_lightning_s_loggers_tell_each_value_once(cli: Cli) -> None:
     needs("lightning")
@@ -202,6 +206,7 @@ def test_lightning_s_loggers_tell_each_value_once(cli: Cli) -> None:
 
 
 # What it logs takes the way of all others, and to load what it imports takes a processor four seconds.
+@pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
 @pytest.mark.proof
 def test_a_trainer_of_transformers_tells_its_logs_whoever_else_it_reports_to(cli: Cli) -> None:
@@ -234,6 +239,7 @@ def test_a_trainer_of_transformers_tells_its_logs_whoever_else_it_reports_to(cli
     assert not {"train/loss", "eval/loss"} & set(found)
 
 
+@pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
 def test_wandb_s_log_is_kept_in_offline_mode(cli: Cli) -> None:
     needs("wandb")
@@ -306,6 +312,7 @@ assert client.get_model_version_by_alias("digits", "best").source.endswith("/fil
 """
 
 
+@pytest.mark.promise("mlflow-reads-workspace-logs-runs")
 def test_mlflow_s_client_sees_the_workspace_and_logs_runs_of_its_own(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "ws" / "runs", job=make_job(arguments=("--lr", "0.1")))
     os.close(fd)

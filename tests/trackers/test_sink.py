@@ -81,6 +81,7 @@ def test_the_folders_of_keras_s_callback_say_train_and_validation(to: Sink) -> N
 FOLDS = [f"logs/{fold}/tensorboard/version_0" for fold in range(3)]
 
 
+@pytest.mark.promise("several-trainings-one-process-curves")
 @pytest.mark.parametrize(
     ("folders", "prefixes"),
     [
@@ -108,6 +109,7 @@ def test_processes_of_one_rank_and_trackers_agree_on_the_prefixes(to: Sink) -> N
     assert [other.prefix(folder) for folder in FOLDS] == ["", "1/", "2/"]
 
 
+@pytest.mark.promise("several-trainings-one-process-curves")
 @pytest.mark.parametrize(
     ("first", "second", "prefixes"),
     [

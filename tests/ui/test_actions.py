@@ -22,6 +22,7 @@ def key_of(place: Place, folder: RunFolder) -> str:
     return found[1]
 
 
+@pytest.mark.promise("cancel-rerun-tags-go-command")
 def test_a_run_is_canceled_once_and_who_asked_is_written_down(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client()
@@ -43,6 +44,7 @@ def test_a_run_that_has_ended_is_not_canceled(place: Place) -> None:
     assert not folder.cancel_request.exists()
 
 
+@pytest.mark.promise("hang-told-shown-page-button")
 def test_a_run_that_hangs_has_a_banner_with_the_reason_its_ranks_and_a_button_for_stacks(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +75,7 @@ def test_a_run_that_hangs_has_a_banner_with_the_reason_its_ranks_and_a_button_fo
     assert client.post(f"/runs/{folder.run_id}/stacks", data={}).status_code in (403, 415)
 
 
+@pytest.mark.promise("cancel-rerun-tags-go-command")
 def test_tags_are_set_and_taken_away(place: Place) -> None:
     folder = place.run()
     client, form = place.client(), {"form_key": key_of(place, folder)}
@@ -86,6 +89,7 @@ def test_tags_are_set_and_taken_away(place: Place) -> None:
         assert client.post(f"/runs/{folder.run_id}/tag", data=form | wrong).status_code in (400, 409)
 
 
+@pytest.mark.promise("run-readable-name-other-run")
 def test_run_is_renamed(place: Place) -> None:
     folder = place.run()
     client, form = place.client(), {"form_key": key_of(place, folder)}
@@ -108,6 +112,7 @@ def test_a_form_without_its_key_does_nothing(place: Place) -> None:
     assert not folder.cancel_request.exists()
 
 
+@pytest.mark.promise("cancel-rerun-tags-go-command")
 def test_a_server_that_only_shows_has_no_forms_and_takes_none(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client(read_only=True)

@@ -52,6 +52,7 @@ def paths_of(folder: RunFolder) -> list[str]:
     ]
 
 
+@pytest.mark.promise("scripts-write-text-page-files")
 def test_hostile_words_are_text_on_every_page(place: Place, hostile: RunFolder) -> None:
     client = place.client()
     for path in paths_of(hostile):
@@ -74,6 +75,7 @@ def test_hostile_words_are_text_on_every_page(place: Place, hostile: RunFolder) 
     assert "\x1b" not in line[2]
 
 
+@pytest.mark.promise("scripts-write-text-page-files")
 def test_files_leave_as_what_no_browser_runs(place: Place, hostile: RunFolder) -> None:
     client = place.client()
     listed = client.get(f"/runs/{hostile.run_id}/files").text
@@ -89,6 +91,7 @@ def test_files_leave_as_what_no_browser_runs(place: Place, hostile: RunFolder) -
         assert answer.headers["content-type"] in ("application/octet-stream", "image/svg+xml")
 
 
+@pytest.mark.promise("scripts-write-text-page-files")
 @pytest.mark.parametrize(
     "name",
     [
@@ -135,6 +138,7 @@ def test_a_part_of_an_id_leads_to_the_run(place: Place) -> None:
     assert answer.headers["location"] == f"./{folder.run_id}"
 
 
+@pytest.mark.promise("list-filters-sorts-pages")
 def test_the_list_filters_sorts_and_pages(place: Place) -> None:
     place.run("digits_1700000001_00000001", display_name="warm up", tags={"lr": "0.1"})
     place.run("digits_1700000002_00000001", status=states.FAILED, tags={"lr": "0.2", "keep": None})

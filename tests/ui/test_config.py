@@ -10,6 +10,7 @@ from paceline.errors import UserError
 from paceline.ui.config import UiConfig
 
 
+@pytest.mark.promise("another-address-needs-tls-proxy")
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -89,6 +89,7 @@ def test_only_what_is_new_is_read_and_a_torn_line_waits_for_its_end(place: Place
     assert list(curves.curves[Key("loss", 0, 1)].ys) == [1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.promise("step-logged-twice-drawn-once")
 def test_a_second_attempt_takes_up_where_it_was_resumed(place: Place) -> None:
     folder = place.run()
     log_values(folder, "loss", [0.0, 1.0, 2.0, 3.0, 4.0])
@@ -105,6 +106,7 @@ def test_a_second_attempt_takes_up_where_it_was_resumed(place: Place) -> None:
     assert len(thinned(curves.curves[Key("loss", 0, 1)], 100)[0]) == 5
 
 
+@pytest.mark.promise("spike-lost-curves-thinned-zoom")
 def test_no_spike_is_lost_and_a_zoom_is_exact(place: Place) -> None:
     folder = place.run()
     drawn = random.Random(7)

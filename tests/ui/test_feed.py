@@ -27,6 +27,7 @@ def end(place: Place, folder: RunFolder) -> None:
     place._held.clear()
 
 
+@pytest.mark.promise("lines-values-states-told-they")
 def test_lines_values_and_the_end_are_told_as_they_come(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     say(folder, "first\n")
@@ -52,6 +53,7 @@ def test_lines_values_and_the_end_are_told_as_they_come(place: Place) -> None:
     watched(place, does)
 
 
+@pytest.mark.promise("lines-values-states-told-they")
 def test_who_comes_back_gets_what_he_has_missed_and_nothing_twice(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     say(folder, "one\n")

@@ -11,6 +11,7 @@ from tests.ui.conftest import Place
 PAGE = {"accept": "text/html"}
 
 
+@pytest.mark.promise("without-token-nothing-told-server")
 def test_without_the_token_nothing_is_told(place: Place) -> None:
     folder = place.run(display_name="secret name")
     client = place.client(cookie=False)
@@ -38,6 +39,7 @@ def test_the_link_leaves_a_cookie_and_no_token_in_the_address(place: Place) -> N
     assert "not the workspace" in place.client(cookie=False).get("/?token=wrong", headers=PAGE).text
 
 
+@pytest.mark.promise("token-stays-owner-s-alone")
 def test_the_token_stays_and_is_its_owner_s_alone(place: Place) -> None:
     token = Token(place.path)
     assert Token(place.path).text == token.text
@@ -49,6 +51,7 @@ def test_the_token_stays_and_is_its_owner_s_alone(place: Place) -> None:
     assert token.form_key() != token.form_key()
 
 
+@pytest.mark.promise("without-token-nothing-told-server")
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil:7223", "10.0.0.1:7223", "[::2]:7223"]
 )
@@ -69,6 +72,7 @@ def test_a_proxy_s_name_is_known_once_it_is_told(place: Place) -> None:
     assert client.get("/", headers={"host": "other.example.org"}).status_code == 421
 
 
+@pytest.mark.promise("without-token-nothing-told-server")
 @pytest.mark.parametrize(
     "headers",
     [

@@ -29,6 +29,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.promise("run-ended-read-once-list")
 def test_a_run_that_has_ended_is_read_once(place: Place, reads: list[str]) -> None:
     done, live = place.run("a_1700000001_00000001"), place.run("a_1700000002_00000001", states.RUNNING)
     index = Index(place.runs_dir)

@@ -37,6 +37,7 @@ def run(does: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(does(), 3 * PATIENCE_S))
 
 
+@pytest.mark.promise("models-services-targets-files-details")
 def test_one_look_serves_all_and_each_is_told_what_he_has_not_seen() -> None:
     shown = {"a": "1", "b": "1"}
     looks, made = [], []
@@ -75,6 +76,7 @@ def test_one_look_serves_all_and_each_is_told_what_he_has_not_seen() -> None:
     run(does)
 
 
+@pytest.mark.promise("models-services-targets-files-details")
 def test_models_services_targets_files_and_sweeps_are_shown_as_they_change(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

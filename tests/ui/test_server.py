@@ -33,6 +33,7 @@ def started(config: UiConfig, **options: object) -> tuple[subprocess.Popen[str],
     return process, json.loads(line) if line else {}
 
 
+@pytest.mark.promise("token-stays-owner-s-alone")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_at_once_and_the_next_has_the_same_token(place: Place, number: signal.Signals) -> None:
     folder = place.run()
@@ -59,6 +60,7 @@ def test_a_signal_ends_it_at_once_and_the_next_has_the_same_token(place: Place, 
     assert again["token"] == said["token"]
 
 
+@pytest.mark.promise("through-ssh-workspace-elsewhere-shown")
 def test_through_a_socket_it_ends_with_its_input(place: Place, short_path: Path) -> None:
     path = short_path / "ui" / "socket"
     process, said = started(place.config(socket=str(path), as_json=True))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from paceline.ui import ssh
 from tests.cli.conftest import Cli
@@ -42,6 +43,7 @@ sys.exit(subprocess.call(["sh", "-c", words[-1]]))
 """
 
 
+@pytest.mark.promise("through-ssh-workspace-elsewhere-shown")
 def test_the_page_of_a_workspace_elsewhere(cli: Cli, tmp_path: Path) -> None:
     write_program(tmp_path / "bin" / "ssh", SSH % sys.executable)
     there = tmp_path / "its folder"

@@ -175,6 +175,7 @@ def test_worker_imports_triton_before_tensorflow(worker: Worker) -> None:
     assert (code, worker.log.split()) == (0, ["triton", "tensorflow"]), text
 
 
+@pytest.mark.promise("script-imports-tensorflow-then-torch")
 def test_script_that_imports_tensorflow_and_then_torch_compile_survives(worker: Worker) -> None:
     require_module("tensorflow")
     # Builds of torch for CPUs alone come without it.

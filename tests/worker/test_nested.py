@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import paceline
 
 SHIM = Path(paceline.__file__).parent / "compat/shim/azureml_names"
@@ -46,6 +48,7 @@ def said(tmp_path: Path, code: str, **variables: str) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
+@pytest.mark.promise("ranks-script-starts-itself-recognised")
 def test_a_nested_rank_has_a_log_of_its_own(tmp_path):
     torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     assert said(tmp_path, LINES, RANK="1", **torchrun) == {"rank_1": PRINTED}
@@ -59,6 +62,7 @@ def test_two_launches_write_into_one_log_of_a_rank(tmp_path):
     assert said(tmp_path, below) == {"rank_2": PRINTED * 2}
 
 
+@pytest.mark.promise("ranks-script-starts-itself-recognised")
 def test_nested_ranks_of_two_workers_have_logs_of_their_own(tmp_path):
     torchrun = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     for worker, log in (("0", "rank_2"), ("1", "rank_3")):
@@ -75,6 +79,7 @@ def test_output_that_a_launcher_has_redirected_stays_as_it_is(tmp_path):
     assert said(tmp_path, LINES, **torchrun) == {"rank_0": PRINTED}
 
 
+@pytest.mark.promise("ranks-script-starts-itself-recognised")
 def test_a_process_without_variables_is_a_rank_once_it_has_joined_a_group(tmp_path):
     package = tmp_path / "torch/distributed"
     package.mkdir(parents=True)

@@ -52,16 +52,19 @@ def policies(folder: Path, start=None, **variables: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.promise("linux-worker-without-gpu-batch")
 def test_a_worker_with_its_threads_and_processes_is_a_batch_job(tmp_path):
     assert policies(tmp_path, CUDA_VISIBLE_DEVICES="") == [str(os.SCHED_BATCH)] * 3
 
 
+@pytest.mark.promise("linux-worker-without-gpu-batch")
 def test_the_policy_is_left_to_who_sets_one(tmp_path):
     assert policies(tmp_path, CUDA_VISIBLE_DEVICES="", PACELINE_SCHEDULING="normal") == [str(os.SCHED_OTHER)] * 3
     idle = lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # noqa: E731
     assert policies(tmp_path, idle, CUDA_VISIBLE_DEVICES="") == [str(os.SCHED_IDLE)] * 3
 
 
+@pytest.mark.promise("linux-worker-without-gpu-batch")
 def test_a_worker_that_is_shown_a_gpu_keeps_the_usual_one(tmp_path):
     assert policies(tmp_path, CUDA_VISIBLE_DEVICES="0") == [str(os.SCHED_OTHER)] * 3
 

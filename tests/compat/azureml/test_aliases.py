@@ -61,6 +61,7 @@ def test_a_folder_on_the_path_gives_a_worker_the_names(real):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.promise("paceline-s-names-come-before")
 @pytest.mark.parametrize("first", ["import paceline.azureml", "import azureml"], ids=["driver", "worker"])
 def test_ours_come_before_the_real_sdk_and_other_distributions_lie_beside(real, first):
     done = python(

@@ -6,6 +6,7 @@ from paceline import errors
 from paceline.compat.azureml import exceptions as sdk
 
 
+@pytest.mark.promise("paceline-s-errors-arrive-sdk")
 @pytest.mark.parametrize(
     ("own", "theirs"),
     [
@@ -31,6 +32,7 @@ def test_paceline_s_errors_arrive_as_the_sdk_s(own, theirs):
     assert isinstance(caught.value, own)
 
 
+@pytest.mark.promise("paceline-s-errors-arrive-sdk")
 def test_the_calls_of_a_class_are_translated_whatever_they_are():
     @sdk.sdk_class
     class Thing:

@@ -115,6 +115,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.promise("programs-import-there-table-code")
 @pytest.mark.parametrize("module", IMPORTED)
 def test_what_programs_import_is_there(module):
     for name in IMPORTED[module].split():
@@ -163,6 +164,7 @@ def test_modules_of_other_names_are_those_that_have_their_classes():
     assert missing("azureml.core.Datastore.register_azure_sql_database") is not None
 
 
+@pytest.mark.promise("programs-import-there-table-code")
 def test_the_table_of_the_docs_is_the_code_s():
     """`python -m paceline.compat.azureml.check.names` prints it."""
     text = PAGE.read_text(encoding="utf-8")

@@ -275,6 +275,7 @@ def parameters(function: object) -> list[inspect.Parameter]:
     return [one for one in found if one.name not in ("self", "cls")]
 
 
+@pytest.mark.promise("parameters-members-sdk-s-drivers")
 @pytest.mark.parametrize("module", SIGNATURES)
 def test_parameters_are_the_sdk_s(module: str) -> None:
     there = importlib.import_module(f"paceline.compat.azureml.{module}")
@@ -336,6 +337,7 @@ MEMBERS = {
 }
 
 
+@pytest.mark.promise("parameters-members-sdk-s-drivers")
 @pytest.mark.parametrize("name", MEMBERS)
 def test_objects_have_what_programs_ask_them_for(name: str) -> None:
     module, _, kind = name.rpartition(".")

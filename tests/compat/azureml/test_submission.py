@@ -218,6 +218,7 @@ def test_the_environment_s_name_and_version_are_in_the_run_s_details(ws, tmp_pat
     )
 
 
+@pytest.mark.promise("can-t-had-replaced-sentence")
 def test_what_is_replaced_is_shown_once(ws, tmp_path, capsys, caplog):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("")

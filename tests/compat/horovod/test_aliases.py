@@ -112,6 +112,7 @@ def test_the_folder_of_names_does_the_same():
     assert run_with_torch(IMPORT_ALL, paceline.compat.shim_dir()) == "ok"
 
 
+@pytest.mark.promise("real-horovod-comes-first")
 def test_a_real_horovod_is_not_hidden_unasked(real):
     answer = run("import paceline.compat as c; c.install('horovod')", real, check=False)
     assert "the real horovod is installed" in answer

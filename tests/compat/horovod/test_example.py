@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_torch" / "train.py"
 
 # Without options two ranks run it as README says (tests/docs/test_docs.py); what one rank does alone, tests/compat/horovod/checks
 # show.
+@pytest.mark.promise("script-written-horovod-runs")
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [

@@ -15,6 +15,7 @@ from tests.compat.horovod.conftest import GLOO_MODULES, every_check
 _WORLD = Path(__file__).with_name("world.py")
 
 
+@pytest.mark.promise("operations-same-over-mpi-over")
 @pytest.mark.parametrize("check", every_check(GLOO_MODULES))
 def test_it_holds_on_every_rank_over_gloo(worlds, check):
     def start(folder: Path) -> str:

@@ -43,6 +43,7 @@ def test_a_cached_function_is_called_once():
     assert (cached(1), cached(1), calls) == (1, 1, [1])
 
 
+@pytest.mark.promise("autotuning-accepted-one-line-says")
 def test_autotuning_is_accepted_and_one_line_says_that_nothing_is_tuned():
     program = "from paceline.compat.horovod.common import basics; basics.init(); print(basics.size())"
     environ = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv", "HOROVOD_CONTROLLER": "gloo"}

@@ -72,6 +72,7 @@ def test_other_content_or_another_way_to_take_it_asks_for_a_new_version(workspac
     assert registered.versions(workspace.path, "digits") == [1, 2]
 
 
+@pytest.mark.promise("added-removed-changed-since-dataset")
 def test_what_was_added_removed_and_changed_is_named(workspace, files, tmp_path):
     made = files.register(workspace, "digits")
     assert made.check()
@@ -141,6 +142,7 @@ def test_names_as_people_give_them_will_do(workspace, files, name):
     assert registered.names(workspace.path) == [name]
 
 
+@pytest.mark.promise("dataset-s-version-number-never")
 def test_versions_that_were_forgotten_are_not_given_out_again(workspace, files):
     made = files.register(workspace, "digits")
     files.register(workspace, "digits", create_new_version=True)

@@ -14,6 +14,7 @@ from paceline.errors import DataError, RunContextError
 FILES = st.dictionaries(st.text(max_size=8), st.integers(0, 1 << 40), max_size=40)
 
 
+@pytest.mark.promise("file-exactly-one-part-parts")
 @settings(max_examples=40)
 @given(FILES, st.integers(1, 12), st.randoms(use_true_random=False))
 def test_every_file_is_in_one_part_and_parts_differ_by_no_more_than_the_largest_file(files, parts, rng):

@@ -57,6 +57,7 @@ def test_positions_are_dealt_in_turn():
     assert drawing(2, 4, pad=True) == "0   1   2   3"
 
 
+@pytest.mark.promise("sample-comes-exactly-once-epoch")
 @given(LENGTHS, WORLDS, NUMBERS, NUMBERS, st.booleans())
 def test_each_sample_comes_exactly_once_at_every_world_size(length, world_size, seed, epoch, shuffle):
     made = samplers(length, world_size, seed=seed, shuffle=shuffle)
@@ -84,6 +85,7 @@ def test_padding_gives_each_rank_equally_many_and_repeats_only_the_first(length,
     assert all(sample == order[number % length] for number, sample in enumerate(dealt[length:]))
 
 
+@pytest.mark.promise("order-does-depend-number-workers")
 @given(LENGTHS, WORLDS, st.integers(1, 7), NUMBERS)
 def test_the_global_batches_are_those_of_one_worker(length, world_size, batch_size, seed):
     together = batch_size * world_size
@@ -93,6 +95,7 @@ def test_the_global_batches_are_those_of_one_worker(length, world_size, batch_si
     assert [sorted(batch) for batch in seen] == [sorted(batch) for batch in expected]
 
 
+@pytest.mark.promise("run-resumed-other-numbers-workers")
 @given(LENGTHS, NUMBERS, NUMBERS, st.lists(st.tuples(WORLDS, st.integers(0, 6), st.integers(1, 6)), max_size=4), WORLDS)
 def test_a_run_resumed_on_other_numbers_of_workers_goes_on_in_the_same_order(length, seed, epoch, parts, last_world):
     order = list(GlobalOrder(length, seed, epoch))

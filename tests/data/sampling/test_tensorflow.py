@@ -23,6 +23,7 @@ def numbers(dataset):
     return [int(sample) for batch in dataset for sample in batch]
 
 
+@pytest.mark.promise("tensorflow-gets-same-samples-same")
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"pad": True}, {"shuffle": False}], ids=str)
 def test_each_rank_gets_the_samples_of_the_torch_sampler(options):
     for rank in range(3):

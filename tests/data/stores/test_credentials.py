@@ -90,6 +90,7 @@ def test_an_option_that_holds_a_secret_is_refused_and_not_shown(options):
 TAKERS = ("s3", "gs", "gcs", "http", "https", "abfs", "az", "sftp")
 
 
+@pytest.mark.promise("user-url-data-refused-may")
 @pytest.mark.parametrize(
     "url",
     [

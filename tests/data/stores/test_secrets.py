@@ -57,6 +57,7 @@ def echo(answer: Answer) -> None:
     answer.status, answer.body, answer.headers = 403, said, {"Content-Length": str(len(said))}
 
 
+@pytest.mark.promise("store-s-secret-file-log")
 @pytest.mark.parametrize(
     ("url", "place"),
     [("proxy", "env"), ("proxy", "file"), ("http://127.0.0.1:9", "env"), ("http://no-such-host.invalid", "env")],

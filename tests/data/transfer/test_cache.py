@@ -54,6 +54,7 @@ def test_another_version_size_path_or_store_is_another_file(cache):
     assert len(keys) == 4
 
 
+@pytest.mark.promise("least-recently-used-goes-first")
 def test_the_least_recently_used_goes_first(cache, tmp_path):
     keys = {name: put(cache, name, bytes(100), used_s) for name, used_s in (("old", 300), ("mid", 200), ("new", 100))}
     cache.link(keys["old"], 100, str(tmp_path / "used"))
@@ -62,6 +63,7 @@ def test_the_least_recently_used_goes_first(cache, tmp_path):
     assert {name for name, key in keys.items() if cache.has(key, 100)} == {"old", "new"}
 
 
+@pytest.mark.promise("least-recently-used-goes-first")
 def test_what_a_view_links_to_is_never_removed(cache, tmp_path):
     key = put(cache, "a", bytes(100), 1000)
     cache.link(key, 100, str(tmp_path / "seen"))

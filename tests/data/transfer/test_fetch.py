@@ -128,6 +128,7 @@ def test_a_local_download_is_a_copy_that_a_script_can_not_harm(near, take, tmp_p
     assert os.stat(fetched.path / "part 1.bin").st_ino != os.stat(tmp_path / "files/train/part 1.bin").st_ino
 
 
+@pytest.mark.promise("cached-file-script-wrote-into")
 def test_a_cached_file_that_a_script_wrote_into_comes_again(far, take, cache):
     first = take(far.path("train").as_download())
     (first.path / "part 5.bin").chmod(0o644)
@@ -208,6 +209,7 @@ def test_a_web_server_without_ranges_is_read_all_the_same(workspace, proxied, ta
     assert fetched.path.read_bytes() == bytes(range(256)) * 8000
 
 
+@pytest.mark.promise("files-store-there-before-workers")
 def test_two_runs_at_once_fetch_a_file_once(workspace, s3_once, bucket, proxied, cache, monkeypatch):
     files = {f"{number}.bin": bytes([number]) * 50_000 for number in range(20)}
     s3_once.bucket(bucket, files)

@@ -147,6 +147,7 @@ def test_a_version_changes_with_the_content(workspace, s3, bucket, tmp_path):
     assert fingerprint(before) != fingerprint(store.files())
 
 
+@pytest.mark.promise("name-would-leave-folder-refused")
 @pytest.mark.parametrize("key", ["../up", "x/../../y", "d//e", "./z"])
 def test_a_name_that_would_leave_the_folder_is_refused_by_its_name(workspace, s3, bucket, key):
     s3.bucket(bucket, {"fine": b"1", key: b"2"})

@@ -41,6 +41,7 @@ def nothing_is_kept(cache) -> bool:
     return cache.use().files == 0 and not list(cache.views.glob("run_1/0/*"))
 
 
+@pytest.mark.promise("only-whole-files-taken-breaks")
 def test_a_download_that_broke_off_goes_on_at_the_byte_where_it_stopped(workspace, s3, bucket, proxied, take):
     s3.bucket(bucket, {"x.bin": BODY * 5})
     proxy = proxied(s3.port, spoil("x.bin", cut(1_000_000), times=1))
@@ -66,6 +67,7 @@ def test_a_line_that_always_breaks_is_one_error_and_nothing_half_is_left(workspa
     assert len(proxy.gets("x.bin")) < 60, "trying again ends"
 
 
+@pytest.mark.promise("only-whole-files-taken-breaks")
 def test_an_object_that_is_shorter_than_it_was_listed_is_never_taken(workspace, s3, bucket, proxied, take, cache):
     def shorten(answer: Answer) -> None:
         answer.body = answer.body[:100]
@@ -78,6 +80,7 @@ def test_an_object_that_is_shorter_than_it_was_listed_is_never_taken(workspace, 
     assert nothing_is_kept(cache)
 
 
+@pytest.mark.promise("file-changes-after-listing-error")
 def test_an_object_that_changes_after_the_listing_is_refused_and_the_next_run_has_the_new_one(
     workspace, s3, bucket, proxied, take, cache
 ):

@@ -181,6 +181,7 @@ def subreaper(on: bool) -> None:
 # --- what a worker sees
 
 
+@pytest.mark.promise("worker-container-image-s-system")
 def test_a_worker_has_the_images_system_and_the_runs_folders(runs, tmp_path):
     data = tmp_path / "views" / "train"
     data.mkdir(parents=True)
@@ -333,6 +334,7 @@ def test_mpirun_and_its_workers_share_one_container(runs):
 # --- ends
 
 
+@pytest.mark.promise("script-s-exit-code-container")
 @only_podman
 @pytest.mark.parametrize("code", [7, 125, 127])
 def test_a_scripts_exit_code_is_its_own(runs, code):
@@ -802,6 +804,7 @@ def test_a_client_that_ends_with_0_at_a_signal_before_its_script_has_failed(own_
     assert own_podman.containers() == []
 
 
+@pytest.mark.promise("container-outlives-run-whoever-killed")
 @only_podman
 @pytest.mark.parametrize("victim", ["supervisor", "everything"])
 def test_no_container_outlives_a_killed_supervisor(own_podman, lab, victim):

@@ -29,6 +29,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
         engine.stop()
 
 
+@pytest.mark.promise("packaged-service-built-serves-container")
 def test_a_package_is_built_and_served(podman: Podman, tmp_path: Path) -> None:
     write_tree(tmp_path / "src", {"score.py": SCRIPT, "two.txt": "2"})
     folder = Workspace(tmp_path / "ws").package(

@@ -116,6 +116,7 @@ def check(there: Place, run: pl.Run, store: Path, package: str) -> None:
     assert "/carried/" not in json.dumps(run.get_environment())
 
 
+@pytest.mark.promise("job-packages-inputs-output-runs")
 def test_a_job_with_packages_inputs_and_an_output_runs_as_it_does_here(there: Place, tmp_path: Path) -> None:
     with web(there.address, there.lab.folder / "store") as url:
         (there.lab.folder / "store").mkdir()
@@ -258,6 +259,7 @@ def check_mpi(found: list[dict[str, Any]]) -> None:
         assert values[0] == values[1] != values[2] == values[3]
 
 
+@pytest.mark.promise("container-outlives-run-whoever-killed")
 def test_whoever_ends_mpis_workers_leaves_no_container_on_any_node(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

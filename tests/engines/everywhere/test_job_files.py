@@ -25,6 +25,7 @@ paceline.Run.get_context().log("score", given["x"])
 
 
 # The file goes with the run's folder, however that goes.
+@pytest.mark.promise("script-gets-values-arguments-assignments")
 @pytest.mark.parametrize("way", ["ssh", pytest.param("slurm, login host", marks=pytest.mark.proof)])
 def test_a_trial_finds_its_values_in_a_file_on_both_nodes(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("SLURM_", "RAY_", "PACELINE_"))}
 
 
+@pytest.mark.promise("machines-do-see-project-data")
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.proof) for one in TEN])
 def test_project_runs_on_another_machine_as_without_paceline(there: Place, cli: Cli, tmp_path: Path, name: str) -> None:
     layout = LAYOUTS[name]
@@ -86,6 +87,7 @@ DATA = {
 }
 
 
+@pytest.mark.promise("machines-do-see-project-data", "run-writes-beside-outputs-other")
 @pytest.mark.parametrize("there", ["ssh", "slurm, login host", "ray"], indirect=True)
 def test_data_that_is_not_copied_is_sent_without_secrets_results_and_large_files(
     there: Place, cli: Cli, tmp_path: Path

@@ -104,6 +104,7 @@ def hosts_of(there: Place, request: pytest.FixtureRequest) -> Any:
     return getattr(found, "hosts", found)
 
 
+@pytest.mark.promise("secret-reaches-workers-record-log")
 def test_a_secret_reaches_the_workers_and_is_nowhere_else(there: Place, request: pytest.FixtureRequest) -> None:
     hosts = hosts_of(there, request)
     run = submit(there)

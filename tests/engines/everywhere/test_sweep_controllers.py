@@ -60,6 +60,7 @@ def controllers(engine: SlurmLab | RayLab, run: SweepRun) -> dict[int, str]:
     return found
 
 
+@pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm", "ray, shared folder"])
 def test_a_controller_in_the_engine_is_looked_after_killed_and_gone_on_with(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +94,7 @@ def test_a_controller_in_the_engine_is_looked_after_killed_and_gone_on_with(
         wait_until(lambda: not controllers(engine, run), "no controller is left")
 
 
+@pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm, login host", "ray"])
 def test_a_controller_that_could_not_see_the_workspace_is_refused(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +106,7 @@ def test_a_controller_that_could_not_see_the_workspace_is_refused(
 
 
 # By its parameter the test is one of Slurm's, and starts no second cluster beside another engine.
+@pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm"])
 def test_whoever_ends_the_controller_s_job_ends_the_sweep(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def left(engine: Hosts | SlurmLab | RayLab) -> object:
 SLURM, *RAY = (pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray", "ray, shared folder"))
 
 
+@pytest.mark.promise("trials-many-nodes-run-kind")
 @pytest.mark.parametrize("way", ["ssh", SLURM, "slurm, login host", RAY[0]])
 def test_trials_of_two_nodes_are_judged_and_the_parent_s_end_is_theirs(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ def test_trials_of_two_nodes_are_judged_and_the_parent_s_end_is_theirs(
         wait_until(lambda: not left(engine), "nothing is left of the trials")
 
 
+@pytest.mark.promise("trials-many-nodes-run-kind")
 @pytest.mark.parametrize("way", ["ssh", SLURM, RAY[1]])
 def test_a_lost_node_restarts_its_trial_and_the_sweep_goes_on(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

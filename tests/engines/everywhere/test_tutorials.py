@@ -47,6 +47,7 @@ def printed_there(page: Path, last: str, way: str, request: pytest.FixtureReques
 
 
 # `make test` runs the notebook on this machine, and on two such hosts README's commands, which are the page's for them (below).
+@pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm"])
 def test_the_second_tutorial_runs_on_other_machines_by_one_word(
@@ -71,6 +72,7 @@ def test_the_fourth_tutorial_s_crash_is_survived_on_other_machines(
     assert f"attempt 2 on {there.hosts[0]} {there.hosts[1]} ended by None" in printed
 
 
+@pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", [HOROVOD, LAPTOP], ids=lambda page: page.stem)
 def test_the_commands_for_ssh_hosts_are_those_of_the_readme(page: Path) -> None:
     """Which are run on two such hosts."""

@@ -114,6 +114,7 @@ print(logged.restore_snapshot(path="zips").endswith(".zip"), exp)
 """
 
 
+@pytest.mark.promise("drivers-sdk-run-they-one", "output-dataset-one-run-completed")
 def test_a_driver_of_the_sdk_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src/train.py").write_text(SCRIPT)
@@ -155,6 +156,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield found
 
 
+@pytest.mark.promise("drivers-sdk-run-they-one")
 @pytest.mark.parametrize(
     ("driver", "last"),
     [
@@ -192,6 +194,7 @@ def test_the_examples_in_the_style_of_each_era_run_as_they_are(
     assert done.stdout.splitlines()[-1].startswith(last)
 
 
+@pytest.mark.promise("drivers-sdk-run-they-one")
 def test_a_notebook_for_the_sdk_runs_after_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

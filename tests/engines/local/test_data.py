@@ -39,6 +39,7 @@ def store(lab: Lab, tmp_path: Path) -> pl.Datastore:
 ALL = {f"part {number}.txt": str(number) * 10 * (number + 1) for number in range(8)}
 
 
+@pytest.mark.promise("files-store-there-before-workers")
 @pytest.mark.parametrize("how", ["as_mount", "as_download"])
 def test_a_script_finds_a_folder_with_the_files(lab: Lab, store: pl.Datastore, way: dict[str, Any], how: str) -> None:
     reference = getattr(store.path("mnist"), how)()
@@ -106,6 +107,7 @@ def test_a_path_that_the_source_has_is_refused(lab: Lab, store: pl.Datastore) ->
     assert run.record().attempts == ()
 
 
+@pytest.mark.promise("outputs-stored-run-ends-also")
 def test_outputs_are_stored_when_the_run_ends(
     lab: Lab, store: pl.Datastore, tmp_path: Path, way: dict[str, Any]
 ) -> None:
@@ -123,6 +125,7 @@ def test_outputs_are_stored_when_the_run_ends(
     assert not (run.folder.uploads / "model").exists()
 
 
+@pytest.mark.promise("outputs-stored-run-ends-also")
 def test_outputs_of_a_failed_run_are_stored_too(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
     script = "import sys\nopen(sys.argv[2] + '/half.txt', 'w').write('x')\nraise ValueError('no more')\n"
     run = lab.finish(script, script_params={"--out": store.path("models").as_upload()})

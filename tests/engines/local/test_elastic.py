@@ -15,6 +15,7 @@ from tests.engines.elastic import COUNTS, began_at, pid_of, wait_for_attempt, wa
 from tests.engines.lab import Lab, wait_for_end
 
 
+@pytest.mark.promise("elastic-run-goes-nodes-left")
 def test_a_run_goes_on_without_a_lost_node_and_with_it_once_it_is_back(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_canceling_a_run_that_has_ended_changes_nothing(lab: Lab) -> None:
     assert run.status == states.COMPLETED
 
 
+@pytest.mark.promise("cancel-gives-workers-their-grace")
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab, parent: dict[str, Any]) -> None:
     run = lab.submit(IGNORE_SIGTERM, **parent | {"grace_period_seconds": 0.3})
     for rank in range(len(parent) or 1):
@@ -77,6 +78,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab
     assert "did not end within 0.3 s of SIGTERM: killed" in run.folder.driver_log.read_text()
 
 
+@pytest.mark.promise("cancel-gives-workers-their-grace")
 def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[str, Any]) -> None:
     # The children that a worker has (data loaders) live on meanwhile: only the worker is asked.
     script = """
@@ -128,6 +130,7 @@ def test_the_survivors_of_a_failed_rank_get_their_grace_too(lab: Lab) -> None:
     assert run.failure.victims == ((0, "was ended by Paceline because of it."),)
 
 
+@pytest.mark.promise("time-limit-ends-run-time")
 def test_a_run_past_its_time_limit_has_failed(lab: Lab) -> None:
     run = lab.finish("print('on time')\n" + SLEEP, max_run_duration_seconds=1.5)
 
@@ -138,6 +141,7 @@ def test_a_run_past_its_time_limit_has_failed(lab: Lab) -> None:
     assert log_text(run) == "on time\n"
 
 
+@pytest.mark.promise("time-limit-ends-run-time")
 def test_the_time_in_the_queue_does_not_count_for_the_limit(lab: Lab) -> None:
     cores = len(os.sched_getaffinity(0))
     holder = lab.submit("import time\ntime.sleep(1.2)\n", process_count_per_node=cores, distributed_backend="gloo")
@@ -147,6 +151,7 @@ def test_the_time_in_the_queue_does_not_count_for_the_limit(lab: Lab) -> None:
     assert wait_for_end(holder) == states.COMPLETED
 
 
+@pytest.mark.promise("process-run-left-over")
 @pytest.mark.parametrize("end", ["success", "failure", "cancel"])
 def test_no_child_of_a_child_outlives_the_run(lab: Lab, parent: dict[str, Any], end: str) -> None:
     ending = {
@@ -187,6 +192,7 @@ def test_the_scratch_folder_goes_with_the_run(lab: Lab, mpirun: str) -> None:
     assert run.record().scratch_dir is None
 
 
+@pytest.mark.promise("run-goes-program-submitted-ends")
 @pytest.mark.parametrize("how", ["it exits", "it is killed with all its group"])
 def test_a_run_goes_on_when_the_program_that_submitted_it_is_gone(lab: Lab, how: str) -> None:
     lab.write("import os, time\nwhile not os.path.exists('outputs/go'): time.sleep(0.01)\nprint('went on')\n")
@@ -236,6 +242,7 @@ def test_waiting_can_be_interrupted_and_the_run_goes_on(lab: Lab) -> None:
     assert wait_for_end(run) == states.CANCELED
 
 
+@pytest.mark.promise("daemon-left-output-ends-next")
 def test_daemon_that_left_everything_goes_with_the_next_look_after_both_supervisors_were_killed(lab: Lab) -> None:
     # `env -i setsid sleep`: its output alone leads back to the run.
     run = lab.submit(DAEMON + f"import time\ndaemon()\n{SLEEP}")

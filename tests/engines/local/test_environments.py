@@ -175,6 +175,7 @@ def test_a_build_that_fails_gives_the_package_s_own_reason(lab: Lab, tmp_path: P
     assert lab.complete(LOOK, pip_packages=[str(source)]).status == states.COMPLETED
 
 
+@pytest.mark.promise("two-runs-need-one-environment")
 def test_two_runs_at_once_build_an_environment_once(lab: Lab, tmp_path: Path) -> None:
     source = make_source(tmp_path / "watched", "spam")
     (source.parent / "hold").touch()
@@ -206,6 +207,7 @@ def test_after_a_kill_in_mid_build_the_next_run_builds_it_right(lab: Lab, tmp_pa
     assert seen(lab.complete(LOOK, pip_packages=[str(source)]))["spam"]
 
 
+@pytest.mark.promise("rerun-exact-versions")
 def test_a_rerun_has_the_same_versions_though_there_are_newer_ones(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +233,7 @@ def paceline() -> str:
     return os.path.join(sysconfig.get_path("scripts"), "paceline")
 
 
+@pytest.mark.promise("conda-packages-need-conda")
 def test_conda_packages_make_the_interpreter(
     lab: Lab, tmp_path: Path, spam: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +259,7 @@ def test_conda_packages_make_the_interpreter(
     assert "nowhere-to-be-found" in missing.failure.message
 
 
+@pytest.mark.promise("environment-use-pruned")
 def test_an_environment_in_use_is_not_pruned(lab: Lab, spam: str) -> None:
     from paceline.environments.store import EnvironmentStore
 

@@ -15,6 +15,7 @@ from tests.engines.beside import WAITS, check_exec
 from tests.engines.lab import Lab, wait_for_end, wait_for_status
 
 
+@pytest.mark.promise("command-beside-worker-folder-variables")
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_a_command_runs_beside_a_worker(lab: Lab, backend: str, request: pytest.FixtureRequest) -> None:
     if backend == "mpi":
@@ -23,6 +24,7 @@ def test_a_command_runs_beside_a_worker(lab: Lab, backend: str, request: pytest.
     check_exec(lab.submit(WAITS, environment_variables={"MINE": "abc"}, **values))
 
 
+@pytest.mark.promise("command-beside-worker-folder-variables")
 def test_a_terminal_here_is_one_there(lab: Lab) -> None:
     run = lab.submit(WAITS)
     wait_for_status(run, states.RUNNING)

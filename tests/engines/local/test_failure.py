@@ -56,6 +56,7 @@ ENDS = {
 }
 
 
+@pytest.mark.promise("command-exits-worker-s-own")
 @pytest.mark.parametrize("end", ENDS)
 def test_the_exit_code_is_the_workers_own(lab: Lab, end: str) -> None:
     code, exit_code, cause, signal_name = ENDS[end]
@@ -72,6 +73,7 @@ def test_the_exit_code_is_the_workers_own(lab: Lab, end: str) -> None:
     assert report.see == f"paceline logs {run.id}"
 
 
+@pytest.mark.promise("command-exits-worker-s-own")
 @pytest.mark.parametrize("end", ["sys.exit(3)", "a null pointer"])
 def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, end: str) -> None:
     code, exit_code, cause, signal_name = ENDS[end]
@@ -95,6 +97,7 @@ def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, en
     assert report.see == f"paceline logs {run.id} --rank 1"
 
 
+@pytest.mark.promise("report-names-worker-failed-first")
 def test_the_culprit_is_named_though_its_victim_exits_long_before(lab: Lab) -> None:
     script = CONNECTED + (
         "import atexit\n"
@@ -128,6 +131,7 @@ def test_a_culprit_that_never_ends_after_its_exception_is_named_all_the_same(lab
     assert (report.rank, report.exception, report.exit_code) == (0, "ValueError: bad batch", 1)
 
 
+@pytest.mark.promise("report-names-worker-failed-first")
 def test_the_first_of_two_that_fail_by_themselves_is_named(lab: Lab) -> None:
     script = CONNECTED + (
         "if rank == 1:\n"
@@ -193,6 +197,7 @@ def test_a_missing_import_is_named(lab: Lab, parent: dict[str, Any]) -> None:
     assert [line.replace(f"{run.folder.work}/", f"{run.record().source_directory}/") for line in printed] == lines
 
 
+@pytest.mark.promise("exception-waiting-raises-same-report")
 def test_the_report_is_what_waiting_raises(lab: Lab) -> None:
     run = lab.submit("print('before')\nraise ValueError('bad batch')\n")
     with pytest.raises(pl.errors.RunFailedError, match="ValueError: bad batch") as caught:

@@ -25,6 +25,7 @@ def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"distributed_backend": request.param, "use_gpu": True}
 
 
+@pytest.mark.promise("runs-share-cores-gpus-order")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_each_worker_sees_its_own_gpu(lab: Lab, backend: dict[str, Any], nodes: int) -> None:
     run = lab.complete(LOOK, node_count=nodes, process_count_per_node=4 // nodes, **backend)
@@ -36,6 +37,7 @@ def test_each_worker_may_see_those_of_its_node(lab: Lab, backend: dict[str, Any]
     assert [seen(run, rank) for rank in range(4)] == ["0,1", "0,1", "GPU-5f,3", "GPU-5f,3"]
 
 
+@pytest.mark.promise("runs-ask-share-gpu-same")
 def test_runs_that_share_a_gpu_have_it_at_the_same_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GPUS_VARIABLE, "GPU-5f")
     # Each waits for the other, which has to run meanwhile.
@@ -54,6 +56,7 @@ def test_runs_that_share_a_gpu_have_it_at_the_same_time(lab: Lab, monkeypatch: p
     assert third.record().started_utc >= max(run.record().ended_utc for run in runs)
 
 
+@pytest.mark.promise("machine-lacks-said-submit-before")
 def test_more_workers_than_gpus_are_refused_before_anything_starts(lab: Lab) -> None:
     lab.write("print()\n")
     estimator = pl.PyTorch(

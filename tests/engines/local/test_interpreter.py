@@ -77,6 +77,7 @@ def any_other() -> str:
     return next(iter(others().values()))
 
 
+@pytest.mark.promise("worker-needs-python-3-10")
 def test_a_worker_runs_on_another_python(lab: Lab, another: str) -> None:
     python = another
     run = lab.complete(LOOK, python=python)
@@ -97,6 +98,7 @@ def test_under_each_kind_of_parent(lab: Lab, parent: dict[str, Any], any_other: 
         check(run, python, rank)
 
 
+@pytest.mark.promise("worker-needs-python-3-10")
 def test_a_python_that_is_too_old_or_none_is_refused_before_anything_starts(lab: Lab) -> None:
     lab.write("print()\n")
     old = lab.folder / "python3.9"

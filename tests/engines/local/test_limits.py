@@ -66,6 +66,7 @@ def check_full(run: pl.Run) -> None:
     azureml.Run(run.experiment, run.id).get_details_with_logs()
 
 
+@pytest.mark.promise("full-disk-fails-run-loses")
 def test_metrics_that_fill_the_disk_fail_the_run_and_are_all_kept(
     lab: Lab, small_disk: Path, parent: dict[str, Any]
 ) -> None:
@@ -81,6 +82,7 @@ def test_metrics_that_fill_the_disk_fail_the_run_and_are_all_kept(
     assert run.get_metrics("loss", rank=0)["loss"] == list(range(done))
 
 
+@pytest.mark.promise("full-disk-fails-run-loses")
 @pytest.mark.parametrize("backend", [None, "mpi"])
 def test_output_that_fills_the_disk_fails_the_run_and_is_all_kept(
     lab: Lab, small_disk: Path, any_mpirun: str, backend: str | None
@@ -201,6 +203,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.promise("memory-kernel-takes-recognised")
 def test_a_worker_that_the_kernel_kills_for_memory_is_recognised(
     lab: Lab, limit_memory: Callable[[int], None], parent: dict[str, Any]
 ) -> None:

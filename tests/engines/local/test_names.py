@@ -76,6 +76,7 @@ def check(run: pl.Run, script: str, size: int) -> None:
 PAIRS = list(zip(NASTY[::2], NASTY[1::2], strict=True))
 
 
+@pytest.mark.promise("script-runs-main-module-own")
 def test_a_source_folder_and_a_script_of_any_name_run_with_any_arguments(lab: Lab) -> None:
     runs = {names: submit_there(lab, lab.folder / names[0], f"{names[1]}.py") for names in PAIRS}
     runs |= {(b, a): submit_there(lab, lab.folder / b, f"{a}.py") for a, b in PAIRS[::2]}
@@ -89,6 +90,7 @@ def test_a_source_folder_and_a_script_of_any_name_run_with_any_arguments(lab: La
     assert not list(lab.folder.rglob("owned"))
 
 
+@pytest.mark.promise("names-characters-reach-everything-they")
 def test_so_they_do_with_every_launcher(lab: Lab, way: dict[str, Any]) -> None:
     script = "; rm -rf ~ 'it\"s' --set A=B \n ünï ☃ : caf\udce9.py"
     run = submit_there(lab, lab.folder / " -x \n ☃", script, **way)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 import paceline as pl
 from paceline.runs.follow import Show
 from paceline.runs.logs import LogLine
@@ -57,6 +59,7 @@ def test_output_is_there_while_the_script_runs(lab: Lab, parent: dict[str, Any])
     assert log_text(run) == "live\nat last\n"
 
 
+@pytest.mark.promise("worker-prints-much-disturbs-other")
 def test_a_worker_that_prints_a_hundred_megabytes_neither_loses_a_byte_nor_disturbs_the_other(lab: Lab) -> None:
     script = """
         import os, sys
@@ -103,6 +106,7 @@ def test_the_failure_report_of_a_worker_that_printed_much_is_short(lab: Lab) -> 
     assert run.folder.record.stat().st_size < 100_000
 
 
+@pytest.mark.promise("lines-several-ranks-stand-order")
 def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> None:
     # Three steps, each seen by the other rank before it takes the next: 0 says a, 1 says b, 0 says c.
     script = """

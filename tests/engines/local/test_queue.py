@@ -16,6 +16,7 @@ CORES = len(os.sched_getaffinity(0))
 ALL_CORES: dict[str, Any] = {"process_count_per_node": CORES, "distributed_backend": "gloo"}
 
 
+@pytest.mark.promise("runs-share-cores-gpus-order")
 def test_runs_start_in_order_of_submission(lab: Lab) -> None:
     gate = lab.folder / "gate"
     holder = lab.submit(f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n", **ALL_CORES)
@@ -37,6 +38,7 @@ def test_runs_start_in_order_of_submission(lab: Lab) -> None:
     assert all(ends[number] <= starts[number] for number in (1, 3))
 
 
+@pytest.mark.promise("runs-share-cores-gpus-order")
 def test_no_more_runs_at_once_than_there_are_cores(lab: Lab) -> None:
     script = """
         import os, time
@@ -56,6 +58,7 @@ def test_no_more_runs_at_once_than_there_are_cores(lab: Lab) -> None:
     assert max(at_once) <= CORES
 
 
+@pytest.mark.promise("killed-run-gives-everything-back")
 def test_a_killed_supervisor_gives_its_place_to_the_next(lab: Lab) -> None:
     holder = lab.submit("import time\ntime.sleep(600)\n", **ALL_CORES)
     wait_for_status(holder, states.RUNNING)

@@ -32,6 +32,7 @@ print("resumed from", open(saved).read())
 """
 
 
+@pytest.mark.promise("run-starts-over-after-lost")
 def test_a_run_whose_worker_was_killed_starts_over_and_completes(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.submit(KILLED_ONCE, max_restarts=1, **way)
     lines: list[LogLine] = []
@@ -73,6 +74,7 @@ def test_a_killed_mpirun_starts_the_run_over(lab: Lab, mpirun: str) -> None:
     assert exit_codes(run, 2) == {"0": 0, "1": 0}
 
 
+@pytest.mark.promise("script-s-own-exception-tried")
 @pytest.mark.parametrize("end", ["raise ValueError('wrong')", "import sys; sys.exit(3)"])
 def test_what_the_script_does_wrong_by_itself_is_not_tried_again(lab: Lab, end: str) -> None:
     run = lab.finish("print('once')\n" + end, max_restarts=3)
@@ -82,6 +84,7 @@ def test_what_the_script_does_wrong_by_itself_is_not_tried_again(lab: Lab, end: 
     assert log_text(run).startswith("once\n")
 
 
+@pytest.mark.promise("script-s-own-exception-tried")
 def test_an_exception_is_tried_again_if_that_is_asked_for(lab: Lab) -> None:
     script = """
         import os
@@ -126,6 +129,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.promise("port-another-program-took-named")
 @pytest.mark.parametrize("is_plain", [False, True], ids=["as torch says it", "a plain OSError"])
 def test_a_port_that_another_program_took_is_named_and_the_next_attempt_has_another(lab: Lab, is_plain: bool) -> None:
     run = lab.submit(SERVER, max_restarts=1, distributed_backend="gloo")
@@ -157,6 +161,7 @@ def test_a_run_without_attempts_left_fails_for_the_port_and_leaves_no_lease(lab:
     assert list((leases_dir() / "tickets").iterdir()) == []
 
 
+@pytest.mark.promise("run-starts-over-after-lost")
 def test_restarts_come_to_an_end(lab: Lab) -> None:
     run = lab.finish("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", max_restarts=2)
 
@@ -182,6 +187,7 @@ for step in range(start, 30):
 """
 
 
+@pytest.mark.promise("metrics-several-attempts-one-series")
 def test_metrics_of_attempts_that_went_on_from_checkpoints_are_those_of_one(lab: Lab) -> None:
     run = lab.complete(TRAINING, max_restarts=2)
 

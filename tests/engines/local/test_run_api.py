@@ -192,6 +192,7 @@ def test_a_run_submitted_by_a_worker_is_its_child(lab: Lab) -> None:
     assert child.parent == run
 
 
+@pytest.mark.promise("value-logged-survives-worker-s")
 def test_a_value_that_was_logged_survives_the_workers_sigkill(lab: Lab) -> None:
     script = """
         import os, paceline
@@ -203,6 +204,7 @@ def test_a_value_that_was_logged_survives_the_workers_sigkill(lab: Lab) -> None:
     assert lab.finish(script).get_metrics() == {"value": list(range(1000))}
 
 
+@pytest.mark.promise("there-silent-world-one")
 def test_a_disturbed_environment_is_an_error_not_a_world_of_one(lab: Lab) -> None:
     script = "import os, paceline\ndel os.environ['PACELINE_RANK']\npaceline.Run.get_context()\n"
     report = lab.finish(script).failure

@@ -12,6 +12,7 @@ from tests.engines.lab import KEEP, Lab, exit_codes, log_text, seen
 from tests.engines.parents import BELOW_MPIRUN, BELOW_THE_SUPERVISOR
 
 
+@pytest.mark.promise("script-runs-main-module-own")
 @BELOW_THE_SUPERVISOR
 def test_a_script_is_the_main_module(lab: Lab, parent: dict[str, Any]) -> None:
     script = KEEP + (
@@ -243,6 +244,7 @@ def test_what_the_script_leaves_beside_outputs_is_kept(lab: Lab) -> None:
     assert (lab.source / "data.txt").read_text() == "some\n"
 
 
+@pytest.mark.promise("source-copied-uncommitted-edits-included")
 def test_a_script_sees_the_source_as_it_was_when_it_was_submitted(lab: Lab) -> None:
     gate = lab.folder / "gate"
     script = f"""

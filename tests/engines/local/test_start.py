@@ -110,6 +110,7 @@ def test_a_worker_finds_what_every_framework_reads(lab: Lab, engine: str, monkey
     assert first["JAX_COORDINATOR_ADDRESS"] != f"127.0.0.1:{first['MASTER_PORT']}"
 
 
+@pytest.mark.promise("another-launcher-gave-submitting-shell")
 def test_what_another_launcher_gave_the_submitting_shell_is_dropped(
     lab: Lab, parent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_what_another_launcher_gave_the_submitting_shell_is_dropped(
     assert found["HOROVOD_LOG_LEVEL"] == "debug"
 
 
+@pytest.mark.promise("user-set-never-overwritten")
 def test_what_the_user_has_set_is_never_overwritten(
     lab: Lab, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +197,7 @@ def test_workers_see_the_gpus_of_their_node_and_no_two_runs_the_same(
         lab.submit("", use_gpu=True, process_count_per_node=3, distributed_backend=backend)
 
 
+@pytest.mark.promise("tensorflow-s-workers-parameter-servers")
 def test_tensorflow_workers_find_their_cluster(lab: Lab) -> None:
     run = lab.complete(KEEP_ENVIRONMENT, estimator=pl.TensorFlow, node_count=2, distributed_backend="tensorflow")
 
@@ -205,6 +208,7 @@ def test_tensorflow_workers_find_their_cluster(lab: Lab) -> None:
     assert len(set(configs[0]["cluster"]["worker"])) == 2
 
 
+@pytest.mark.promise("tensorflow-s-workers-parameter-servers")
 def test_parameter_servers_are_ended_once_the_workers_are_done(lab: Lab) -> None:
     script = """
         import json, os, socket, time

@@ -104,6 +104,7 @@ def at_hand(python_with_tensorflow: Path) -> Iterator[None]:
 
 
 # The strategy itself is tried with Keras 3, below.
+@pytest.mark.promise("strategies-tensorflow-table-names-work")
 @pytest.mark.proof
 def test_two_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:
     require_engine("tf_keras", find_spec("tf_keras"))
@@ -129,6 +130,7 @@ def test_two_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:
     assert float(seen[0][-1][1]) > 0.85
 
 
+@pytest.mark.promise("strategies-tensorflow-table-names-work")
 def test_fit_under_keras_3_fails_and_the_report_says_what_works(lab: Lab, at_hand: None) -> None:
     require_engine("keras", find_spec("keras"))
     estimator = pl.TensorFlow(
@@ -142,6 +144,7 @@ def test_fit_under_keras_3_fails_and_the_report_says_what_works(lab: Lab, at_han
         assert way in run.failure.message
 
 
+@pytest.mark.promise("strategies-tensorflow-table-names-work")
 def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab, at_hand: None) -> None:
     require_engine("keras", find_spec("keras"))
     run = lab.complete(
@@ -160,6 +163,7 @@ def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab, at_hand: None)
     assert float(ends[0][2]) < float(ends[0][1]) / 2
 
 
+@pytest.mark.promise("strategies-tensorflow-table-names-work")
 def test_a_parameter_server_holds_what_workers_train(lab: Lab, at_hand: None) -> None:
     run = lab.complete(
         PARAMETER_SERVER,

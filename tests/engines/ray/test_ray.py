@@ -95,6 +95,7 @@ def hosts_of(run: pl.Run, attempt: int = 1) -> tuple[str, ...]:
     return tuple(run.record().attempts[attempt - 1].nodes)
 
 
+@pytest.mark.promise("run-slurm-ray-goes-machine")
 def test_two_nodes_train_together_and_know_nothing_of_ray(cluster: RayLab, lab: Lab) -> None:
     run = lab.complete(
         KEEP
@@ -167,6 +168,7 @@ def test_who_finds_no_room_says_for_what_it_waits_and_a_job_that_somebody_stops_
     assert [log_text(first, rank) for rank in range(6)] == ["waiting\nsaved\n"] * 6
 
 
+@pytest.mark.promise("elastic-run-goes-nodes-left")
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_an_elastic_run_goes_on_with_the_nodes_that_ray_has(cluster: RayLab, plain_lab: Lab) -> None:
@@ -198,6 +200,7 @@ def test_an_elastic_run_goes_on_with_the_nodes_that_ray_has(cluster: RayLab, pla
     assert [attempt.cause for attempt in run.record().attempts] == ["node_lost", "resized", None]
 
 
+@pytest.mark.promise("cluster-can-never-hold-refused")
 def test_what_the_cluster_can_never_hold_is_refused_before_anything_starts(lab: Lab) -> None:
     with pytest.raises(
         TargetError, match=r"the run needs 4 nodes with 1 CPU each, on different nodes; the cluster has"
@@ -224,6 +227,7 @@ def test_a_workspace_that_the_cluster_does_not_see_is_named(cluster: RayLab, tmp
     assert "datastore" in failure.message
 
 
+@pytest.mark.promise("without-shared-folder-everything-ray")
 def test_without_a_shared_folder_everything_travels_through_a_datastore(cluster: RayLab, tmp_path: Path) -> None:
     lab = Lab(tmp_path / NASTY)
     store = cluster.folder / f"store {NASTY}"
@@ -292,6 +296,7 @@ def test_doctor_and_list_see_the_nodes(cluster: RayLab, lab: Lab) -> None:
 
 # The last: nobody after it waits for the node to come back. What Ray has on the node dies, and takes the agent with it; hosts
 # that crash are those of the elastic run above, and of hosts over SSH, whose agents these are.
+@pytest.mark.promise("lost-node-ends-attempt-left", "restarts-next-attempt-other-nodes")
 def test_a_lost_node_ends_the_attempt_and_the_next_has_others(cluster: RayLab, lab: Lab) -> None:
     run = lab.submit(WAITING, max_restarts=1, **TWO)
     wait_until_running(run)

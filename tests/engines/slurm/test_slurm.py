@@ -125,6 +125,7 @@ def job_id(run: pl.Run) -> str:
 
 
 # mpirun's workers are compared by the suite, and with srun's below.
+@pytest.mark.promise("run-slurm-ray-goes-machine")
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
 def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, request: pytest.FixtureRequest):
     if backend == "mpi":
@@ -179,6 +180,7 @@ def test_a_script_that_fails_does_so_with_its_own_exit_code(slurm: SlurmLab, lab
     assert (record.failure.rank, record.failure.cause) == (1, "exception")
 
 
+@pytest.mark.promise("names-characters-reach-everything-they")
 def test_names_with_characters_of_the_shell_reach_everything_as_they_are(slurm: SlurmLab, tmp_path: Path, lab: Lab):
     nasty = Lab(tmp_path / "w s'\"$(touch x);&#%j")
     nasty.folder.mkdir()
@@ -196,6 +198,7 @@ def test_names_with_characters_of_the_shell_reach_everything_as_they_are(slurm: 
     assert not {"x", "y", "z"} & {path.name for path in tmp_path.rglob("?")}
 
 
+@pytest.mark.promise("cluster-can-never-hold-refused")
 def test_a_refusal_comes_before_there_is_a_run_and_names_what_was_asked_for(slurm: SlurmLab, lab: Lab):
     add(lab, "wrong", partition="no such; $(partition)")
     with pytest.raises(
@@ -247,6 +250,7 @@ def with_pmix(slurm: SlurmLab, lab: Lab) -> None:
     add(lab, time="10", mpi="pmix")
 
 
+@pytest.mark.promise("srun-starts-mpi-s-workers")
 @pytest.mark.usefixtures("any_mpirun")
 def test_srun_starts_mpi_s_workers_each_at_its_place_with_what_mpirun_gives_them(slurm: SlurmLab, lab: Lab):
     script = KEEP + (
@@ -348,6 +352,7 @@ def test_pmix_library_that_srun_can_not_load_is_named_with_its_package(slurm: Sl
 # --- the queue
 
 
+@pytest.mark.promise("however-many-runs-wait-slurm")
 def test_runs_that_wait_say_why_for_one_question_and_are_canceled_at_once(
     slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
@@ -378,6 +383,7 @@ def test_runs_that_wait_say_why_for_one_question_and_are_canceled_at_once(
 # --- how runs are ended
 
 
+@pytest.mark.promise("cancel-leaves-process-node")
 def test_cancel_gives_the_workers_their_grace_and_leaves_no_process(slurm: SlurmLab, lab: Lab):
     run = begin(lab, ranks=4)
     assert processes_below(lab.folder)
@@ -420,6 +426,7 @@ def test_a_job_whose_supervisor_was_killed_has_failed_and_leaves_no_process(slur
 # --- further attempts
 
 
+@pytest.mark.promise("preempted-run-goes-checkpoint")
 def test_a_preempted_run_goes_on_from_its_checkpoint(slurm: SlurmLab, lab: Lab):
     add(lab, time="10", exclusive=True)
     script = """
@@ -445,6 +452,7 @@ def test_a_preempted_run_goes_on_from_its_checkpoint(slurm: SlurmLab, lab: Lab):
     assert [log_text(run, rank) for rank in (0, 1)] == ["goes on from step 41\n"] * 2
 
 
+@pytest.mark.promise("restarts-next-attempt-other-nodes")
 def test_a_lost_node_is_replaced_and_the_run_goes_on(slurm: SlurmLab, lab: Lab):
     run = begin(lab, max_restarts=1)
     name = slurm.hosts.names[1]
@@ -460,6 +468,7 @@ def test_a_lost_node_is_replaced_and_the_run_goes_on(slurm: SlurmLab, lab: Lab):
     slurm.settle()
 
 
+@pytest.mark.promise("elastic-run-goes-nodes-left")
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_an_elastic_run_goes_on_with_the_nodes_that_slurm_leaves_it(slurm: SlurmLab, lab: Lab, tmp_path: Path):
@@ -494,6 +503,7 @@ def test_an_elastic_run_goes_on_with_the_nodes_that_slurm_leaves_it(slurm: Slurm
 # --- a controller that comes and goes
 
 
+@pytest.mark.promise("while-slurm-s-controller-away")
 def test_a_controller_that_is_away_makes_no_run_fail(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
     run = begin(lab)
     slurm.stop_controller()
@@ -513,6 +523,7 @@ def test_a_controller_that_is_away_makes_no_run_fail(slurm: SlurmLab, lab: Lab, 
     assert wait_for_end(run) == "Canceled"
 
 
+@pytest.mark.promise("while-slurm-s-controller-away")
 def test_a_submission_waits_for_a_controller_that_is_away(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
     slurm.stop_controller()
     for name, value in slurm.impatient.items():
@@ -534,6 +545,7 @@ def test_a_submission_waits_for_a_controller_that_is_away(slurm: SlurmLab, lab: 
 # --- through a login host
 
 
+@pytest.mark.promise("run-through-login-host-one")
 def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
     slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
@@ -614,5 +626,6 @@ def test_accounting_tells_who_has_canceled_a_job_that_squeue_has_forgotten(
     assert run.record().canceled_by == "root"
 
 
+@pytest.mark.promise("same-lines-train-ssh-hosts")
 def test_a_driver_of_the_azure_sdk_trains_on_a_cluster(slurm: SlurmLab, lab: Lab) -> None:
     check_driver(lab, "cluster")

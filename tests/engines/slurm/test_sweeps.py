@@ -73,6 +73,7 @@ def arrays(run: SweepRun) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.promise("slurm-many-trials-one-job")
 def test_trials_are_tasks_of_arrays_one_after_the_other(slurm: SlurmLab, lab: Lab) -> None:
     run = submit(lab, {"x": pl.choice(*range(7))}, sampler="grid", trials=7, concurrent=2, array_size=4)
     assert wait_for_end(run) == states.COMPLETED
@@ -102,6 +103,7 @@ def test_arrays_go_through_a_login_host(
     slurm_cluster.settle()
 
 
+@pytest.mark.promise("slurm-many-trials-one-job")
 def test_the_end_of_one_trial_is_that_of_its_task_alone(slurm: SlurmLab, lab: Lab) -> None:
     points = [{"x": 0, "stay": 600}, {"x": 1, "stay": 600}, {"x": 2, "stay": 0}, {"x": 3, "stay": 600}]
     run = submit(
@@ -130,6 +132,7 @@ def test_the_end_of_one_trial_is_that_of_its_task_alone(slurm: SlurmLab, lab: La
     assert children[0].status == states.CANCELED
 
 
+@pytest.mark.promise("slurm-many-trials-one-job")
 def test_a_controller_killed_while_it_hands_an_array_over_loses_no_trial(slurm: SlurmLab, lab: Lab) -> None:
     # sbatch of the array hangs once, and is killed with the controller, whose trials are made but known to nobody.
     gate = lab.folder / "gate"

@@ -34,6 +34,7 @@ def gate(ssh_network: Hosts) -> Iterator[Path]:
             ssh_network.boot(name)
 
 
+@pytest.mark.promise("elastic-run-goes-nodes-left")
 def test_a_run_goes_on_without_the_hosts_that_are_lost_and_with_those_that_come_back(
     lab: Lab, ssh_network: Hosts, gate: Path
 ) -> None:
@@ -134,6 +135,7 @@ if rank == 0:
 LOSSES = int(os.environ.get("PACELINE_LOSSES", "4"))
 
 
+@pytest.mark.promise("hundred-losses-returns-hosts-change")
 @pytest.mark.proof
 @pytest.mark.timeout(4 * 3600)
 def test_a_hundred_losses_and_returns_of_hosts_change_no_loss_and_leave_out_no_sample(

@@ -127,6 +127,7 @@ def test_a_run_on_two_hosts_leaves_what_it_would_on_this_machine(ssh_lab: Lab, h
         )
 
 
+@pytest.mark.promise("nodes-workers-take-sampled-target")
 def test_a_command_runs_beside_a_worker_on_its_host_and_a_long_log_is_kept_short(ssh_lab: Lab) -> None:
     run = ssh_lab.submit(LOUD, **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
     check_exec(run)
@@ -162,6 +163,7 @@ def test_hosts_that_see_the_workspace_run_in_it(hosts: Hosts, settings: dict[str
     assert [seen(run, rank)["cwd"] for rank in range(2)] == [str(run.folder.work)] * 2
 
 
+@pytest.mark.promise("cancel-leaves-process-node")
 def test_cancel_ends_everything_on_all_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
     run = ssh_lab.submit(stay(gate), **TWO)
     assert wait_for_places(run) == ["pa0", "pa1"]
@@ -173,6 +175,7 @@ def test_cancel_ends_everything_on_all_hosts(ssh_lab: Lab, hosts: Hosts, gate: P
     assert [hosts.processes(name) for name in hosts.names] == [{}, {}, {}]
 
 
+@pytest.mark.promise("restarts-next-attempt-other-nodes")
 def test_a_host_that_is_cut_off_ends_the_attempt_and_another_takes_its_place(
     ssh_lab: Lab, hosts: Hosts, gate: Path
 ) -> None:
@@ -207,6 +210,7 @@ def test_without_another_host_the_run_fails_and_names_the_one_that_is_lost(
     assert hosts.processes("pa0") == {}
 
 
+@pytest.mark.promise("two-people-s-runs-one")
 def test_of_two_people_the_second_waits_for_the_first_and_is_told_so(
     ssh_lab: Lab, gate: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -249,6 +253,7 @@ def test_runs_on_one_host_at_the_same_time_have_gpus_of_their_own(
         lab.submit("", process_count_per_node=3, distributed_backend="nccl", **one)
 
 
+@pytest.mark.promise("node-hears-nothing-supervisor-ends")
 def test_a_killed_supervisor_leaves_nothing_on_the_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
     run = ssh_lab.submit(stay(gate), **TWO)
     wait_for_places(run)
@@ -267,6 +272,7 @@ def kill_agent(hosts: Hosts, name: str) -> None:
     os.kill(agent, signal.SIGKILL)
 
 
+@pytest.mark.promise("killed-agent-supervisor-leaves-node")
 @pytest.mark.parametrize(
     "killed",
     ["both", pytest.param("supervisor", marks=pytest.mark.proof), pytest.param("agents", marks=pytest.mark.proof)],
@@ -304,6 +310,7 @@ def test_prune_brings_home_what_a_kill_left_on_the_hosts(ssh_lab: Lab, hosts: Ho
 NASTY = "a 'b' \"c\" $NOWHERE;`id` %h ü"
 
 
+@pytest.mark.promise("names-characters-reach-everything-they")
 def test_names_with_shell_characters_in_every_field_stay_names(
     lab: Lab, hosts: Hosts, settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -351,6 +358,7 @@ def lone(settings: dict[str, Any], **values: Any) -> Callable[[], None]:
     return lambda: target.check(make_job())
 
 
+@pytest.mark.promise("host-down-another-key-named")
 def test_a_host_that_is_down_is_named_before_start(
     hosts: Hosts, settings: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +374,7 @@ def test_a_host_that_is_down_is_named_before_start(
     assert [node.name for node in target.status().nodes if not node.is_up] == ["pa1"]
 
 
+@pytest.mark.promise("host-down-another-key-named")
 def test_a_changed_host_key_is_told_with_the_command_that_mends_it(hosts: Hosts, settings: dict[str, Any]) -> None:
     hosts.kill("pa0")
     hosts.change_key("pa0")
@@ -533,5 +542,6 @@ def at_a_terminal(lab: Lab, words: list[str], answers: dict[str, str]) -> str:
     return shown
 
 
+@pytest.mark.promise("same-lines-train-ssh-hosts")
 def test_a_driver_of_the_azure_sdk_trains_on_hosts(ssh_lab: Lab) -> None:
     check_driver(ssh_lab, "lab")

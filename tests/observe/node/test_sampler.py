@@ -57,6 +57,7 @@ def functions(found, where):
     return counts
 
 
+@pytest.mark.promise("paceline-profile-samples-workers-while")
 def test_without_py_spy_main_threads_are_sampled_by_signal_and_it_is_said(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(sampler, "py_spy", lambda: None)
     output = tmp_path / "told"
@@ -98,6 +99,7 @@ def test_where_py_spy_has_met_no_whole_stack_the_worker_is_asked(worker, tmp_pat
     assert notes == []
 
 
+@pytest.mark.promise("paceline-profile-samples-workers-while")
 def test_py_spy_samples_all_threads(worker, tmp_path):
     if py_spy() is None:
         pytest.skip("py-spy is not installed")

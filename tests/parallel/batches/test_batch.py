@@ -42,6 +42,7 @@ def test_a_microbatch_has_the_same_rows_with_any_number_of_replicas(
         assert [row for span in spans for row in span] == list(alone[index])
 
 
+@pytest.mark.promise("uneven-batches-cut-evenly-can")
 @given(rows=st.integers(1, 60), microbatches=COUNTS, replicas=COUNTS)
 def test_the_work_is_as_even_as_can_be(rows: int, microbatches: int, replicas: int) -> None:
     sizes = piece_sizes(rows, microbatches, replicas)

@@ -91,6 +91,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None], die_befo
     return done
 
 
+@pytest.mark.promise("checkpoint-complete-absent-whoever-killed")
 def test_a_kill_between_any_two_changes_leaves_the_former_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def distances(
     return look
 
 
+@pytest.mark.promise("checkpoint-layout-loads-into-other")
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize(("of", "to"), PAIRS)
 def test_what_one_layout_saves_another_goes_on_from(

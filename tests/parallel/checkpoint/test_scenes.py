@@ -31,6 +31,7 @@ def assert_well(ended: list[Ended]) -> None:
     assert [end.returncode for end in ended] == [0] * len(ended), "\n".join(end.output[-1500:] for end in ended)
 
 
+@pytest.mark.promise("checkpoint-complete-absent-whoever-killed")
 def test_a_rank_that_is_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path: Path) -> None:
     ended = run(2, tmp_path, "killed")
     assert ended[1].returncode == -9
@@ -42,6 +43,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_former_checkpoint(tmp_p
     assert not [name for name in os.listdir(tmp_path) if ".saving-" in name or ".former" in name]
 
 
+@pytest.mark.promise("loss-three-changes-size-without")
 def test_the_loss_with_three_changes_of_size_is_that_without(tmp_path: Path) -> None:
     """DataParallel, FullyShard and a pipeline, over the ends of epochs; in float64, with AdamW."""
     losses = []
@@ -66,6 +68,7 @@ def test_the_loss_with_three_changes_of_size_is_that_without(tmp_path: Path) -> 
         assert changing[kind] == pytest.approx(expected, abs=1e-10, rel=0), kind
 
 
+@pytest.mark.promise("sample-seen-twice-epoch-goes")
 def test_an_epoch_that_goes_on_with_other_numbers_of_workers_sees_every_sample_once(tmp_path: Path) -> None:
     for size, batches in ((2, 2), (4, 3), (1, 0)):
         assert_well(run(size, tmp_path, "epoch", str(batches)))

@@ -56,6 +56,7 @@ def run(tmp_path: Path, code: str, size: int = 2) -> list[Ended]:
     return run_on_ranks(size, tmp_path / "outputs", str(program), timeout_s=300)
 
 
+@pytest.mark.promise("first-error-rank-reports-ranks")
 def test_the_first_traceback_is_what_every_rank_reports(tmp_path: Path) -> None:
     code = """
 par = spread(Fails(), microbatches=2)
@@ -156,6 +157,7 @@ else:
     return run_on_ranks(2, tmp_path / "outputs", str(program), str(tmp_path / "over"), timeout_s=300)
 
 
+@pytest.mark.promise("first-error-rank-reports-ranks")
 def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
     code = """
 par = spread(nn.Linear(3, 2))
@@ -170,6 +172,7 @@ par.step((x, y))
     assert "ended without a word" in ended[0].output
 
 
+@pytest.mark.promise("different-models-other-datasets-found")
 def test_different_models_are_seen_at_set_up(tmp_path: Path) -> None:
     code = """
 for case in range(4):

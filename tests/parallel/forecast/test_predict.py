@@ -40,6 +40,7 @@ def measured(**changed: object) -> Measured:
     return Measured(**(given | changed))  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("auto-takes-fastest-layout-fits")
 def test_a_forecast_is_what_its_formulas_say() -> None:
     data = forecast(measured(), resolve(DataParallel(2), 2), 4, 4)
     # Four rows lie on the line through (2, 4 ms) and (8, 10 ms).

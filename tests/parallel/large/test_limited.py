@@ -46,6 +46,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.promise("model-worker-could-hold-trained")
 @pytest.mark.timeout(3000)
 def test_a_model_that_no_worker_could_hold_is_trained_and_saved(saved: Path) -> None:
     reports = reports_of(saved, "FullyShard")
@@ -63,6 +64,7 @@ def test_a_model_that_no_worker_could_hold_is_trained_and_saved(saved: Path) -> 
 
 
 # Weights of one layout are read by the others in `large.check_reads_its_own_part_alone`.
+@pytest.mark.promise("model-worker-could-hold-trained")
 @pytest.mark.timeout(3000)
 @pytest.mark.proof
 def test_what_it_has_saved_is_loaded_on_another_layout(saved: Path) -> None:
@@ -78,6 +80,7 @@ def test_what_it_has_saved_is_loaded_on_another_layout(saved: Path) -> None:
     assert abs(int(str(fullest["peak"])) - planned) <= 0.1 * planned, fullest
 
 
+@pytest.mark.promise("model-worker-could-hold-trained")
 def test_one_worker_alone_can_not(tmp_path: Path) -> None:
     require_engine("torch", find_spec("torch"))
     command = (str(_PROGRAM), str(tmp_path), "DataParallel", str(WIDTH), str(BLOCKS), str(MARGIN_MIB))

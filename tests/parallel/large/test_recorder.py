@@ -46,6 +46,7 @@ def test_a_constructors_own_way_of_filling_is_kept() -> None:
     assert model.cells(x)[0].shape == (2, 1, 4)
 
 
+@pytest.mark.promise("built-without-values-worker-numbers")
 def test_numbers_follow_from_the_seed_and_the_name_alone() -> None:
     one, two, other = parallel.initialise(built(), 1), parallel.initialise(built(), 1), parallel.initialise(built(), 2)
     for name, value in one.state_dict().items():

@@ -71,6 +71,7 @@ def test_attention_whose_heads_are_not_divided_stays_whole_and_says_why(attentio
     assert "stay whole" in plan.notes[0]
 
 
+@pytest.mark.promise("gpt-2-s-own-conv1d")
 def test_fused_attention_is_cut_by_heads_in_each_of_its_pieces() -> None:
     plan = plan_of(own.Tokens(own.Fused()))
     assert inner(plan) == {"qkv": "colwise", "o": "rowwise"}

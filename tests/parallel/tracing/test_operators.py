@@ -78,6 +78,7 @@ def _operators() -> Iterator[str]:
             yield name
 
 
+@pytest.mark.promise("operator-tensor-outer-forward-pipeline")
 def test_each_operator_of_a_tensor_in_an_outer_forward_equals_the_whole_model() -> None:
     x = torch.rand(3, 3, dtype=torch.float64) + 0.5
     whole_numbers = torch.arange(1, 10).reshape(3, 3)

@@ -57,6 +57,7 @@ def serve(tmp_path):
         channel.process.wait()
 
 
+@pytest.mark.promise("folder-takes-place-request-paceline")
 @pytest.mark.parametrize("forge", ["a link", "a link above", "of another user"])
 def test_request_that_somebody_else_put_there_is_not_served(tmp_path, monkeypatch, forge):
     # Story: a folder of another user's, in the place of the request that the supervisor had checked, said what to run.

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import paceline
 import paceline.remote.agent
 
 
+@pytest.mark.promise("nothing-installed-host-python-3")
 def test_an_agent_needs_the_standard_library_alone():
     source = Path(paceline.__file__).parent.parent
     code = f"import sys; sys.path.append({str(source)!r}); import paceline.remote.agent.guardian, paceline.remote.agent.agent"

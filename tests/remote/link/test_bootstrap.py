@@ -31,6 +31,7 @@ def libraries(folder: Path) -> list[str]:
     return sorted(os.listdir(folder / "lib"))
 
 
+@pytest.mark.promise("nothing-installed-host-python-3")
 def test_a_node_without_the_library_is_sent_it_once(open_link, tmp_path):
     first = open_link()
     assert libraries(tmp_path / "node") == [Path(first.hello.library).name]
@@ -80,6 +81,7 @@ def test_a_node_without_python_is_named(open_link):
         open_link(words=["sh", "-c", "exec no-such-python"])
 
 
+@pytest.mark.promise("nothing-installed-host-python-3")
 def test_a_python_that_is_too_old_is_named(open_link):
     old = "import sys;sys.version_info=(3,8,10);sys.executable='/opt/old';exec(sys.stdin.buffer.readline())"
     with pytest.raises(LinkError, match=r"its Python \(/opt/old\) is 3\.8\.10, and Paceline needs 3\.10"):
@@ -124,6 +126,7 @@ def test_a_full_disk_is_named_and_nothing_half_sent_is_left(open_link, small_dis
     assert libraries(small_disk / "node") == []
 
 
+@pytest.mark.promise("folder-somebody-else-may-write")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a folder somebody else's")
 def test_a_folder_that_somebody_else_has_made_in_tmp_is_refused(open_link, tmp_path):
     (tmp_path / "tmp/node").mkdir(parents=True)

@@ -84,6 +84,7 @@ def test_a_killed_guardian_takes_the_agent_with_it(open_link, tmp_path):
     wait_until(lambda: link.lost, "the loss")
 
 
+@pytest.mark.promise("node-hears-nothing-supervisor-ends")
 def test_an_agent_that_is_cut_off_without_a_word_leaves_nothing(open_link, tmp_path):
     """A relay between the two that is stopped passes nothing on and closes nothing, as a pulled cable does."""
     relay = tmp_path / "relay"

@@ -440,6 +440,7 @@ def next_run(tmp_path):
     os.close(fd)
 
 
+@pytest.mark.promise("killed-agent-supervisor-leaves-node")
 def test_next_run_on_a_node_brings_home_and_removes_what_a_killed_agent_left(
     make_nodes, run_folder, library, next_run, capfd
 ):
@@ -467,6 +468,7 @@ def test_next_run_on_a_node_brings_home_and_removes_what_a_killed_agent_left(
     assert not (run_folder.outputs / "x").exists()
 
 
+@pytest.mark.promise("killed-agent-supervisor-leaves-node")
 def test_next_run_names_leftovers_that_are_large_and_prune_brings_them_home(
     make_nodes, open_link, run_folder, library, next_run, tmp_path, capfd, monkeypatch
 ):
@@ -676,6 +678,7 @@ def test_files_that_a_script_leaves_beside_its_outputs_come_home_when_the_nodes_
     assert not seen.run_dir.exists()
 
 
+@pytest.mark.promise("machines-do-see-project-data")
 def test_data_that_is_not_copied_is_sent_to_a_node_once(make_nodes, run_folder, library, tmp_path):
     source = write_tree(tmp_path / "code", {"data/x.txt": "one", "data/deep/y.txt": "two"})
     told = json.loads(run_folder.record.read_text())

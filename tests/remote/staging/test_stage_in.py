@@ -112,6 +112,7 @@ def test_packages_are_read_where_they_were_brought_and_recorded_where_they_were(
     assert came.as_submitted({"pip": [f"spam @ file://{there}"]}) == {"pip": [f"spam @ file://{wheel}"]}
 
 
+@pytest.mark.promise("list-linked-names-somebody-else")
 @pytest.mark.parametrize("forge", [None, "other text", "one file more", "one file less"])
 def test_tree_that_somebody_has_changed_in_a_datastore_is_refused(tmp_path: Path, forge: str | None) -> None:
     """Its files are imported, installed or unpickled by the submitter's run."""

@@ -113,6 +113,7 @@ def test_what_has_come_is_stored_and_only_then_the_run_has_ended(trip: Trip) -> 
     assert not settle(trip.folder)
 
 
+@pytest.mark.promise("output-dataset-one-run-completed")
 def test_an_output_that_is_to_be_a_dataset_is_one_when_its_run_is_completed(tmp_path: Path) -> None:
     trip = Trip(tmp_path)
     wanted = trip.output.register_on_complete("models", "of a run", {"a": "b"})
@@ -286,6 +287,7 @@ def test_a_run_without_such_outputs_is_as_it_came(tmp_path: Path) -> None:
     assert not settle(folder)
 
 
+@pytest.mark.promise("record-comes-back-cluster-changes")
 def test_forged_record_changes_nothing_but_how_the_run_went(trip: Trip, tmp_path: Path) -> None:
     submitted = trip.record
     job = {**submitted.to_json()["job"], "inputs": [], "notify": ["touch /tmp/forged"]}
@@ -299,6 +301,7 @@ def test_forged_record_changes_nothing_but_how_the_run_went(trip: Trip, tmp_path
     assert trip.texts() == FILES, "stored where the submitted job says"
 
 
+@pytest.mark.promise("record-comes-back-cluster-changes")
 @pytest.mark.parametrize(
     "values",
     [

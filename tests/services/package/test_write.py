@@ -58,6 +58,7 @@ def asked(port: int, key: str | None = None) -> tuple[int, Any]:
             return error.code, None
 
 
+@pytest.mark.promise("packaged-service-built-serves-container")
 def test_it_serves_by_its_start_command_where_there_is_no_paceline(
     workspace: Workspace, source: Path, tmp_path: Path, bare: dict[str, str], free_port: int
 ) -> None:
@@ -105,6 +106,7 @@ def test_it_serves_by_its_start_command_where_there_is_no_paceline(
         server.communicate()
 
 
+@pytest.mark.promise("packaged-service-sdk-s-names")
 def test_a_script_of_the_azure_sdk_finds_its_names_in_the_package(
     workspace: Workspace, source: Path, tmp_path: Path, bare: dict[str, str], free_port: int
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_package_is_written_again_over_itself(workspace: Workspace, source: Pa
     assert [path.name for path in (first / "models" / "0").iterdir()] == ["three.txt"]
 
 
+@pytest.mark.promise("package-written-beside-script-does")
 def test_a_package_that_is_written_beside_the_script_does_not_hold_itself(workspace: Workspace, source: Path) -> None:
     """As it is mostly asked for: in the script's folder, which had become a part of it with the model once more."""
     for overwrite in (False, True):

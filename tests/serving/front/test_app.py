@@ -79,6 +79,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(server):
     assert server.score(b"1" * LIMIT).json() == {"size": LIMIT}
 
 
+@pytest.mark.promise("whatever-comes-answer-right-status")
 def test_a_body_of_a_gigabyte_is_never_held(server):
     before = resident(server)
     with connection(server) as made:
@@ -105,6 +106,7 @@ def test_a_body_without_a_length_is_refused_at_the_limit(server):
     assert status == 413
 
 
+@pytest.mark.promise("whatever-comes-answer-right-status")
 def test_a_body_that_is_packed_is_not_unpacked(server):
     bomb = gzip.compress(b"0" * (100 << 20))
     assert len(bomb) < LIMIT
@@ -113,6 +115,7 @@ def test_a_body_that_is_packed_is_not_unpacked(server):
     assert answer.json() == {"message": "content-encoding 'gzip' is not unpacked here. Send the body as it is."}
 
 
+@pytest.mark.promise("whatever-comes-answer-right-status")
 @pytest.mark.parametrize(
     "data",
     [
@@ -178,6 +181,7 @@ def test_requests_before_one_that_can_t_be_read_leave_no_traceback(server):
     wait_until(lambda: server.log.count(" POST /score 400 ") >= 1, "the request in hand is logged")
 
 
+@pytest.mark.promise("whatever-comes-answer-right-status")
 def test_ten_thousand_connections_do_not_keep_it_from_answering(server):
     """As many as this process may open; the server, which may open as many, answers beside them or says that it is full."""
     import resource
@@ -258,6 +262,7 @@ def test_metrics_are_counted(server):
     assert value("paceline_model_process_resident_bytes") > 1 << 20
 
 
+@pytest.mark.promise("whatever-comes-answer-right-status")
 def test_a_head_of_a_request_that_does_not_come_is_given_up(tmp_path):
     from paceline.serving.front import connections
 
@@ -313,6 +318,7 @@ def test_a_head_over_the_limit_that_comes_at_once_is_431(server):
     assert server.client.post("/score", content="1", headers={"x": "y" * 60_000}).status_code == 200
 
 
+@pytest.mark.promise("without-keys-server-127-0")
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:5001", "127.0.0.1.evil.example", "[", "10.0.0.1"])
 def test_a_request_by_a_foreign_host_name_is_refused(server, host):
     """DNS rebinding: a page has its own name lead to 127.0.0.1."""
@@ -328,6 +334,7 @@ def test_a_request_by_a_name_of_this_machine_is_answered(server, host):
     assert server.score("1", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
 
 
+@pytest.mark.promise("without-keys-server-127-0")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -346,6 +353,7 @@ def test_a_request_of_another_site_s_page_never_reaches_the_model(server, header
         assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.promise("without-keys-server-127-0")
 def test_pages_of_an_allowed_origin_may_ask_and_read(tmp_path):
     page, asks = {"origin": "https://app.example"}, {"access-control-request-method": "POST"}
     with serving(tmp_path, ECHO, allow_origins=["https://app.example"]) as server:

@@ -38,6 +38,7 @@ def model(folder, version: str, text: str | None = None) -> dict:
     return {"name": "digits", "version": version, "path": str(path)}
 
 
+@pytest.mark.promise("update-new-model-more-processes")
 def test_an_update_to_a_new_model_loses_no_request(tmp_path):
     with serving(tmp_path, VERSIONED, models=[model(tmp_path, "1")], revision="1", workers=2) as server:
         with load(server, 8) as calls:
@@ -74,6 +75,7 @@ def test_a_model_that_can_t_be_loaded_leaves_the_one_before(tmp_path):
         assert server.score("1").json() == "version 3"
 
 
+@pytest.mark.promise("update-new-model-more-processes")
 def test_more_and_fewer_processes_under_load(tmp_path):
     with serving(tmp_path, VERSIONED, models=[model(tmp_path, "1")]) as server:
         first = server.state["workers"][0]["pid"]
@@ -88,6 +90,7 @@ def test_more_and_fewer_processes_under_load(tmp_path):
         assert is_alive(first) or first not in [each["pid"] for each in server.state["workers"]]
 
 
+@pytest.mark.promise("keys-asked-replaced-while-serves")
 def test_keys_are_asked_for_and_replaced_while_it_serves(tmp_path):
     (tmp_path / "keys.json").write_text(json.dumps(KEYS))
     with serving(tmp_path, ECHO, keys_file="keys.json", host="0.0.0.0") as server:
@@ -156,6 +159,7 @@ def test_certificates_are_used_and_read_again(tmp_path):
     assert "can't be used together" in refusal(tmp_path)
 
 
+@pytest.mark.promise("update-new-model-more-processes")
 @pytest.mark.parametrize("round", range(2))
 def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path, round):
     with serving(tmp_path, VERSIONED, models=[model(tmp_path, "1")]) as server:
@@ -205,6 +209,7 @@ def test_a_request_in_hand_is_answered_after_sigterm_and_those_beyond_the_limit_
             assert found == ["done" if answered else {"message": wanted}]
 
 
+@pytest.mark.promise("update-new-model-more-processes")
 def test_a_socket_is_handed_on_to_another_server_without_a_lost_request(tmp_path):
     """Both inherit it; the first is told by SIGUSR1 to leave what comes from now on to the second."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -235,6 +240,7 @@ def test_a_socket_is_handed_on_to_another_server_without_a_lost_request(tmp_path
                 server.end()
 
 
+@pytest.mark.promise("model-changed-after-registration-loaded")
 def test_a_model_that_was_changed_after_its_registration_is_not_loaded(tmp_path):
     import hashlib
 
@@ -314,6 +320,7 @@ def test_it_lives_at_once_and_is_ready_after_init(tmp_path):
         assert server.score("1").json() == "went"
 
 
+@pytest.mark.promise("model-s-interpreter-needs-nothing")
 def test_another_interpreter_serves_a_script_with_nothing_installed(tmp_path):
     """The model processes' interpreter needs nothing of Paceline's, and gets nothing of the server's environment."""
     import venv

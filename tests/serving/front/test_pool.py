@@ -42,6 +42,7 @@ def pids(server) -> list[int]:
     return [each["pid"] for each in server.state["workers"] if each["state"] == "ready"]
 
 
+@pytest.mark.promise("model-process-killed-only-had")
 def test_of_a_process_that_is_killed_only_what_it_had_in_hand_is_lost_and_answered(tmp_path):
     with serving(tmp_path, SLEEPS, workers=2) as server:
         server.wait(lambda state: len(pids(server)) == 2)
@@ -91,6 +92,7 @@ def test_with_one_process_requests_wait_until_the_next_is_there(tmp_path):
         assert [other.result(PATIENCE_S).status_code for other in others] == [200] * 3
 
 
+@pytest.mark.promise("model-process-hangs-grows-replaced")
 def test_past_the_time_limit_the_answer_is_504_and_the_process_another_one(tmp_path):
     with serving(tmp_path, SLEEPS, timeout_s=1.0) as server:
         before = server.score('"pid"').json()
@@ -121,6 +123,7 @@ def test_a_request_that_waits_too_long_is_told_to_come_again(tmp_path):
         assert set(found) == {200, 503}
 
 
+@pytest.mark.promise("model-process-hangs-grows-replaced")
 def test_a_process_that_has_grown_is_replaced_and_no_request_is_lost(tmp_path):
     with serving(tmp_path, SLEEPS, memory_limit_bytes=250 << 20) as server:
         before = server.score('"pid"').json()
@@ -285,6 +288,7 @@ def gauge(server, name: str) -> int:
     return int(re.search(rf'paceline_{name}{{service="svc"}} (\d+)', text)[1])
 
 
+@pytest.mark.promise("requests-clients-disconnected-computed-running")
 def test_requests_of_clients_that_have_disconnected_are_dropped_and_a_running_script_is_told(tmp_path):
     """They were computed one after the other, and the next client waited for all of them."""
     with serving(tmp_path, COUNTS, max_queue=8) as server:
@@ -304,6 +308,7 @@ def test_requests_of_clients_that_have_disconnected_are_dropped_and_a_running_sc
     assert "Traceback" not in server.log
 
 
+@pytest.mark.promise("requests-clients-disconnected-computed-running")
 def test_a_batch_is_told_when_the_clients_of_all_its_requests_have_disconnected(tmp_path):
     script = """
     import time

@@ -47,6 +47,7 @@ def test_rows_are_answered_by_name_of_the_output(classifier):
     ]
 
 
+@pytest.mark.promise("pickle-loaded-said")
 def test_it_is_said_that_a_pickle_was_loaded(classifier):
     assert "runs what is in it, for it is a pickle" in classifier.log
 
@@ -72,6 +73,7 @@ def test_what_the_model_can_t_take_is_refused(classifier, body, said):
     assert (answer.status_code, said in answer.json()["message"]) == (400, True), answer.text
 
 
+@pytest.mark.promise("scikit-learn-onnx-torchscript-torch")
 def test_the_inference_protocol(classifier):
     get = classifier.client.get
     assert get("/v2/health/live").json() == {"live": True}
@@ -196,6 +198,7 @@ def test_a_data_frame_s_columns_are_given_by_name(tmp_path):
         assert "which is none of a, b" in server.score([{"a": 1, "b": 1, "c": 1}]).json()["message"]
 
 
+@pytest.mark.promise("scikit-learn-onnx-torchscript-torch")
 @pytest.mark.parametrize(
     ("name", "platform", "workers"),
     [
@@ -245,6 +248,7 @@ def test_torchscript_and_exported_programs(tmp_path, name, platform, workers):
     assert not (tmp_path / "shared").exists()
 
 
+@pytest.mark.promise("scikit-learn-onnx-torchscript-torch")
 def test_onnx(tmp_path):
     onnx = pytest.importorskip("onnx", reason="needs onnx")
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")

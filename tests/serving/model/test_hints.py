@@ -81,6 +81,7 @@ def test_what_fits_is_let_through_as_what_the_hint_says(hint, value, meant):
     assert (found, type(found)) == (meant, type(meant))
 
 
+@pytest.mark.promise("function-type-hints-given-fits")
 @pytest.mark.parametrize(
     ("hint", "value", "said"),
     [

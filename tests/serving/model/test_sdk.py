@@ -43,12 +43,14 @@ def echo(tmp_path_factory):
         yield server
 
 
+@pytest.mark.promise("sdk-s-contract-holds-init")
 def test_init_runs_once_and_finds_the_model(echo):
     answers = [echo.score(json.dumps("what")).json() for _ in range(3)]
     assert answers[0] == {"inits": 1, "model": "the model", "cwd": str(echo.folder / "src")}
     assert answers == [answers[0]] * 3
 
 
+@pytest.mark.promise("sdk-s-contract-holds-init")
 def test_the_body_is_given_as_text_whatever_its_type(echo):
     answer = echo.score('{"a": "ä"}', headers={"content-type": "text/plain"})
     assert (answer.status_code, answer.json()) == (200, {"got": {"a": "ä"}})
@@ -62,6 +64,7 @@ def test_a_body_that_is_no_utf_8_is_refused(echo):
     assert "decoded as UTF-8" in answer.json()["message"]
 
 
+@pytest.mark.promise("sdk-s-contract-holds-init")
 def test_a_query_is_given_as_json(echo):
     answer = echo.client.get("/score?a=1&b=[1,2]&c=a&d=null&a2=x&a2=2")
     assert answer.json() == {"got": {"a": 1, "b": [1, 2], "c": "a", "d": None, "a2": ["x", 2]}}
@@ -73,6 +76,7 @@ def test_what_json_does_not_know_is_sent_as_what_it_holds(echo):
     assert echo.score(json.dumps("text")).json() == "[1]"
 
 
+@pytest.mark.promise("sdk-s-contract-holds-init")
 def test_an_exception_is_told_in_the_log_alone(echo):
     answer = echo.score(json.dumps("raise"))
     assert answer.status_code == 500
@@ -86,6 +90,7 @@ def test_a_result_that_is_nan_is_named(echo):
     assert (answer.status_code, answer.json()) == (500, {"message": "the result['a'][1] is nan, which JSON has not."})
 
 
+@pytest.mark.promise("sdk-s-contract-holds-init")
 def test_headers_reach_run_and_ids_come_back(echo):
     answer = echo.score(json.dumps("header"), headers={"x-mine": "5", "x-request-id": "abc"})
     assert answer.json() == "5"
@@ -110,6 +115,7 @@ def test_other_methods_and_paths(echo):
     assert echo.client.get("/swagger.json?version=4").status_code == 404
 
 
+@pytest.mark.promise("decorators-inference-schema-rawhttp-kept")
 def test_the_decorators_of_inference_schema_give_values_by_name(tmp_path):
     pytest.importorskip("inference_schema", reason="needs inference-schema")
     script = """
@@ -151,6 +157,7 @@ def test_the_decorators_of_inference_schema_give_values_by_name(tmp_path):
         assert set(given["properties"]) == {"data", "factor"}
 
 
+@pytest.mark.promise("decorators-inference-schema-rawhttp-kept")
 def test_rawhttp_gives_the_request_and_takes_a_response(tmp_path):
     script = """
     from azureml.contrib.services.aml_request import AMLRequest, rawhttp

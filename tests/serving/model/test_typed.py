@@ -45,6 +45,7 @@ def test_a_request_brings_the_parameters_by_name(typed):
     assert typed.client.get("/score?x=[1,2]").json() == 6.0
 
 
+@pytest.mark.promise("function-type-hints-given-fits")
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -76,6 +77,7 @@ def test_an_exception_spoils_no_other_answer_of_its_batch(typed):
     assert typed.score({"x": [13]}).status_code == 500
 
 
+@pytest.mark.promise("function-type-hints-given-fits")
 def test_openapi_says_what_it_takes(typed):
     document = typed.client.get("/openapi.json").json()
     openapi_spec_validator.validate(document)

@@ -163,6 +163,7 @@ def left(folder, *ranks: int, library: str = "torch") -> None:
         write_json(folder.worker_alone(1, rank), {"library": library})
 
 
+@pytest.mark.promise("workers-train-alone-told-warning")
 def test_it_is_said_once_all_workers_have_left_word(folder):
     left(folder, 0)
     assert alone_text(make_job(**TWO), folder, 1) is None
@@ -210,6 +211,7 @@ OF_RICH = [
 ]
 
 
+@pytest.mark.promise("traceback-end-program-s-log")
 @pytest.mark.parametrize(
     ("lines", "exception"),
     [

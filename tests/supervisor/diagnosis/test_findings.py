@@ -129,6 +129,7 @@ def test_an_exit_code_beyond_all_signals_is_no_signal(found, code, words):
     assert words in report(found(exit_codes={0: 0}, launcher_code=code)).message
 
 
+@pytest.mark.promise("worker-ran-out-memory-told")
 def test_a_worker_without_memory_is_told_with_what_held_it(found):
     folder = RunFolder(found().folder.path)
     write_json(folder.memory_plan(1, 1), {"parameters": 4 << 30})

@@ -128,6 +128,7 @@ Current thread 0x00007f1f2b4f5740 (most recent call first):
 """
 
 
+@pytest.mark.promise("script-imports-tensorflow-then-torch")
 @pytest.mark.parametrize(
     ("stack", "is_told"),
     [
@@ -144,6 +145,7 @@ def test_crash_while_triton_loads_names_the_import_order_that_works(stack: str, 
     assert ("Write `import triton` above `import tensorflow`" in told) == is_told
 
 
+@pytest.mark.promise("scripts-years-ago-told-edit")
 @pytest.mark.parametrize(
     ("exception", "edit"),
     [
@@ -186,6 +188,7 @@ def told(
     )
 
 
+@pytest.mark.promise("report-missing-file-says-option")
 @pytest.mark.parametrize(
     ("name", "cwd", "option"),
     [
@@ -235,6 +238,7 @@ def test_linked_file_that_is_missing_says_nothing() -> None:
     assert told("FileNotFoundError: [Errno 2] No such file or directory: 'data/x.txt'") is None
 
 
+@pytest.mark.promise("report-missing-file-says-option")
 def test_file_above_an_estimators_source_names_the_folder_to_give() -> None:
     exception = "FileNotFoundError: [Errno 2] No such file or directory: '../conf/a.yaml'"
     text = told(exception, cwd=None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from paceline.observe.load_watch import Sample
 from paceline.supervisor.diagnosis.memory import memory_text
 
@@ -28,6 +30,7 @@ def samples(of_0: list[float], of_1: float = 3.0, *, used: float = 60.0, **more:
     ]
 
 
+@pytest.mark.promise("worker-ran-out-memory-told")
 def test_what_grew_is_told_with_what_it_was_planned_for():
     held = [2.0, 14.0, 16.0, *(20.0 + 3 * number for number in range(12))]
     assert memory_text(0, samples(held), NODES, PLAN, now_s=1003.0) == (

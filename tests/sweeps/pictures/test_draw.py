@@ -12,6 +12,7 @@ from paceline.sweeps.pictures import draw
 from tests.sweeps.pictures.trials import SPEC, SPEC_OF_TWO, make_trials, make_trials_of_two
 
 
+@pytest.mark.promise("sweep-s-outputs-table-history")
 def test_all_pictures_of_a_sweep(tmp_path: Path) -> None:
     for module in ("matplotlib", "optuna", "sklearn"):
         pytest.importorskip(module)
@@ -37,6 +38,7 @@ def test_two_metrics_are_drawn_against_each_other(tmp_path: Path) -> None:
     assert [remark.split()[2] for remark in drawn.remarks] == ["loss", "size"]
 
 
+@pytest.mark.promise("sweep-s-outputs-table-history")
 def test_without_matplotlib_the_page_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     drawn = draw.sketched("Sweep", SPEC, make_trials(5))

@@ -4,6 +4,8 @@ import json
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from paceline.sweeps.pictures.figure_data import sketch
 from paceline.sweeps.pictures.importance import Importance
 from paceline.sweeps.pictures.page import page
@@ -31,12 +33,14 @@ SHARES = (("loss", (Importance(HOSTILE, 0.5, 12),)),)
 PAGE = page(sketch(f"Sweep {HOSTILE}", SPEC, make_trials(), SHARES, [f"left out: {HOSTILE}"]))
 
 
+@pytest.mark.promise("sweep-s-outputs-table-history")
 def test_the_page_asks_for_nothing_from_elsewhere():
     assert "default-src 'none'" in PAGE
     assert not re.search(r"\b(src|href)=|@import|url\(|fetch\(", PAGE)
     assert set(re.findall(r"https?://[^\"' ]*", PAGE)) == {"http://www.w3.org/2000/svg"}
 
 
+@pytest.mark.promise("sweep-s-outputs-table-history")
 def test_other_peoples_text_makes_no_element():
     found = Elements(PAGE)
     assert found.tags.count("script") == 2

@@ -13,6 +13,7 @@ from paceline.sweeps.policies.policy import Bandit, MedianStopping, TruncationSe
 from tests.sweeps.policies.curves import trials
 
 
+@pytest.mark.promise("policies-count-azure-sdk-s")
 @pytest.mark.parametrize(
     ("evaluation_interval", "delay_evaluation", "judged"),
     [
@@ -65,6 +66,7 @@ def test_what_is_minimized_is_judged_as_its_negative_is_that_is_maximized(policy
     assert stopped
 
 
+@pytest.mark.promise("policies-count-azure-sdk-s")
 def test_the_best_so_far_is_held_against_the_median_of_the_others_averages() -> None:
     # Averages to interval 2 of the others of trial 3: 0.2, 0.4, 0.6; their median is 0.4.
     curves = trials((0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.39, 0.1), over=(0, 1, 2))
@@ -113,6 +115,7 @@ def test_the_averages_are_those_up_to_the_interval_and_not_of_what_came_later() 
     assert list(MedianStopping().stops([*curves[:2], *trials((), (), (0.14,))[2:]], "maximize")) == [2]
 
 
+@pytest.mark.promise("policies-count-azure-sdk-s")
 def test_the_worst_per_cent_of_those_that_came_to_the_interval_are_stopped() -> None:
     curves = trials((0.1,), (0.2,), (0.3,), (0.4,), (0.5,))
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "maximize")) == [0, 1]
@@ -156,6 +159,7 @@ def test_truncation_counts_intervals_as_for_all_policies() -> None:
     assert list(policy.stops(curves, "maximize")) == [3]
 
 
+@pytest.mark.promise("policies-count-azure-sdk-s")
 def test_the_documented_example() -> None:
     # The best is 0.8; with a factor of 0.2 the bound is 0.8 / 1.2 = 0.667.
     found = Bandit(slack_factor=0.2).stops(trials((0.8,), (0.66,), (0.67,)), "maximize")
@@ -169,12 +173,14 @@ def test_bandit_of_minimized_metrics_goes_the_other_way() -> None:
     assert list(Bandit(slack_amount=0.2).stops(trials((0.5,), (0.69,), (0.71,)), "minimize")) == [2]
 
 
+@pytest.mark.promise("policies-count-azure-sdk-s")
 def test_below_zero_the_bound_is_still_worse_than_the_best() -> None:
     # Maximized, the best is -1: the bound is -1.2, not -0.83, which would stop the best one too.
     assert list(Bandit(slack_factor=0.2).stops(trials((-1.0,), (-1.1,), (-1.3,)), "maximize")) == [2]
     assert list(Bandit(slack_factor=0.2).stops(trials((-1.0,), (-0.9,), (-0.8,)), "minimize")) == [2]
 
 
+@pytest.mark.promise("policies-count-azure-sdk-s")
 def test_trials_are_judged_at_multiples_of_the_interval_not_before_the_delay() -> None:
     curves = trials((0.9,) * 9, (0.1,) * 3, (0.1,) * 4, (0.1,) * 5, (0.1,) * 6)
     policy = Bandit(slack_factor=0.1, evaluation_interval=2, delay_evaluation=5)

@@ -122,6 +122,7 @@ def test_equal_ones_are_not_copied() -> None:
     }
 
 
+@pytest.mark.promise("population-trains-step-worst-take")
 def test_the_seed_says_what_is_copied_and_how_it_is_changed() -> None:
     there = population(*((value / 10,) * 2 for value in range(8)))
     policy = PopulationBasedTraining(interval=2, last=6, quantile=0.5)
@@ -181,6 +182,7 @@ def beside(expression: Any, value: Any, factor: float) -> Any:
     return space.values(found)["x"]
 
 
+@pytest.mark.promise("population-trains-step-worst-take")
 @pytest.mark.parametrize(
     ("expression", "value", "down", "up"),
     [

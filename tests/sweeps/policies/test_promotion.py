@@ -46,6 +46,7 @@ def test_what_was_let_beyond_a_rung_is_judged_at_the_next() -> None:
     assert {number: verdict.rung for number, verdict in POLICY.judge(found, "maximize").items()} == {1: None}
 
 
+@pytest.mark.promise("trial-paused-rung-goes-checkpoints")
 def test_a_trial_is_promoted_once_a_place_is_there() -> None:
     assert following(paused((0.1,) * 3, (0.3,) * 3)) is None
     found = following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 3))
@@ -80,6 +81,7 @@ def test_what_failed_or_was_ended_by_hand_or_has_no_number_takes_no_place() -> N
     assert following(paused(*curves[3:], (0.1,) * 3, (0.0,) * 3), without=frozenset({"s_0"})).number == 1
 
 
+@pytest.mark.promise("trial-paused-rung-goes-checkpoints")
 def test_once_no_trial_can_come_to_a_rung_all_go_on_that_belong_to_its_best() -> None:
     # Trial 0 took the place of rung 3 when it was the best of three; trial 3 came later.
     there = paused((0.5,) * 9, (0.1,) * 3, (0.2,) * 3, (0.9,) * 3, (0.3,) * 3)
@@ -136,6 +138,7 @@ def test_it_is_written_as_text_and_as_json() -> None:
     assert pausing(ASHA()) is pausing(Bandit(slack_factor=0.1)) is None
 
 
+@pytest.mark.promise("asha-promotion-finds-best-simulated")
 def test_simulated_it_finds_the_same_best_with_fifteen_per_cent_of_the_epochs() -> None:
     """100 configurations of 81 epochs, 8 at a time, 5 seeds; `benchmarks/sweep_asha.py` takes more."""
     spent = []

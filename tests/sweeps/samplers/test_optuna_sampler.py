@@ -87,6 +87,7 @@ def as_they_were(trials: list[Trial], count: int, in_flight: int = 4) -> list[Tr
     return [*trials[:first_that_runs], *running]
 
 
+@pytest.mark.promise("study-made-anew-proposes-unbroken")
 def test_a_study_that_is_made_anew_goes_on_as_the_unbroken_one() -> None:
     unbroken = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, 30, [])
     for cut in (3, 17, 25):
@@ -116,6 +117,7 @@ def penalized(values: dict[str, Any]) -> float:
     return float(rates + size + wrong + {32: 0.2, 64: 0.0, 128: 0.3}[values["batch"]])
 
 
+@pytest.mark.promise("wrong-option-choice-kept-because")
 def test_the_option_of_the_first_good_trials_is_not_kept_for_that() -> None:
     """The joint estimator alone came to 0.2, what a wrong option costs."""
     found = []
@@ -128,6 +130,7 @@ def test_the_option_of_the_first_good_trials_is_not_kept_for_that() -> None:
 NSGA = "import optuna\ndef make(seed):\n    return optuna.samplers.NSGAIISampler(seed=seed, population_size=8)\n"
 
 
+@pytest.mark.promise("sampler-notes-trials-such-covariance")
 @pytest.mark.parametrize(("name", "goals"), [("cmaes", 1), ("own_nsga:make", 2), ("tpe", 2)])
 def test_what_a_sampler_notes_on_trials_is_there_for_the_next_controller(name: str, goals: int, tmp_path: Any) -> None:
     """CMA-ES keeps its covariance there, and genetic algorithms their generations."""
@@ -154,6 +157,7 @@ def prior(objective: Any, count: int, goals: int = 1) -> list[Trial]:
     return [dataclasses.replace(trial, number=number - len(known)) for number, trial in enumerate(known)]
 
 
+@pytest.mark.promise("results-former-sweeps-known-start")
 @pytest.mark.parametrize("name", ["tpe", "cmaes"])
 def test_results_of_former_sweeps_are_known_from_the_start(name: str) -> None:
     def regret(seed: int, known: list[Trial]) -> float:

@@ -13,6 +13,7 @@ from paceline.sweeps.trial import Trial
 SPACE = Space({"lr": pl.loguniform(1e-4, 1e-1), "n": pl.randint(10)})
 
 
+@pytest.mark.promise("study-made-anew-proposes-unbroken")
 def test_a_proposal_depends_on_the_seed_and_the_number_alone() -> None:
     one = RandomSampler(SPACE, 3)
     points = [one.propose(number, ()) for number in range(20)]
@@ -21,6 +22,7 @@ def test_a_proposal_depends_on_the_seed_and_the_number_alone() -> None:
     assert len({str(point) for point in points}) == 20
 
 
+@pytest.mark.promise("point-comes-twice-space-end")
 def test_a_small_space_gives_each_point_once_and_then_nothing() -> None:
     space = Space({"a": pl.choice(1, 2, 3), "b": pl.choice({"c": pl.choice(4, 5)}, {})})
     sampler = RandomSampler(space, 0)

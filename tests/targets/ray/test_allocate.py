@@ -13,6 +13,7 @@ from paceline.targets.ray.listener import Taken
 from paceline.targets.ray.placement_group import LostError
 
 
+@pytest.mark.promise("how-long-silent-node-waited")
 def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[float] = []
 

@@ -222,6 +222,7 @@ def test_a_reader_that_was_killed_half_way_goes_on_where_it_was(trip: Trip, tmp_
     assert read_json(trip.folder.path / ".travel.json")["ended"]
 
 
+@pytest.mark.promise("job-source-replaced-ray-run")
 def test_start_archive_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
     packed = trip.store / "paceline" / "runs" / trip.folder.run_id / "start.tar.gz"
@@ -237,6 +238,7 @@ def test_start_archive_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp
     assert not any("/back/" in name for name in trip.files_in_store()), "nothing has run"
 
 
+@pytest.mark.promise("job-source-replaced-ray-run")
 @pytest.mark.parametrize("forge", ["other text", "one file more", "executable", "link"])
 def test_snapshot_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp_path: Path, forge: str) -> None:
     script = trip.send()
@@ -304,6 +306,7 @@ def test_secrets_travel_sealed_and_are_in_the_store_no_longer_than_they_wait(tri
     assert not trip.folder.secrets.exists()
 
 
+@pytest.mark.promise("secret-changed-ray-run-s")
 def test_secret_that_was_changed_in_the_store_is_refused(trip: Trip, tmp_path: Path) -> None:
     write_json(trip.folder.secrets, {"A": "the secret"})
     script = trip.send()
@@ -447,6 +450,7 @@ def _in_another_order(parts: list[bytes], other: bytes) -> None:
     parts.reverse()
 
 
+@pytest.mark.promise("part-ray-run-s-results")
 @pytest.mark.parametrize(
     "forge",
     [_truncated, _result_changed, _unsigned, _empty, _older_again, _of_another_run, _in_another_order],

@@ -49,6 +49,7 @@ def test_outside_of_a_job_that_is_said(name: str):
         Allocation.of({key: value for key, value in ENVIRONMENT.items() if key != name})
 
 
+@pytest.mark.promise("how-long-silent-node-waited")
 def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch, tmp_path):
     asked: list[float] = []
 

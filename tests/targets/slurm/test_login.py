@@ -465,6 +465,7 @@ def test_what_is_said_to_commands_is_not_mirrored(home: Path, tmp_path: Path) ->
     assert not [path for path in here.path.rglob("*") if "exec" in path.name]
 
 
+@pytest.mark.promise("checkpoints-go-nodes-promoted-trial")
 def test_the_checkpoints_that_a_run_goes_on_from_are_sent_with_it(tmp_path: Path, home: Path):
     folder, login = submitted(tmp_path), make_login()
     write_tree(folder.checkpoints, {"step_3/model.pt": "weights"})

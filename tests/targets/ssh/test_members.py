@@ -107,6 +107,7 @@ def test_what_is_not_kept_is_closed_and_so_is_what_comes_too_late(opened: Callab
     assert not kept.closed.is_set()
 
 
+@pytest.mark.promise("how-long-silent-node-waited")
 @pytest.mark.usefixtures("ssh_client")
 def test_a_link_and_its_ssh_wait_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}

@@ -32,6 +32,7 @@ def uses(folder):
     return {(one.line, one.name): one.becomes for one in of_folder(folder)}
 
 
+@pytest.mark.promise("paceline-azureml-check-says-name")
 def test_each_use_by_line(tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     found = uses(tmp_path)
@@ -52,6 +53,7 @@ def test_names_that_a_star_brings_are_looked_at(tmp_path):
     assert (found[1, "azureml.core"], found[2, "azureml.no"]) == (WORKS, MISSING)
 
 
+@pytest.mark.promise("parameters-members-sdk-s-drivers")
 def test_nearly_all_that_drivers_of_each_era_take_from_the_sdk_is_here():
     """docs/from-azureml.md has the figure."""
     found = of_folder(DRIVERS)
@@ -79,6 +81,7 @@ def test_call_of_a_scoring_script_s_own_class_works(tmp_path):
     assert set(uses(tmp_path).values()) == {WORKS}
 
 
+@pytest.mark.promise("paceline-azureml-check-says-name")
 def test_what_is_installed_below_the_folder_is_not_the_project_s(tmp_path):
     """`paceline azureml check .` beside an environment called `v` counted 261 edits to make, in NumPy, SciPy and scikit-learn."""
     for inner in ("v/lib/python3.12/site-packages/numpy", ".venv/lib", "src"):

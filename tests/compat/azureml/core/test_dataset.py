@@ -60,6 +60,7 @@ def test_a_blob_container_is_registered_and_its_key_is_shown_nowhere(ws, monkeyp
     assert not [file for file in ws.path.rglob("*") if file.is_file() and "k3y" in file.read_text(errors="replace")]
 
 
+@pytest.mark.promise("can-t-had-replaced-sentence")
 def test_a_store_that_was_added_under_the_name_is_the_one_that_is_meant(ws, tmp_path):
     share = {"datastore_name": "team", "file_share_name": "share", "account_name": "a", "account_key": "k3y"}
     with pytest.raises(UserErrorException, match=r"'share'.*paceline data add team"):
@@ -113,6 +114,7 @@ def test_datasets_are_registered_and_found_and_one_that_is_not_is_the_sdk_s_erro
         Dataset.File.from_files((store, "t"), partition_format="/x.csv")
 
 
+@pytest.mark.promise("datasets-given-mounted-filtered-read")
 def test_files_are_mounted_for_as_long_as_they_are_read(ws, store):
     made = Dataset.File.from_files((store, "t"))
     with made.mount() as mounted:
@@ -130,6 +132,7 @@ def test_files_are_mounted_for_as_long_as_they_are_read(ws, store):
     assert made.download("copy") == [str(Path("copy/d/x.csv").absolute())]
 
 
+@pytest.mark.promise("datasets-given-mounted-filtered-read")
 def test_rows_are_chosen_by_what_is_in_them(ws, store):
     pytest.importorskip("pandas")
     table = Dataset.Tabular.from_delimited_files((store, "t")).register(ws, "rows")
@@ -149,6 +152,7 @@ def test_rows_are_chosen_by_what_is_in_them(ws, store):
         table.filter(table["a"] > 1 and table["b"] > 1)
 
 
+@pytest.mark.promise("datasets-given-mounted-filtered-read")
 def test_moments_are_read_and_chosen_by(ws):
     pandas = pytest.importorskip("pandas")
     for city, day in (("Bern", "2019/12/31"), ("Bern", "2020/01/02"), ("Chur", "2020/01/02")):

@@ -71,6 +71,7 @@ def _is_repeated(kind: str, ranks: int, check: str) -> bool:
 
 
 # The first of a world waits for all of it.
+@pytest.mark.promise("training-several-ranks-equals-one", "under-keras-3-gradients-averaged")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("kind", "ranks", "check"),

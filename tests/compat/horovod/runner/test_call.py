@@ -34,6 +34,7 @@ def rank() -> int:
     return int(os.environ["HOROVOD_RANK"])
 
 
+@pytest.mark.promise("horovod-run-gives-results-order")
 def test_results_come_back_in_order_of_rank(transport, tmp_path):
     offset = 10
 
@@ -71,6 +72,7 @@ def test_no_result_is_none():
     assert horovod.run(lambda: None, use_gloo=True) == [None]
 
 
+@pytest.mark.promise("horovod-run-gives-results-order")
 def test_an_exception_is_raised_here_with_its_rank_and_traceback(transport):
     def function():
         if os.environ["HOROVOD_RANK"] == "1":

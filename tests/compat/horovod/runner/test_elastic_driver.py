@@ -62,6 +62,7 @@ if hvd.rank() == 0:
 """
 
 
+@pytest.mark.promise("elastic-job-goes-last-commit")
 def test_a_killed_rank_and_a_host_that_comes_change_nothing_in_the_training(tmp_path, monkeypatch):
     require_engine("torch", find_spec("torch"))
     monkeypatch.chdir(tmp_path)

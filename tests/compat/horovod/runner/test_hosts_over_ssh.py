@@ -125,6 +125,7 @@ print(socket.gethostname(), hvd.size(), state.seen, flush=True)
 """
 
 
+@pytest.mark.promise("elastic-job-goes-last-commit")
 def test_an_elastic_job_goes_on_without_a_host_that_is_lost(tmp_path):
     (tmp_path / "train.py").write_text(ELASTIC)
     words = ["-np", "2", "--min-np", "1", "-H", "10.78.0.2:1,localhost:1", sys.executable, "train.py"]

@@ -142,6 +142,7 @@ def run_forked(*words: object) -> subprocess.CompletedProcess[str]:
     return run(*words, env=os.environ | forking_variables(TORCH))
 
 
+@pytest.mark.promise("script-written-horovod-runs")
 def test_horovod_works_in_a_script(tmp_path):
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
     path = script(
@@ -206,6 +207,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.promise("horovodrun-ends-code-first-rank")
 @pytest.mark.parametrize(
     ("transport", "end", "code", "told"),
     [
@@ -332,6 +334,7 @@ def folders() -> set[Path]:
     return {path for top in ("/dev/shm", tempfile.gettempdir()) for path in Path(top).glob("horovodrun-*")}
 
 
+@pytest.mark.promise("horovodrun-ends-code-first-rank")
 def test_nothing_is_left_of_a_job_whose_horovodrun_was_killed(waiting):
     before = folders()
     job, pids = waiting()

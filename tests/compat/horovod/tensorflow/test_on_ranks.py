@@ -23,6 +23,7 @@ def _is_repeated(ranks: int, check: str) -> bool:
 
 
 # The first of a world waits for all of it.
+@pytest.mark.promise("training-several-ranks-equals-one")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("ranks", "check"),

@@ -209,6 +209,7 @@ def hang_of(run: pl.Run) -> dict:
     return dict(run.record().hang or {})
 
 
+@pytest.mark.promise("run-hangs-noticed-rank-collective")
 @pytest.mark.parametrize("name", HANGS)
 def test_a_hang_is_named(lab: Lab, name: str) -> None:
     what, words = HANGS[name]
@@ -228,6 +229,7 @@ def test_a_hang_is_named(lab: Lab, name: str) -> None:
 
 
 # Of the two that compute in this process, the one whose line stays the same: it shows by the processor's time alone.
+@pytest.mark.promise("compile-checkpoint-evaluation-one-rank")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.proof if name == "evaluation" else ()) for name in HEALTHY]
 )
@@ -291,6 +293,7 @@ def test_a_run_that_hangs_is_told_everywhere_and_ended_where_that_was_asked_for(
     assert "Rank 0 has not come to" in record.failure.message
 
 
+@pytest.mark.promise("time-limit-s-report-says")
 def test_the_time_limit_s_report_says_where_each_rank_stood(lab: Lab) -> None:
     run = submitted(lab, NEVER, max_run_duration_seconds=20, hang_seconds=0)
     wait_for_status(run, states.RUNNING)

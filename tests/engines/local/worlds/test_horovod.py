@@ -49,6 +49,7 @@ def wheel(any_mpirun: str, torch_at_hand: None) -> None:
     """With the Open MPI of the wheel, which mpi4py is built for."""
 
 
+@pytest.mark.promise("script-written-horovod-runs")
 def test_a_horovod_script_runs_as_it_is(lab: Lab) -> None:
     run = lab.complete(HOROVOD, **WORLD)
     found = [seen(run, rank) for rank in range(2)]
@@ -61,6 +62,7 @@ def test_horovod_is_known_to_one_process_as_well(lab: Lab) -> None:
     assert seen(run)[:4] == [0, 1, 0, 0.0]
 
 
+@pytest.mark.promise("real-horovod-comes-first")
 def test_a_horovod_of_the_script_s_own_comes_first(lab: Lab) -> None:
     run = lab.complete(KEEP + "import horovod\nkeep(horovod.WHOSE)\n", {"horovod/__init__.py": "WHOSE = 'mine'\n"})
     assert seen(run) == "mine"
@@ -79,6 +81,7 @@ def test_a_rank_that_fails_is_named_and_the_other_ends(lab: Lab) -> None:
     fails(lab, HOROVOD, "sys.exit(7)", "hvd.allreduce(torch.ones(1))", 7)
 
 
+@pytest.mark.promise("torch-backend-mpi-run-dtype")
 def test_torch_has_the_backend_mpi_and_a_rank_that_fails_in_it_is_named(lab: Lab) -> None:
     run = fails(lab, TORCH, "raise ValueError('mine')", "dist.barrier()", 1)
     assert [seen(run, rank) for rank in range(2)] == [["mpi", 2, [[1.0, 1.0, 1.0]]]] * 2
@@ -95,6 +98,7 @@ def test_a_killed_rank_of_an_elastic_script_is_named_not_the_one_that_lost_it(la
     assert "rank 1 was lost, and MPI can't go on" in what or what == "was ended by Paceline because of it."
 
 
+@pytest.mark.promise("restarted-run-s-elastic-state")
 def test_a_restarted_elastic_script_goes_on_from_its_last_commit(lab: Lab) -> None:
     """Over Gloo too, though a world over MPI can't be made again in the process that has lost a rank."""
     once = ELASTIC.replace("state.batch == 3:", "state.batch == 3 and os.environ['PACELINE_ATTEMPT'] == '1':")

@@ -89,6 +89,7 @@ def engines(any_mpirun: str) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
 
 
+@pytest.mark.promise("run-machine-listens-loopback-alone")
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_a_run_on_this_machine_listens_on_loopback_alone(
     lab: Lab, tmp_path: Path, backend: str, torch_at_hand: None
@@ -107,6 +108,7 @@ def test_a_run_on_this_machine_listens_on_loopback_alone(
     assert seen == {} or backend == "mpi"
 
 
+@pytest.mark.promise("run-machine-listens-loopback-alone")
 @pytest.mark.parametrize("transport", ["--gloo", "--mpi"])
 def test_horovodrun_on_this_machine_listens_on_loopback_alone(
     tmp_path: Path, transport: str, python_with_torch: Path

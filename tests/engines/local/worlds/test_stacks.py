@@ -50,6 +50,7 @@ def functions(process: dict) -> list[list[str]]:
     return [[frame["function"] for frame in thread["frames"]] for thread in process.get("threads") or ()]
 
 
+@pytest.mark.promise("paceline-stacks-gives-stacks-threads")
 def test_stacks_of_workers_that_stand_still_in_different_ways(lab: Lab) -> None:
     run = lab.submit(STANDS, process_count_per_node=4, distributed_backend="gloo")
     wait_for_status(run, states.RUNNING)
@@ -141,6 +142,7 @@ hvd.allreduce(torch.ones(300, 4), name="gradient")
 MPI = GLOO.replace('"gloo"', '"mpi"')
 
 
+@pytest.mark.promise("names-collective-ranks-wait-rank")
 @pytest.mark.parametrize(
     ("script", "backend", "collective"),
     [

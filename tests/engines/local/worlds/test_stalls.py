@@ -30,6 +30,7 @@ def wheel(any_mpirun: str) -> None:
     """With the Open MPI of the wheel, which mpi4py is built for."""
 
 
+@pytest.mark.promise("stall-names-ranks-missing")
 def test_a_run_that_fails_meanwhile_says_what_was_stalled(lab: Lab) -> None:
     run = lab.finish(WAIT + "    raise ValueError('mine')\n", **WORLD)
     assert run.failure is not None

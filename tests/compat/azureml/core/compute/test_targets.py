@@ -48,6 +48,7 @@ def test_a_cluster_of_2018(ws):
     assert type(ws.compute_targets()["gpucluster"]) is BatchAiCompute
 
 
+@pytest.mark.promise("can-t-had-replaced-sentence")
 def test_a_created_cluster_means_this_machine_and_that_is_said(ws):
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6"))
     notes = SubmissionNotes()

@@ -152,6 +152,7 @@ def test_sequences_and_run_after_order_steps_that_share_no_data(ws, source):
     assert [(step.name, step.after) for step in found.steps] == [("a", ()), ("e", (0,))]
 
 
+@pytest.mark.promise("pipelines-azure-sdk-run-they")
 def test_steps_of_every_kind(ws, source, tmp_path):
     data, mode = PipelineData("data"), PipelineParameter("mode", "fast")
     leave = script("leave", outputs=[data])

@@ -49,6 +49,7 @@ def leases(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
 
 
+@pytest.mark.promise("pipelines-azure-sdk-run-they")
 def test_a_pipeline_from_its_submission_to_what_it_has_left(ws, source, leases, capsys):
     one = PipelineData("one", pipeline_output_name="first")
     two = OutputFileDatasetConfig("two").register_on_complete("pairs")
@@ -93,6 +94,7 @@ def test_a_pipeline_from_its_submission_to_what_it_has_left(ws, source, leases, 
     assert isinstance(get_run(again.experiment, again.id), PipelineRun)
 
 
+@pytest.mark.promise("sweep-s-metrics-best-trial")
 def test_a_failed_step_and_a_sweep_among_steps_that_take_its_best(ws, source, leases):
     hide_matplotlib(ws.path)
     (source / "tune.py").write_text(
@@ -153,6 +155,7 @@ def run(mini_batch):
 """
 
 
+@pytest.mark.promise("sweep-s-metrics-best-trial")
 def test_mini_batches_are_shared_out_over_the_workers_of_a_step(ws, source, leases, tmp_path):
     (source / "batch.py").write_text(BATCH)
     (source / "table.py").write_text("import sys; open(sys.argv[1] + '/n.csv', 'w').write('n;m\\n1;a\\n2;b\\n3;c\\n')")
@@ -206,6 +209,7 @@ def run(mini_batch, mini_batch_context):
 """
 
 
+@pytest.mark.promise("mini-batches-made-keys-table")
 def test_mini_batches_by_keys(ws, source, leases, tmp_path):
     pandas = pytest.importorskip("pandas")
     (source / "parts.py").write_text(PARTS)

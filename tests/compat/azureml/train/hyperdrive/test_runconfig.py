@@ -128,6 +128,7 @@ else:
 """
 
 
+@pytest.mark.promise("sweep-s-children-gone-own")
 def test_a_sweep_of_an_estimator(ws):
     hide_matplotlib(ws.path)
     Path("src").mkdir()
