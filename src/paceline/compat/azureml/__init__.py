@@ -1,8 +1,9 @@
-"""The Azure Machine Learning SDK v1 (`azureml`) on one's own machines: its names, its calls and its exceptions, for drivers and
-training scripts that were written for it.
+"""The Azure Machine Learning SDK v1 (`azureml`) on Paceline.
 
-In a worker `import azureml.core` finds this package by itself; in a driver after `import paceline.azureml`, or under
-`python -m paceline.azureml driver.py`. docs/from-azureml.md has every name. https://learn.microsoft.com/python/api/overview/azure/ml
+Drivers and training scripts written for the SDK find its names, calls and exceptions here. In a worker, `import
+azureml.core` finds this package without further setup; in a driver it does so after `import paceline.azureml`, or under
+`python -m paceline.azureml driver.py`. docs/from-azureml.md lists every name.
+https://learn.microsoft.com/python/api/overview/azure/ml
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MODULES = ("core", "data", "exceptions", "pipeline", "telemetry", "tensorboard"
 
 
 def __getattr__(name: str) -> object:
-    # `import azureml` and then `azureml.core.VERSION`: so the first cells of many notebooks have it.
+    # Many notebooks begin with `import azureml`, then read `azureml.core.VERSION`.
     if name in _MODULES:
         try:
             return importlib.import_module(f"{__name__}.{name}")
@@ -29,7 +30,8 @@ def __getattr__(name: str) -> object:
             raise AttributeError(f"module 'azureml' has no attribute {name!r}") from error
     if name in __all__:
         return getattr(importlib.import_module(f"{__name__}.core.{name.lower()}"), name)
-    # Another distribution's, such as azureml-mlflow: `import azureml.mlflow.x as y` while azureml.mlflow itself is being loaded.
+    # A module of another distribution, such as azureml-mlflow: `import azureml.mlflow.x as y` while azureml.mlflow is
+    # loading.
     if (beside := sys.modules.get(f"azureml.{name}")) is not None:
         return beside
     raise AttributeError(f"module 'azureml' has no attribute {name!r}")

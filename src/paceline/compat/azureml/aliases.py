@@ -1,4 +1,7 @@
-"""Lets `import azureml.core` find `paceline.compat.azureml.core`, before the real SDK where that is installed."""
+"""An import hook that maps `azureml` to Paceline's modules.
+
+`import azureml.core` finds `paceline.compat.azureml.core`, ahead of the real SDK where that is installed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 _OURS = "paceline.compat.azureml"
 _OTHER = "it is no part of what Paceline has of the SDK (docs/from-azureml.md). "
-#: What the SDK has and this package has not, with what to do instead.
+#: Parts of the SDK that this package lacks, each with its replacement.
 _ABSENT = {
     "train.automl": "Search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
     "automl": "Search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
@@ -27,7 +30,7 @@ _ABSENT = {
     "rag": "Use the libraries that it is made of.",
     "responsibleai": "Use responsibleai by itself.",
 }
-#: Modules of the SDK's whose names stand in one of ours.
+#: Modules of the SDK whose names another module here defines.
 RENAMED = {
     "exceptions._azureml_exception": "exceptions",
     "core.compute_target": "core.compute.targets",
@@ -65,7 +68,7 @@ RENAMED = {
     },
 }
 
-#: What the package is made of, beside the SDK's modules; these have no name there.
+#: Modules of this package that have no counterpart in the SDK.
 OUR_OWN = (
     "curated",
     "aliases",
@@ -84,7 +87,11 @@ OUR_OWN = (
 
 
 def install() -> None:
-    """Let every later `import azureml...` of this process find Paceline's modules. May be called again."""
+    """Let later `import azureml...` in this process find Paceline's modules.
+
+    Args:
+        second call does nothing.
+    """
     if FINDER in sys.meta_path:
         return
     loaded = sys.modules.get("azureml.core")
@@ -93,24 +100,27 @@ def install() -> None:
             "the real azureml-core was imported before: what has its names already keeps them. Import paceline.azureml first."
         )
     elif PathFinder.find_spec("azureml.core", _real_folders()) is not None:
-        # One rule, wherever ours are asked for: ours come first.
+        # Paceline's modules always come first, in every process.
         _log().info("azureml-core is installed; in this program azureml is Paceline's")
     FINDER.install()
 
 
 def _log() -> logging.Logger:
-    # In a worker nothing else may have a use for it, and it takes as long to load as this package.
+    # Workers rarely need logging, and loading it takes as long as loading this package.
     import logging
 
     return logging.getLogger("paceline.azureml")
 
 
 def _beside(fullname: str) -> ModuleSpec | None:
-    """A module of another distribution under `azureml`, such as azureml-mlflow's; never one that would stand for ours."""
+    """Return the spec of a module of another distribution, such as azureml-mlflow.
+
+    Return None for a name that would replace a module of Paceline's.
+    """
     if fullname == "azureml":
         return None
     first = fullname.split(".")[1]
-    # Below a package of ours nothing of the real SDK may come in: half of each would be neither.
+    # Load nothing of the real SDK below a package of Paceline's: half of each would work as neither.
     if spec_of(f"{_OURS}.{first}") is not None:
         return None
     parent = sys.modules.get(fullname.rpartition(".")[0])
@@ -132,5 +142,5 @@ FINDER = AliasFinder(
     renamed=RENAMED,
     beside=_beside,
 )
-#: What `import` is given for one of the names.
+#: The module finder that `import` calls for these names.
 find_spec = FINDER.find_spec

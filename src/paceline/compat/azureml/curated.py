@@ -1,10 +1,10 @@
-"""Environments that Azure keeps ready under names of its own: here they are what is installed for this interpreter."""
+"""Azure's curated environments: here, the packages installed for this interpreter."""
 
 from __future__ import annotations
 
 import re
 
-#: Listed by `Environment.list`; any other of this form is known as well.
+#: The names that `Environment.list` shows; other names of this form work as well.
 CURATED = (
     *(
         "AzureML-Minimal",
@@ -16,7 +16,7 @@ CURATED = (
     *("AzureML-sklearn-1.5", "AzureML-ACPT-pytorch-1.11-py38-cuda11.3-gpu", "AzureML-tensorflow-2.16-cuda12"),
     *("azureml-sklearn-1.5", "azureml-acpt-pytorch-2.2-cuda12.1", "azureml-tensorflow-2.11-cuda11"),
 )
-#: A word of the name -> the module that a script of that environment imports.
+#: A word of the name -> the module that scripts of the environment import.
 _MODULES = {
     "pytorch": "torch",
     "tensorflow": "tensorflow",
@@ -38,7 +38,7 @@ _MODULES = {
 
 
 def is_curated(name: object) -> bool:
-    """Whether Azure has, or has had, an environment of such a name."""
+    """Return whether Azure has, or had, a curated environment of this name."""
     return (
         isinstance(name, str)
         and re.match(r"azureml-", name, re.IGNORECASE) is not None
@@ -47,5 +47,5 @@ def is_curated(name: object) -> bool:
 
 
 def module_of(name: str) -> str:
-    """The module that is the heart of it; "" for none."""
+    """Return the main module of a curated environment, or ""."""
     return next((module for word, module in _MODULES.items() if word in name.lower()), "")

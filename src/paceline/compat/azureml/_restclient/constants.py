@@ -10,7 +10,10 @@ RUN_ORIGIN = "ExperimentRun"
 
 
 class RunStatus:
-    """Names of states. Runs here are never Provisioning, Unapproved, Pausing or Paused."""
+    """Names of run states. Paceline never reports Provisioning, Unapproved or Paused.
+
+    Nor does it report Pausing.
+    """
 
     QUEUED = "Queued"
     NOT_STARTED = "NotStarted"
@@ -35,7 +38,7 @@ class RunStatus:
 
     @classmethod
     def get_running_statuses(cls) -> builtins.list[str]:
-        """Return the states of a run that is under way."""
+        """Return the states of a run that has not ended."""
         ended = {cls.CANCEL_REQUESTED, cls.FINALIZING, cls.COMPLETED, cls.FAILED, cls.CANCELED}
         return [one for one in cls.list() if one not in ended]
 

@@ -1,1 +1,4 @@
-"""What of programs for the Azure ML SDK will run here, read from their text; nothing of them is run."""
+"""A static check of how much of an Azure ML SDK program runs here.
+
+It reads source text and runs none of it.
+"""

@@ -1,4 +1,4 @@
-"""Finds the SDK's names in a program's text, and says of each what becomes of it here."""
+"""A search for uses of the SDK in source text, and for how each will fare here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 from paceline.compat.azureml import aliases
 from paceline.compat.azureml.check import instances
 
-#: What becomes of a use: it works as written; it works with something else in its place; it does not work.
+#: The outcomes of a use: works as written, works with a replacement, or does not work.
 WORKS, REPLACED, MISSING = "works", "replaced", "missing"
 _OURS = "paceline.compat.azureml"
 
 CLUSTER = "means this machine, or a target that is added under this name (paceline compute add)."
 _OLD = (
-    # Not np.bool and np.long, which NumPy 2 has again.
+    # Without np.bool and np.long, which NumPy 2 defines again.
     (r"^(?:np|numpy)\.(float|int|object|str|complex)$", "np.{0} was removed in NumPy 1.24: write {0}."),
     (r"^sklearn\.externals", "it was removed in scikit-learn 0.23: import joblib itself."),
     (r"^(?:tf|tensorflow)\.contrib", "tf.contrib ended with TensorFlow 1."),
@@ -36,17 +36,23 @@ _OLD = (
 )
 _COMPILED = tuple((re.compile(pattern), text) for pattern, text in _OLD)
 
-#: Magics whose cells are Python, and that which writes a script.
+#: Cell magics whose cells are Python, then the cell magic that writes a script.
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
 _WRITES = re.compile(r"%%(?:writefile|file)\b.*\.py\s*$")
-#: A line of IPython's: its indentation, and the name that gets the result of a command.
+#: A line of IPython syntax: its indentation, and the variable that receives a command's result.
 _LINE = re.compile(r"(\s*)(?:(\w[\w, ]*=)\s*)?(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
 
 
 @dataclass(frozen=True)
 class DriverFinding:
-    """A use of a name. file, line: where. name: such as "azureml.core.Workspace.from_config". becomes: WORKS, REPLACED or
-    MISSING; text: what is done instead, or what to write.
+    """One use of a name in a program.
+
+    Args:
+        file: File that holds the use.
+        line: Line of the use.
+        name: Full name, such as "azureml.core.Workspace.from_config".
+        becomes: WORKS, REPLACED or MISSING.
+        text: The replacement, or the edit that the program needs.
     """
 
     file: str
@@ -57,7 +63,10 @@ class DriverFinding:
 
 
 def of_folder(top: Path) -> list[DriverFinding]:
-    """The uses in all Python files and notebooks below a folder, or in one of these, by file and line."""
+    """Return the uses in a file or in all Python files and notebooks of a folder.
+
+    They are sorted by file and line.
+    """
     found: list[DriverFinding] = []
     for file in [top] if top.is_file() else sorted(_written(top)):
         found += _of_file(str(file if top.is_file() else file.relative_to(top)), programs(file))
@@ -65,7 +74,10 @@ def of_folder(top: Path) -> list[DriverFinding]:
 
 
 def _written(top: Path) -> Iterator[Path]:
-    """The Python files and notebooks of a project: not hidden folders, nor virtual environments, which are installed."""
+    """Yield a project's Python files and notebooks.
+
+    Skips hidden folders and virtual environments.
+    """
     for folder, below, files in os.walk(top):
         below[:] = [
             name for name in below if not name.startswith(".") and not Path(folder, name, "pyvenv.cfg").exists()
@@ -79,7 +91,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         try:
             tree = parsed(text)
         except (SyntaxError, ValueError) as error:
-            # print statements of Python 2, and the like.
+            # print statements of Python 2, and similar syntax.
             line = before + (getattr(error, "lineno", None) or 1)
             what = "(the cell)" if file.endswith(".ipynb") else "(the file)"
             visitor.found.append(
@@ -93,7 +105,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         script = _Visitor(file)
         script.visit(tree)
         visitor.found += script.found
-    # Of a call the name was seen as well, which by itself works.
+    # The visitor also records the name of each call it judges; the name on its own works.
     said = {(one.line, one.name) for one in visitor.found if one.becomes != WORKS}
     kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in said]
     return sorted(dict.fromkeys(kept), key=lambda one: one.line)
@@ -103,11 +115,11 @@ class _Visitor(ast.NodeVisitor):
     def __init__(self, file: str) -> None:
         self.file = file
         self.found: list[DriverFinding] = []
-        #: Name in the program -> what it is: "azureml.core.Workspace".
+        #: Name in the program -> full name, such as "azureml.core.Workspace".
         self._names: dict[str, str] = {}
-        #: Variable -> the SDK's classes of which it may hold an object.
+        #: Variable -> the SDK's classes of which it may hold an instance.
         self._held: dict[str, tuple[type, ...]] = {}
-        #: How many `try` stand around: what is refused there is what the program waits for.
+        #: Number of enclosing `try` blocks: the program expects a refusal inside one.
         self._tries = 0
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -154,7 +166,7 @@ class _Visitor(ast.NodeVisitor):
             self._held[name] = classes
 
     def _classes(self, node: ast.AST) -> tuple[type, ...]:
-        """The class that an expression names."""
+        """Return the classes that an expression names."""
         first, _, rest = (_dotted(node) or "").partition(".")
         if first not in self._names:
             return ()
@@ -162,7 +174,10 @@ class _Visitor(ast.NodeVisitor):
         return (found,) if isinstance(found, type) else ()
 
     def _made(self, node: ast.AST) -> tuple[type, ...]:
-        """The classes of which an expression may give an object; none where that can't be read."""
+        """Return the classes an expression may be an instance of.
+
+        The result is empty if the text does not tell.
+        """
         if isinstance(node, ast.Name):
             return self._held.get(node.id, ())
         if not isinstance(node, ast.Call):
@@ -200,7 +215,8 @@ class _Visitor(ast.NodeVisitor):
         if dotted is not None:
             first, _, rest = dotted.partition(".")
             if first in self._names:
-                # `azureml.core.VERSION` and `Workspace.from_config`, but not `run.log`: what a variable is can't be read.
+                # Resolve `azureml.core.VERSION` and `Workspace.from_config`, but not `run.log`: the type of a variable
+                # is unknown.
                 self._use(node, f"{self._names[first]}.{rest}")
                 return
             if (old := of_old_library(dotted)) is not None:
@@ -257,20 +273,29 @@ class _Visitor(ast.NodeVisitor):
 
 
 def missing(name: str) -> str | None:
-    """Why a name of the SDK's, such as "azureml.core.Run.get_context", is not here; None where it is."""
+    """Return why an SDK name such as "azureml.core.Run.get_context" is missing.
+
+    Return None if the name exists.
+    """
     return _looked_up(name)[1]
 
 
 def found_at(name: str) -> Any:
-    """What stands here under a name of the SDK's; None where it is missing, or where the text does not say."""
+    """Return the object that an SDK name refers to here.
+
+    Return None if it is missing, or if the text does not tell.
+    """
     return _looked_up(name)[0]
 
 
 def _looked_up(name: str) -> tuple[Any, str | None]:
-    """Return what stands here under a name of the SDK's, and why it is missing; None for either."""
+    """Return the object of an SDK name and the reason why it is missing.
+
+    Either may be None.
+    """
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
-        return None, None  # a scoring script's, which finds it where it is served
+        return None, None  # used by scoring scripts, which find it in the service
     if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return None, why
     parts = _here(parts)
@@ -288,12 +313,12 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
         if (why := instances.refusal(target)) is not None:
             return None, why
         if not isinstance(target, (type, ModuleType)):
-            return None, None  # a function or a value; what it gives can't be read from the text
+            return None, None  # a function or a value: the text does not tell the type of its result
     return target, None
 
 
 def _here(parts: list[str]) -> list[str]:
-    """The parts of a name, with our module's in place of the SDK's."""
+    """Return a name's parts with Paceline's module instead of the SDK's."""
     for other, ours in aliases.RENAMED.items():
         if ".".join(parts[: (count := other.count(".") + 1)]) == other:
             return [*ours.split("."), *parts[count:]]
@@ -301,7 +326,10 @@ def _here(parts: list[str]) -> list[str]:
 
 
 def _all_of(module: str) -> list[str]:
-    """What `from module import *` brings; nothing where it is not here."""
+    """Return the names that `from module import *` imports.
+
+    The result is empty if the module is missing.
+    """
     if missing(module) is not None:
         return []
     rest = module.partition(".")[2]
@@ -322,7 +350,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def of_old_library(name: str) -> str | None:
-    """The edit that a name of a library needs, which that has removed since; None for any other."""
+    """Return the edit for a name that a library has since removed, or None."""
     for pattern, text in _COMPILED:
         if (match := pattern.search(name)) is not None:
             return text.format(*match.groups())
@@ -330,7 +358,13 @@ def of_old_library(name: str) -> str | None:
 
 
 def of_call(name: str, values: Mapping[str, Any], words: Sequence[Any]) -> Iterator[str]:
-    """What is replaced in a call. name: of what is called; values: its constants by keyword; words: those by position."""
+    """Yield a sentence for each replacement in a call.
+
+    Args:
+        name: Full name of the called function or class.
+        values: Constants passed by keyword.
+        words: Constants passed by position.
+    """
     last = name.rpartition(".")[2]
     if last == "provisioning_configuration":
         yield f"vm_size={values['vm_size']!r} {CLUSTER}" if values.get("vm_size") else f"a cluster {CLUSTER}"
@@ -357,9 +391,10 @@ def of_call(name: str, values: Mapping[str, Any], words: Sequence[Any]) -> Itera
 
 
 def programs(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield (lines before it, text) of each part that is parsed by itself: of a notebook its code cells, else the file.
+    """Yield (number of preceding lines, text) of each part to parse.
 
-    A file that can't be read, or a notebook of another language, has none.
+    The parts of a notebook are its code cells; a Python file is a single part. An unreadable file, or a notebook in
+    another language, yields nothing.
     """
     try:
         text = file.read_text(encoding="utf-8-sig", errors="replace")
@@ -378,7 +413,7 @@ def programs(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def writes_script(text: str) -> bool:
-    """Return whether a cell is a script that is written to a file, which has none of the notebook's variables."""
+    """Return whether a cell writes a script, so lacks the notebook's variables."""
     return _WRITES.match(text.strip().partition("\n")[0]) is not None
 
 
@@ -386,7 +421,7 @@ def parsed(text: str) -> ast.Module:
     """Parse a program or a cell.
 
     Raises:
-        SyntaxError: It is no Python 3.
+        SyntaxError: The text is not Python 3.
     """
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     if first.startswith("%%"):
@@ -407,8 +442,11 @@ def _tree(text: str) -> ast.Module:
 
 
 def _plain(text: str) -> str:
-    """Return the text with `pass`, or an assignment of None, in the place of each line that only IPython knows."""
-    # A first line that is indented, as IPython takes it though later lines are not.
+    """Return the text with each line of IPython syntax replaced by valid Python.
+
+    The replacement is `pass`, or an assignment of None to the line's variable.
+    """
+    # IPython accepts an indented first line above unindented ones.
     lines = text.splitlines()
     if lines and (indent := len(lines[0]) - len(lines[0].lstrip())):
         lines = [line[indent:] if not line[:indent].strip() else line for line in lines]

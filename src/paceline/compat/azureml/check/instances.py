@@ -1,4 +1,4 @@
-"""What the objects of the SDK's classes have here, for variables whose class a program's text shows."""
+"""Attributes of the SDK's objects, for variables whose class the text shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.compat.azureml.records import late
 
-#: Classes of which calls give an object, where their annotations say less. A run may be any of these.
+#: Methods whose annotations are too vague -> the classes they may return. A run may be of any of the three.
 _RUNS = (("core.run", "Run"), ("train.hyperdrive.run", "HyperDriveRun"), ("pipeline.core.run", "PipelineRun"))
 _GIVEN = {
     "get_context": _RUNS[:1],
@@ -25,13 +25,19 @@ _GIVEN = {
 
 
 def given_by_call(kind: type) -> tuple[type, ...]:
-    """Return the class of the objects that a call of a class gives; none where its `__new__` may give others."""
+    """Return the class of the objects that calling `kind` creates.
+
+    The result is empty if its `__new__` may return other classes.
+    """
     own = any("__new__" in vars(above) and above.__module__.startswith("paceline.") for above in kind.__mro__)
     return () if own else (kind,)
 
 
 def given_by(owner: type, method: str) -> tuple[type, ...]:
-    """Return the classes of which a call of a class's method may give an object; none where that is not known."""
+    """Return the classes of which a method may return an instance.
+
+    The result is empty if they are unknown.
+    """
     function = getattr(owner, method, None)
     if not callable(function) or refusal(function) is not None:
         return ()
@@ -44,9 +50,12 @@ def given_by(owner: type, method: str) -> tuple[type, ...]:
 
 
 def missing(classes: tuple[type, ...], name: str) -> str | None:
-    """Return why no object of these classes has an attribute, or refuses it; None where one has it."""
+    """Return why every class lacks or refuses an attribute.
+
+    Return None if one of the classes offers it.
+    """
     whys = [_missing(one, name) for one in classes]
-    # What one of them refuses says more than that another has no such name.
+    # A refusal says more than the absence of a name.
     return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None
 
 
@@ -60,7 +69,10 @@ def _missing(kind: type, name: str) -> str | None:
 
 @functools.cache
 def refusal(found: Any) -> str | None:
-    """Return what a class or a function that always raises says then; None for any other, and for what begins with `_`."""
+    """Return the message of a class or function that always raises.
+
+    Return None for any other, and for names that begin with `_`.
+    """
     if not callable(found):
         return None
     function = inspect.unwrap(getattr(found, "__func__", found))
@@ -75,37 +87,36 @@ def refusal(found: Any) -> str | None:
     if len(kept) != 1 or not isinstance(kept[0], ast.Raise) or kept[0].exc is None:
         return None
     try:
-        # An exception is made, and not raised.
+        # This creates the exception without raising it.
         return str(eval(compile(ast.Expression(kept[0].exc), "<refusal>", "eval"), function.__globals__))
     except NameError:
-        return (function.__doc__ or "").strip().partition("\n")[0]  # the sentence has a value of the call's in it
+        return (function.__doc__ or "").strip().partition("\n")[0]  # the message contains an argument of the call
 
 
 @functools.cache
 def _set_by(kind: type) -> frozenset[str]:
-    """The attributes that the code of a class, and of those above it, gives to its objects."""
+    """Return the attributes that a class and its bases assign to their instances."""
     found: set[str] = set()
     for above in kind.__mro__:
         found |= set(getattr(above, "__annotations__", {}))
         try:
             found |= set(re.findall(r"\b(?:self|made)\.(\w+)", inspect.getsource(above)))
         except (OSError, TypeError):
-            continue  # it is built in
+            continue  # a built-in class has no source
     return frozenset(found)
 
 
 def sdk_name(kind: type) -> str:
-    """Return the SDK's name of a class."""
     return f"azureml{kind.__module__.removeprefix('paceline.compat.azureml')}.{kind.__name__}"
 
 
 def is_target(kind: type) -> bool:
-    """Return whether a call of the class looks a compute target up by its name."""
+    """Return whether calling the class looks up a compute target by name."""
     return issubclass(kind, late("core.compute", "ComputeTarget"))
 
 
 def unknown_target(name: object) -> str:
-    """Return what to do about a target that is looked up outside of `try`."""
+    """Return advice on a target that the program looks up outside of `try`."""
     shown = str(name) if isinstance(name, str) else "NAME"
     return (
         "it raises ComputeTargetException unless a target of this name was created or added: "

@@ -1,4 +1,7 @@
-"""All names of the SDK's that are here, by module, as the table of docs/from-azureml.md: `python -m <this module>` prints it."""
+"""The table of all supported SDK names, by module, for docs/from-azureml.md.
+
+`python -m <this module>` prints it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from paceline.compat.azureml import aliases
 
 
 def by_module() -> dict[str, list[str]]:
-    """Return the sorted names of each module, such as "azureml.core.run". Modules without names are left out."""
+    """Return the sorted names of each module, such as "azureml.core.run".
+
+    Modules without public names are absent.
+    """
     found: dict[str, list[str]] = {}
     for name in _modules(azureml.__path__, azureml.__name__):
         module = importlib.import_module(name)
@@ -22,7 +28,10 @@ def by_module() -> dict[str, list[str]]:
 
 
 def table() -> str:
-    """Return the table as Markdown, with the modules whose names another one has at its end."""
+    """Return the table as Markdown.
+
+    Modules that share another module's names come last.
+    """
     rows = [f"| `{module}` | {', '.join(f'`{name}`' for name in names)} |" for module, names in by_module().items()]
     for module, own in sorted(aliases.RENAMED.items()):
         names = "each refused with what to do instead" if own == "refused" else f"those of `azureml.{own}`"

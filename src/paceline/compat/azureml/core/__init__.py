@@ -1,4 +1,4 @@
-"""`azureml.core`: the names that drivers and scripts take from there, loaded when they are asked for."""
+"""`azureml.core`: names for drivers and scripts, each loaded on first use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.compat.azureml.core.webservice import Webservice
     from paceline.compat.azureml.core.workspace import Workspace
 
-#: Of the SDK whose names these are; drivers print it, and compare it.
+#: The SDK version that this package imitates; drivers print and compare it.
 VERSION = "1.61.0"
 __version__ = VERSION
 
@@ -69,7 +69,8 @@ __getattr__ = face(
     },
 )
 
-#: What the SDK's own imports load of the standard library, by package: after them `import urllib` brings `urllib.request`.
+#: Standard library submodules that the SDK's imports load, by package: afterwards `import urllib` offers
+#: `urllib.request`.
 _LOADED = {
     "concurrent": ("futures",),
     "email": ("encoders", "errors", "header", "message", "parser", "policy", "utils"),
@@ -83,7 +84,7 @@ _LOADED = {
 
 
 def _load_late(package: str, names: Sequence[str]) -> None:
-    """Let attributes of a package of the standard library import its submodules, which takes no time until they are used."""
+    """Let attributes of a standard library package import its submodules on first use."""
 
     def submodule(name: str) -> object:
         if name in names:

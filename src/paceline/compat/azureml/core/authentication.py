@@ -1,4 +1,4 @@
-"""Logins (`azureml.core.authentication`): accepted, and never used. What they are given is not kept."""
+"""Logins (`azureml.core.authentication`): accepted, discarded, never used."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ __all__ = [
 
 
 class AbstractAuthentication:
-    """Takes anything."""
+    """A login that accepts any arguments."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.cloud_type = named.get("cloud") or "AzureCloud"
 
     def get_authentication_header(self) -> dict[str, str]:
-        """An empty header: services here are asked with their own keys."""
+        """Return an empty header: services here check their own keys."""
         return {}
 
     def get_token(self, *scopes: str, **named: Any) -> None:
-        """None: there is no token."""
+        """Return None: there are no tokens."""
 
 
 class InteractiveLoginAuthentication(AbstractAuthentication):
-    """InteractiveLoginAuthentication(force=False, tenant_id=None, cloud=None)"""
+    """An interactive login: `(force=False, tenant_id=None, cloud=None)`."""
 
     def __init__(self, force: bool = False, tenant_id: str | None = None, cloud: str | None = None) -> None:
         super().__init__(cloud=cloud)
 
 
 class ServicePrincipalAuthentication(AbstractAuthentication):
-    """ServicePrincipalAuthentication(tenant_id, service_principal_id, service_principal_password, cloud="AzureCloud")"""
+    """A service principal.
+
+    Takes `(tenant_id, service_principal_id, service_principal_password, cloud="AzureCloud")`.
+    """
 
     def __init__(
         self,
@@ -55,18 +58,18 @@ class ServicePrincipalAuthentication(AbstractAuthentication):
 
 
 class AzureCliAuthentication(AbstractAuthentication):
-    """AzureCliAuthentication(cloud=None)"""
+    """The Azure CLI's login: `(cloud=None)`."""
 
     def __init__(self, cloud: str | None = None) -> None:
         super().__init__(cloud=cloud)
 
 
 class MsiAuthentication(AbstractAuthentication):
-    """A machine's own identity."""
+    """A machine's managed identity."""
 
 
 class TokenAuthentication(AbstractAuthentication):
-    """A function that gives tokens, which is never called."""
+    """A function that returns tokens; Paceline never calls it."""
 
 
 class ArmTokenAuthentication(AbstractAuthentication):

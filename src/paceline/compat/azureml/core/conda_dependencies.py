@@ -1,4 +1,4 @@
-"""conda's environment.yml as an object that drivers change (`azureml.core.conda_dependencies`).
+"""A conda environment.yml as an object (`azureml.core.conda_dependencies`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.conda_dependencies.condadependencies
 """
@@ -15,20 +15,22 @@ from paceline.compat.azureml.exceptions import UserErrorException
 
 __all__ = ["CondaDependencies"]
 
-#: What a file is that names no version of Python: that of this interpreter is used in any case.
+#: The version written when none was requested. Runs use this interpreter's version in any case.
 _PYTHON = "3.10.18"
-#: `numpy`, `conda-forge::_libgcc_mutex=0.1`, `torch[x]>=1; python_version<"3"`; neither a path, nor a URL, nor an option.
+#: Matches `numpy`, `conda-forge::_libgcc_mutex=0.1` and `torch[x]>=1; python_version<"3"`, but no path, URL or option.
 _NAME = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9_][\w.-]*)\s*(?:\[[^]]*\]\s*)?(?:$|[=<>!~;@#\s])")
 
 
 class CondaDependencies:
     """Channels, conda packages and pip packages.
 
-    conda_dependencies_file_path: a conda environment file to begin with; None for Python and `azureml-defaults` alone.
-    _underlying_structure: the same as the content of such a file.
+    Args:
+        conda_dependencies_file_path: A conda environment file to start from; None starts with Python and
+            `azureml-defaults`.
+        _underlying_structure: The parsed content of such a file.
 
     Raises:
-        UserErrorException: the file is missing, or is none.
+        UserErrorException: The file is missing, or is not a conda environment file.
     """
 
     DEFAULT_NUMBER_OF_CONDA_PACKAGES = 1
@@ -64,7 +66,10 @@ class CondaDependencies:
         python_version: str = _PYTHON,
         pin_sdk_version: bool = True,
     ) -> CondaDependencies:
-        """Make one of lists. pin_sdk_version: accepted; the SDK's own packages are never installed."""
+        """Create dependencies from lists.
+
+        `pin_sdk_version` is accepted; Paceline never installs the SDK's own packages.
+        """
         made = CondaDependencies()
         made.set_python_version(python_version)
         if pip_indexurl:
@@ -79,10 +84,10 @@ class CondaDependencies:
 
     @staticmethod
     def merge_requirements(requirements: list[str]) -> list[str]:
-        """The requirements, each package once; the last one counts."""
+        """Return each requirement once; the last line of a package wins."""
         return list({package_name(line): line for line in requirements}.values())
 
-    # --- what is in it
+    # --- contents
 
     @property
     def conda_channels(self) -> Iterable[str]:
@@ -100,7 +105,7 @@ class CondaDependencies:
     def pip_options(self) -> Iterable[str]:
         return iter(tuple(self._options))
 
-    # --- changing it
+    # --- changes
 
     def add_channel(self, channel: str) -> None:
         if channel not in self._channels:
@@ -110,14 +115,14 @@ class CondaDependencies:
         self._channels = [one for one in self._channels if one != channel]
 
     def add_conda_package(self, conda_package: str) -> None:
-        """Add it, in the place of another version of the same."""
+        """Add a package, replacing another version of it."""
         self._conda = [*_without(self._conda, conda_package), conda_package]
 
     def remove_conda_package(self, conda_package: str) -> None:
         self._conda = _without(self._conda, conda_package)
 
     def add_pip_package(self, pip_package: str) -> None:
-        """Add it, in the place of another version of the same."""
+        """Add a package, replacing another version of it."""
         self._pip = [*_without(self._pip, pip_package), pip_package]
 
     def remove_pip_package(self, pip_package: str) -> None:
@@ -134,7 +139,7 @@ class CondaDependencies:
         self.set_pip_option(f"--index-url {index_url.removeprefix('--index-url').strip()}")
 
     def set_pip_requirements(self, pip_requirements: list[str]) -> None:
-        """Put these in the place of all pip packages."""
+        """Replace all pip packages."""
         self._pip = [str(line) for line in pip_requirements]
 
     def set_python_version(self, version: str) -> None:
@@ -165,17 +170,20 @@ class CondaDependencies:
     # --- as a file
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of the file."""
+        """Return the content of the file."""
         pip = [*self._options, *self._pip]
         dependencies: list[Any] = [*self._conda, *([{"pip": pip}] if pip else [])]
         return {"name": self._name, "dependencies": dependencies, "channels": list(self._channels)}
 
     def serialize_to_string(self) -> str:
-        """The file's text, YAML."""
+        """Return the file's text, as YAML."""
         return _yaml().safe_dump(self.as_dict(), sort_keys=False)  # type: ignore[no-any-return]
 
     def save(self, path: str | None = None) -> str:
-        """Write the file: `path`, or conda_dependencies.yml in the folder that it names; its path."""
+        """Write the file and return its path.
+
+        If `path` is a folder, write conda_dependencies.yml into it.
+        """
         target = Path(path or ".")
         if target.is_dir():
             target = target / "conda_dependencies.yml"
@@ -183,7 +191,7 @@ class CondaDependencies:
         return str(target)
 
     def save_to_file(self, base_directory: str, conda_file_path: str | None = None) -> str:
-        """Write the file below `base_directory`; its path there."""
+        """Write the file below `base_directory` and return its relative path."""
         name = conda_file_path or "conda_dependencies.yml"
         Path(base_directory, name).write_text(self.serialize_to_string())
         return name
@@ -198,7 +206,7 @@ def _without(lines: list[str], package: str) -> list[str]:
 
 
 def package_name(line: str) -> str:
-    """The name of a package in its plain form; a line that names none, such as a URL, stands for itself."""
+    """Return a package's normalized name, or the line itself if it is not a name."""
     match = _NAME.match(line.strip())
     return re.sub(r"[-_.]+", "-", match[1]).lower() if match else line
 
@@ -216,7 +224,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _yaml() -> Any:
-    # With the submitting side alone: a worker has no use for it, and may not have it.
+    # Only the submitting process needs yaml; a worker may not have it.
     import yaml
 
     return yaml

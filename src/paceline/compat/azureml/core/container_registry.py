@@ -1,4 +1,4 @@
-"""Where an image comes from (`azureml.core.container_registry`)."""
+"""Image registries (`azureml.core.container_registry`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ __all__ = ["ContainerRegistry"]
 
 
 class ContainerRegistry(Strict):
-    """address, username, password: of a registry of images. Log in to it with docker or podman; nothing is done with these."""
+    """A registry of images.
+
+    The address, user name and password have no effect: log in with docker or podman.
+    """
 
     def __init__(self) -> None:
         self.address: str | None = None

@@ -1,4 +1,4 @@
-"""Datasets by the SDK's parameters (`azureml.core.dataset`); what they make are Paceline's.
+"""Paceline's datasets behind the SDK's signatures (`azureml.core.dataset`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.dataset.dataset
 """
@@ -24,15 +24,17 @@ __all__ = ["Dataset"]
 
 @sdk_class
 class FileDatasetFactory:
-    """`Dataset.File`"""
+    """The functions of `Dataset.File`."""
 
     @staticmethod
     def from_files(
         path: Any, validate: bool = True, partition_format: str | None = None, is_file: bool = False, **others: Any
     ) -> Any:
-        """A dataset of files: a URL, a path here, (datastore, path), datastore.path(...), DataPath, or a list of such.
+        """Return a dataset of files.
 
-        partition_format: "/{user}/{day:yyyy/MM/dd}/*.wav" names parts of the files' paths: the dataset's partition_keys.
+        `path` is a URL, a local path, (datastore, path), datastore.path(...), a DataPath, or a list of these.
+        `partition_format`, such as "/{user}/{day:yyyy/MM/dd}/*.wav", names parts of the files' paths; they become the
+        dataset's partition_keys.
         """
         return of_native(dataset.Dataset.File.from_files(_place(path), validate, partition_format))
 
@@ -40,7 +42,7 @@ class FileDatasetFactory:
     def upload_directory(
         src_dir: str, target: Any, pattern: str | None = None, overwrite: bool = False, show_progress: bool = True
     ) -> Any:
-        """A dataset of a folder's files, uploaded first."""
+        """Upload a folder and return a dataset of its files."""
         _none("pattern", pattern)
         store, folder = _target(target)
         return of_native(
@@ -50,7 +52,7 @@ class FileDatasetFactory:
 
 @sdk_class
 class TabularDatasetFactory:
-    """`Dataset.Tabular`"""
+    """The functions of `Dataset.Tabular`."""
 
     @staticmethod
     def from_delimited_files(
@@ -67,7 +69,11 @@ class TabularDatasetFactory:
         encoding: str = "utf8",
         **others: Any,
     ) -> Any:
-        """A dataset of the rows of CSV files. support_multi_line: always so. header: True, False, or PromoteHeadersBehavior."""
+        """Return a dataset of the rows of CSV files.
+
+        `header` is True, False, or a PromoteHeadersBehavior. Values may always span lines, whatever
+        `support_multi_line` says.
+        """
         has_header = header if isinstance(header, bool) else "NO_HEADERS" not in str(header).upper()
         return of_native(
             dataset.Dataset.Tabular.from_delimited_files(
@@ -93,7 +99,7 @@ class TabularDatasetFactory:
         partition_format: str | None = None,
         **others: Any,
     ) -> Any:
-        """A dataset of the rows of Parquet files."""
+        """Return a dataset of the rows of Parquet files."""
         return of_native(
             dataset.Dataset.Tabular.from_parquet_files(
                 _place(path),
@@ -114,7 +120,7 @@ class TabularDatasetFactory:
         invalid_lines: str = "error",
         encoding: str = "utf8",
     ) -> Any:
-        """A dataset of the rows of files with a JSON object on each line."""
+        """Return a dataset of the rows of files with a JSON object on each line."""
         return of_native(
             dataset.Dataset.Tabular.from_json_lines_files(
                 _place(path),
@@ -136,7 +142,7 @@ class TabularDatasetFactory:
         show_progress: bool = True,
         **others: Any,
     ) -> Any:
-        """A new version of a dataset, of a frame."""
+        """Register a frame as a new version of a dataset."""
         return of_native(
             dataset.Dataset.Tabular.register_pandas_dataframe(
                 dataframe, _target(target), name, description, tags, show_progress
@@ -151,14 +157,14 @@ class TabularDatasetFactory:
 
 @sdk_class
 class Dataset:
-    """Makes and finds datasets.
+    """Functions that create and find datasets.
 
     Raises:
-        UserErrorException: a wrong path, nothing there, or no dataset of this name.
+        UserErrorException: A path is wrong or empty, or no dataset has this name.
     """
 
     class Scenario:
-        """What a model used a dataset for."""
+        """The purposes for which a model used a dataset."""
 
         TRAINING = "training"
         VALIDATION = "validation"
@@ -169,28 +175,31 @@ class Dataset:
 
     @staticmethod
     def get_by_name(workspace: Any, name: str, version: int | str = "latest") -> Any:
-        """A registered dataset."""
+        """Return a registered dataset."""
         return of_native(dataset.Dataset.get_by_name(workspace, name, version))
 
     @staticmethod
     def get_by_id(workspace: Any, id: str, **others: Any) -> Any:
-        """A registered dataset, by its id. In a run also what the script was given for a dataset among its arguments."""
+        """Return a registered dataset by its id.
+
+        In a run, `id` may also be the argument that the script received for a dataset.
+        """
         if os.path.isabs(str(id)):
             found = late("core.run", "Run").get_context().input_datasets
             if names := [name for name in found if os.environ.get(f"{PATH_VARIABLES[1]}{name}") == id]:
-                # Asked for as a folder it is a path; the script wants a dataset all the same.
+                # The run got the dataset as a folder, but the script wants a dataset.
                 one = found[names[0]]
                 return FileDatasetFactory.from_files(one) if isinstance(one, str) else one
         return of_native(dataset.Dataset.get_by_id(workspace, id))
 
     @staticmethod
     def get_all(workspace: Any) -> Any:
-        """Name -> dataset."""
+        """Return all registered datasets by name."""
         return NamedObjects({name: of_native(one) for name, one in dataset.Dataset.get_all(workspace).items()})
 
     @staticmethod
     def get(workspace: Any, name: str | None = None, id: str | None = None) -> Any:
-        """A registered dataset, as it was found before 1.0.60."""
+        """Return a registered dataset, as the SDK did before 1.0.60."""
         return Dataset.get_by_id(workspace, id) if id else Dataset.get_by_name(workspace, str(name))
 
 
@@ -204,15 +213,15 @@ def _place(path: Any) -> Any:
             return _place(path[0].path(path[1]))
         return (_store(path[0]), path[1])
     if isinstance(path, SdkDataReference) and path.sources[0].datastore is None:
-        return path.sources[0].path  # a run's files
+        return path.sources[0].path  # the files of a run
     if isinstance(path, SdkDataReference) and path.store is not None:
-        # Its name alone would not say whose store it is.
+        # The reference's name alone would not identify the store.
         return (path.store, path.path_on_datastore)
     return _store(path)
 
 
 def _store(store: Any) -> Any:
-    # By the name that it has here, which is in the record of the dataset.
+    # The dataset's record holds the store's name in Paceline.
     return store._real if isinstance(store, Datastore) else store
 
 

@@ -31,10 +31,12 @@ _NO_TABLES = "stores are files here. Query it in the script: pandas.read_sql."
 
 @sdk_class
 class Datastore(datastore.Datastore):
-    """`paceline.Datastore`; `workspaceblobstore` and its like mean the workspace's default store.
+    """A store of Paceline's.
+
+    `workspaceblobstore` and similar names mean the workspace's default store.
 
     Raises:
-        UserErrorException: there is none of this name.
+        UserErrorException: No store has this name.
     """
 
     def __init__(self, workspace: Any, name: str | None = None) -> None:
@@ -44,29 +46,29 @@ class Datastore(datastore.Datastore):
 
     @property
     def name(self) -> str:
-        """The name by which it was asked for."""
+        """The name under which the driver requested the store."""
         return self._shown or self._real.name
 
     @property
     def datastore_type(self) -> str:
-        """ "AzureBlob" for the workspace's own, which drivers print and compare; else the kind."""
+        """The kind; "AzureBlob" for the default store, as drivers print and compare it."""
         if self._shown == "workspacefilestore":
             return "AzureFile"
         return "AzureBlob" if self.is_default or self._shown in DEFAULT_NAMES else self._real.datastore_type
 
     @property
     def container_name(self) -> str:
-        """The container's or bucket's name; of a folder, the store's own."""
+        """The container's or bucket's name; for a folder, the store's own."""
         return self._real.container_name or self.name
 
     @property
     def account_name(self) -> str:
-        """The account's name; of a store that has none, "local"."""
+        """The account's name; "local" for a store without an account."""
         return self._real.account_name or "local"
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> Any:
-        """A place in the store, for a script's arguments."""
-        # Of the whole store, the store's name: `$AZUREML_DATAREFERENCE_workspaceblobstore`.
+        """Return a place in the store, for a script's arguments."""
+        # A reference to the whole store has the store's name: `$AZUREML_DATAREFERENCE_workspaceblobstore`.
         name = data_reference_name or (self._shown if not path and self._shown else None)
         place = place_in(self.workspace, self._shown, (path or "").strip("/"))
         if place.datastore is None:
@@ -75,12 +77,12 @@ class Datastore(datastore.Datastore):
 
     @property
     def account_key(self) -> str | None:
-        """None: keys are never shown."""
+        """None: Paceline never reveals keys."""
         return None
 
     @property
     def sas_token(self) -> str | None:
-        """None: tokens are never shown."""
+        """None: Paceline never reveals tokens."""
         return None
 
     @property
@@ -93,17 +95,16 @@ class Datastore(datastore.Datastore):
 
     @staticmethod
     def get(workspace: Any, datastore_name: str) -> Datastore:
-        """The store of this name."""
         return Datastore(workspace, datastore_name)
 
     @staticmethod
     def get_default(workspace: Any) -> Datastore:
-        """The workspace's default store."""
+        """Return the workspace's default store."""
         return Datastore(workspace, "workspaceblobstore")
 
     @staticmethod
     def list(workspace: Any) -> NamedObjects[Datastore]:  # type: ignore[override]
-        """Name -> store; the old names of the default store as well."""
+        """Return the stores by name, including the SDK's names of the default store."""
         names = [*datastore.Datastore.list(workspace), *DEFAULT_NAMES]
         return NamedObjects({name: Datastore(workspace, name) for name in names})
 
@@ -122,16 +123,17 @@ class Datastore(datastore.Datastore):
         skip_validation: bool = False,
         **others: Any,
     ) -> Datastore:
-        """Register a container of Azure's blob storage (`abfs://`); a key is kept where paceline keeps credentials, never shown.
+        """Register a container of Azure's blob storage (`abfs://`).
 
-        A store that was added under this name, a folder with the container's files, is used as it is.
+        Paceline stores a key with its credentials and never reveals it. If the user has added a store under this name,
+        such as a folder with the container's files, Paceline uses that.
 
         Raises:
-            UserErrorException: a wrong value, or there is a store of this name and overwrite=False.
+            UserErrorException: A value is wrong, or the store exists and overwrite=False.
         """
         if (added := _elsewhere(workspace, datastore_name)) is not None:
             return added
-        # Credentials are read from where they lie: the values are put into this program's environment, and that is noted.
+        # Paceline reads credentials from the environment, so put them there and note it.
         credentials = {}
         if account_key or sas_token:
             variable = f"AZUREML_STORE_{''.join(c if c.isalnum() else '_' for c in datastore_name).upper()}"
@@ -147,31 +149,31 @@ class Datastore(datastore.Datastore):
     def register_azure_file_share(
         workspace: Any, datastore_name: str, file_share_name: str, account_name: str, *others: Any, **named: Any
     ) -> Datastore:
-        """The store that was added under this name: the folder at which the share, or a copy of it, lies here.
+        """Return the added store: a folder with the share or a copy of it.
 
         Raises:
-            UserErrorException: none was; so also in the three below.
+            UserErrorException: No store was added under this name. The three methods below raise it as well.
         """
         return _added(workspace, datastore_name, f"the file share {file_share_name!r}")
 
     @staticmethod
     def register_azure_data_lake(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
-        """The store that was added under this name; the first Data Lake has ended."""
+        """Return the added store; Azure has retired the first Data Lake."""
         return _added(workspace, datastore_name, "a Data Lake of the first generation")
 
     @staticmethod
     def register_dbfs(workspace: Any, datastore_name: str) -> Datastore:
-        """The store that was added under this name."""
+        """Return the store that was added under this name."""
         return _added(workspace, datastore_name, "Databricks' file system")
 
     @staticmethod
     def register_hdfs(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
-        """The store that was added under this name."""
+        """Return the store that was added under this name."""
         return _added(workspace, datastore_name, "HDFS")
 
     @staticmethod
     def register_azure_sql_database(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
-        """Raise UserErrorException, as the two below: a store is files."""
+        """Raise UserErrorException, like the two methods below: a store holds files."""
         raise UserErrorException(f"{datastore_name!r} is a database, and {_NO_TABLES}")
 
     register_azure_sql_database.__func__.refused = _NO_TABLES  # type: ignore[attr-defined]
@@ -193,7 +195,10 @@ class Datastore(datastore.Datastore):
         overwrite: bool = False,
         **others: Any,
     ) -> Datastore:
-        """Register a file system of Azure's data lake (`abfs://`); one that was added under this name is used as it is."""
+        """Register a file system of Azure's data lake (`abfs://`).
+
+        If the user has added a store under this name, Paceline uses that.
+        """
         if (added := _elsewhere(workspace, datastore_name)) is not None:
             return added
         url = f"abfs://{filesystem}@{account_name}.dfs.core.windows.net"
@@ -202,7 +207,10 @@ class Datastore(datastore.Datastore):
 
 
 def _elsewhere(workspace: Any, name: str) -> Datastore | None:
-    """The store of this name, where the user has added one that is not on Azure: the driver means that, as with targets."""
+    """Return the user's own store of this name if it is outside Azure.
+
+    It takes precedence, as an added compute target does.
+    """
     known = datastore.Datastore.list(workspace).get(name)
     return Datastore(workspace, name) if known is not None and known.kind != "azure" else None
 
@@ -216,6 +224,6 @@ def _added(workspace: Any, name: str, what: str) -> Datastore:
     )
 
 
-# All stores are of one class here.
+# All stores share one class here.
 AbstractADLSDatastore = AzureDataLakeDatastore = AzureDataLakeGen2Datastore = Datastore
 AbstractAzureStorageDatastore = AzureBlobDatastore = AzureFileDatastore = Datastore

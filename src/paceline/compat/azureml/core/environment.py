@@ -1,4 +1,4 @@
-"""Environments that drivers change until they submit (`azureml.core.environment`).
+"""Environments (`azureml.core.environment`), mutable until they are submitted.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.environment.environment
 """
@@ -39,7 +39,12 @@ DEFAULT_GPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.8-cudnn8-ubun
 
 
 class PythonSection(Strict):
-    """user_managed_dependencies: install nothing. interpreter_path: "python" is this program's interpreter."""
+    """The Python part of an environment.
+
+    Args:
+        user_managed_dependencies: True installs nothing.
+        interpreter_path: "python" means this program's interpreter.
+    """
 
     def __init__(self) -> None:
         self.interpreter_path = "python"
@@ -56,7 +61,10 @@ class PythonSection(Strict):
 
 
 class DockerSection(Strict):
-    """enabled, base_image: a container of this image, where there is an engine and the image is not one of Azure's own."""
+    """The container part of an environment.
+
+    `base_image` is used if `enabled`, if a container engine answers, and if the image is not one of Azure's own.
+    """
 
     def __init__(self) -> None:
         self.enabled = False
@@ -72,14 +80,14 @@ class DockerSection(Strict):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # The one takes the other's place.
+        # The two exclude each other.
         other = {"base_image": "base_dockerfile", "base_dockerfile": "base_image"}.get(name)
         if other is not None and value is not None:
             super().__setattr__(other, None)
 
 
 class SparkSection(Strict):
-    """Accepted; there is no Spark."""
+    """Accepted; Paceline has no Spark."""
 
     def __init__(self) -> None:
         self.repositories: list[Any] = []
@@ -88,7 +96,7 @@ class SparkSection(Strict):
 
 
 class RSection(Strict):
-    """Accepted; R is not installed for a script."""
+    """Accepted; Paceline does not install R."""
 
     def __init__(self) -> None:
         self.r_version: str | None = None
@@ -102,7 +110,7 @@ class RSection(Strict):
 
 
 class DockerBuildContext(Refused):
-    """Raises ScenarioNotSupportedException."""
+    """A build context: always raises ScenarioNotSupportedException."""
 
     refused = "A build context is not built here. Build the image, and take Environment.from_docker_image."
 
@@ -113,12 +121,16 @@ class DockerBuildContext(Refused):
 
 
 class Environment(Strict):
-    """What a script is to find installed; every part may be changed until a run is submitted with it.
+    """The software that a script needs.
 
-    name: of letters, digits, `-`, `_` and `.`. `python`, `docker`, `environment_variables`: its parts. version: once registered.
+    Every part may change until a run is submitted: `python`, `docker` and `environment_variables`. `version` is None
+    until the environment is registered.
+
+    Args:
+        name: Letters, digits, `-`, `_` and `.`.
 
     Raises:
-        UserErrorException: the name is none.
+        UserErrorException: The name is not valid.
     """
 
     def __init__(self, name: str, **others: Any) -> None:
@@ -134,30 +146,30 @@ class Environment(Strict):
         self.inferencing_stack_version: str | None = None
         self.databricks: Any = None
         self.asset_id: str | None = None
-        # Of an estimator's: the framework that it brings, as a module, and who brings it.
+        # For an estimator's environment: the module of its framework, and the estimator's name.
         self._made_for = ("", "")
 
-    # --- made of something
+    # --- constructors
 
     @staticmethod
     def from_conda_specification(name: str, file_path: str) -> Environment:
-        """Of a conda environment file."""
+        """Return an environment read from a conda environment file."""
         made = Environment(name)
         made.python.conda_dependencies = CondaDependencies(file_path)
         return made
 
     @staticmethod
     def from_pip_requirements(name: str, file_path: str, pip_version: str | None = None) -> Environment:
-        """Of a requirements file."""
+        """Return an environment read from a requirements file."""
         made = Environment(name)
         try:
             text = Path(file_path).read_text(encoding="utf-8")
         except OSError as error:
             raise UserErrorException(f"the requirements file {file_path!r} can't be read: {error.strerror}.") from error
-        # Exported files have a line for each hash, of versions that may be replaced by what is installed here.
+        # Exported files list hashes of versions that Paceline may replace by installed ones.
         lines = re.sub(r"\s--hash[= ]\S+", "", re.sub(r"\\\r?\n", " ", text)).splitlines()
         lines = [line.partition(" #")[0].strip() for line in lines if not line.lstrip().startswith("#")]
-        # Of several lines with one option, or one package under different conditions, all count.
+        # Keep all lines of an option, and of a package under different conditions.
         content = CondaDependencies.create(pip_packages=[]).as_dict()
         content["dependencies"].append({"pip": [line for line in lines if line]})
         made.python.conda_dependencies = CondaDependencies(_underlying_structure=content)
@@ -165,10 +177,10 @@ class Environment(Strict):
 
     @staticmethod
     def from_existing_conda_environment(name: str, conda_environment_name: str) -> Environment:
-        """Of a conda environment of this machine, used as it is.
+        """Return a conda environment of this machine, used unchanged.
 
         Raises:
-            UserErrorException: conda is not there, or has no environment of this name.
+            UserErrorException: conda is missing, or has no environment of this name.
         """
         roots = [os.environ.get("CONDA_PREFIX_1"), os.environ.get("CONDA_PREFIX"), os.environ.get("CONDA_ROOT")]
         places = [Path(root, "envs", conda_environment_name, "bin", "python") for root in roots if root]
@@ -191,7 +203,7 @@ class Environment(Strict):
         conda_specification: str | None = None,
         pip_requirements: str | None = None,
     ) -> Environment:
-        """Of a container image."""
+        """Return an environment in a container image."""
         if conda_specification is not None:
             made = Environment.from_conda_specification(name, conda_specification)
         elif pip_requirements is not None:
@@ -209,14 +221,20 @@ class Environment(Strict):
     def from_dockerfile(
         name: str, dockerfile: str, conda_specification: str | None = None, pip_requirements: str | None = None
     ) -> Environment:
-        """Of a Dockerfile, or of its text. Build it with docker or podman; here its packages are left out, and that is said."""
+        """Return an environment in the image of a Dockerfile, given by path or text.
+
+        Build the image with docker or podman. Paceline leaves the Dockerfile's packages out and reports it.
+        """
         made = Environment.from_docker_image(name, "", None, conda_specification, pip_requirements)
         made.docker.base_dockerfile = dockerfile
         return made
 
     @staticmethod
     def load_from_directory(path: str) -> Environment:
-        """Return what `save_to_directory` has written, with the packages of `conda_dependencies.yml` as they are now."""
+        """Read an environment that `save_to_directory` has written.
+
+        The packages are the current content of `conda_dependencies.yml`.
+        """
         file = Path(path, "azureml_environment.json")
         try:
             made = Environment._of(json.loads(file.read_text(encoding="utf-8")))
@@ -227,7 +245,7 @@ class Environment(Strict):
         return made
 
     def save_to_directory(self, path: str, overwrite: bool = False) -> None:
-        """Write it into a folder: `azureml_environment.json`, and its packages as `conda_dependencies.yml`."""
+        """Write `azureml_environment.json` and `conda_dependencies.yml` into a folder."""
         folder = Path(path)
         if folder.exists() and not overwrite:
             raise UserErrorException(f"{path!r} exists. Name another folder, or say overwrite=True.")
@@ -237,21 +255,27 @@ class Environment(Strict):
             self.python.conda_dependencies.save_to_file(str(folder))
 
     def clone(self, new_name: str) -> Environment:
-        """A deep copy under another name, not registered."""
+        """Return a deep copy under another name, not registered."""
         made = copy.deepcopy(self)
         made.name, made.version = new_name, None
         return made
 
-    # --- registered
+    # --- registration
 
     def version_in(self, workspace: Any) -> int | None:
-        """Its version in the workspace; None where it is not registered, or was changed since."""
+        """Return the version registered in the workspace.
+
+        Return None if the environment is not registered or has changed since.
+        """
         number = int(self.version) if self.version and self.version.isdecimal() else None
         found = records.version(workspace, "environments", self.name, number) if number else None
         return number if found is not None and found[1] == self._data() else None
 
     def register(self, workspace: Any) -> Environment:
-        """This environment under its name in the workspace; the next version, unless nothing has changed."""
+        """Register the environment, and return it with its version.
+
+        An unchanged environment keeps its latest version.
+        """
         if is_curated(self.name):
             raise UserErrorException(f"the names of curated environments are reserved: {self.name!r}. Clone it first.")
         version = records.add_version(workspace, "environments", self.name, self._data())
@@ -261,10 +285,12 @@ class Environment(Strict):
 
     @staticmethod
     def get(workspace: Any, name: str, version: str | None = None, label: str | None = None) -> Environment:
-        """A registered or a curated environment. label: "latest", or one that `label` has set.
+        """Return a registered or a curated environment.
+
+        `label` is "latest", or a label that `label()` has set.
 
         Raises:
-            UserErrorException: there is none.
+            UserErrorException: No such environment exists.
         """
         if label not in (None, "latest") and not version:
             version = (records.documents(workspace, "environment_labels").read(name) or {}).get(label)
@@ -285,16 +311,19 @@ class Environment(Strict):
 
     @staticmethod
     def list(workspace: Any) -> NamedObjects[Environment]:
-        """Name -> environment, in its latest version; the curated ones as well."""
+        """Return the latest versions by name, including the curated environments."""
         names = [*records.names(workspace, "environments"), *CURATED]
         return NamedObjects({name: Environment.get(workspace, name) for name in names})
 
     @staticmethod
     def label(workspace: Any, name: str, version: str, labels: Sequence[str]) -> None:
-        """Give a version labels, by which `get` finds it; each label stands at one version of the name.
+        """Label a version, so that `get` finds it.
+
+        Args:
+            label refers to a single version of each name.
 
         Raises:
-            UserErrorException: there is no such version.
+            UserErrorException: The version does not exist.
         """
         Environment.get(workspace, name, version)
         kept = records.documents(workspace, "environment_labels")
@@ -307,25 +336,25 @@ class Environment(Strict):
 
     @staticmethod
     def add_private_pip_wheel(workspace: Any, file_path: str, exist_ok: bool = False) -> str:
-        """The wheel's path, which stands for it among pip packages.
+        """Return the path of a wheel, for use as a pip package.
 
         Raises:
-            UserErrorException: there is no such file.
+            UserErrorException: The file does not exist.
         """
         if not os.path.isfile(file_path):
             raise UserErrorException(f"there is no wheel {file_path!r}.")
         return os.path.abspath(file_path)
 
     def build(self, workspace: Any, image_build_compute: Any = None) -> EnvironmentBuild:
-        """Nothing is built before a run needs it; what was built is kept for the next."""
+        """Return a finished build: runs build their environment on first use."""
         return EnvironmentBuild()
 
     def build_local(self, workspace: Any, platform: Any = None, **others: Any) -> EnvironmentBuild:
-        """As `build`."""
+        """Return a finished build, like `build`."""
         return EnvironmentBuild()
 
     def get_image_details(self, workspace: Any) -> dict[str, Any]:
-        """Of the image that a run would use."""
+        """Return details of the image that a run would use."""
         return {"imageExistsInRegistry": False, "dockerImage": {"name": self.docker.base_image}}
 
     def _data(self) -> dict[str, Any]:
@@ -368,12 +397,12 @@ class Environment(Strict):
 
 
 def _snake_case(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the same with this module's names for the SDK's, which writes `baseImage`."""
+    """Return the data with the SDK's keys, such as `baseImage`, in snake case."""
     return {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", key): value for key, value in data.items()}
 
 
 class EnvironmentBuild:
-    """What `Environment.build` gives."""
+    """The result of `Environment.build`."""
 
     status = "Succeeded"
 
@@ -386,7 +415,7 @@ class EnvironmentBuild:
 def _curated(name: str, version: str | None) -> Environment:
     made = Environment(name)
     made.version = version or "1"
-    # Nothing of its own: packages that a clone of it is given are installed beside what is here.
+    # No packages of its own: the packages that a driver adds to a clone join the installed ones.
     made.python.conda_dependencies = CondaDependencies.create(pip_packages=[])
     made.environment_variables = {}
     return made

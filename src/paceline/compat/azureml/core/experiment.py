@@ -1,4 +1,4 @@
-"""Experiments (`azureml.core.experiment`): what is submitted decides what runs.
+"""Experiments (`azureml.core.experiment`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.experiment.experiment
 """
@@ -24,10 +24,10 @@ __all__ = ["Experiment", "Run"]
 
 @sdk_class
 class Experiment(workspace.Experiment):
-    """`paceline.Experiment`; what it submits or starts to log is a `Run` of this package.
+    """An experiment whose runs are instances of this package's `Run`.
 
     Raises:
-        UserErrorException: the name is none.
+        UserErrorException: The name is not valid.
     """
 
     run_class: ClassVar[type[Run]] = Run
@@ -44,16 +44,22 @@ class Experiment(workspace.Experiment):
         tags: Mapping[str, object] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Submit a ScriptRunConfig, an estimator, a HyperDriveConfig or a pipeline; or what `paceline.Experiment` takes.
+        """Submit a configuration.
 
-        kwargs: script_params and inputs of an estimator, over its own; run_id; pipeline_parameters and regenerate_outputs of a
-            pipeline.
+        Accepts a ScriptRunConfig, an estimator, a HyperDriveConfig, a pipeline, and every configuration that
+        `paceline.Experiment` accepts.
+
+        Args:
+            config: The configuration.
+            tags: Tags of the run.
+            kwargs: `run_id`; for an estimator, `script_params` and `inputs` that override its own; for a pipeline,
+                `pipeline_parameters` and `regenerate_outputs`.
 
         Raises:
-            AzureMLException: a wrong value. Nothing has been started then.
+            AzureMLException: A value is wrong. Nothing was started.
         """
         kwargs.pop("show_output", None)
-        # Whoever knows how to be submitted does it: HyperDriveConfig and Pipeline, which stand above this module.
+        # HyperDriveConfig and Pipeline submit themselves: this module may not import theirs.
         if hasattr(config, "_submit_to"):
             return config._submit_to(self, tags, **kwargs)
         from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
@@ -84,7 +90,7 @@ class Experiment(workspace.Experiment):
             raise UserErrorException(f"submit can't take {', '.join(sorted(others))} with a {type(config).__name__}.")
         run_id = run_id or new_run_id(self.name)
         found = prepared(config, self.workspace, run_id=run_id)
-        # A submission is quicker without what pipelines need: told by a name.
+        # Read an attribute instead of testing the class: importing pipelines would slow every submission.
         if pending := [one.name for one in found.job.inputs if hasattr(one, "data")]:
             raise UserErrorException(
                 f"the input {pending[0]!r} is what another step of a pipeline leaves. Submit both as steps of one Pipeline."
@@ -101,7 +107,7 @@ class Experiment(workspace.Experiment):
             warnings=found.notes,
         )
         run = ScriptRun(self, folder.run_id)
-        # The packages of the SDK that are left out are said by the submission itself.
+        # The submission itself reports the SDK packages that it leaves out.
         run._said = (*found.said, *sdk_packages.without(found.job.environment)[1])
         return run
 
@@ -114,9 +120,10 @@ class Experiment(workspace.Experiment):
         display_name: str | None = None,
         **others: Any,
     ) -> Run:
-        """A run that this program logs by itself. `./outputs` is made, and what appears in it and in `./logs` is kept.
+        """Start a run that this program logs to.
 
-        outputs: another folder, or False for none. snapshot_directory: kept with the run; None for none.
+        Creates `./outputs`, and collects the files that appear there and in `./logs`. `outputs` names another folder;
+        False collects none. `snapshot_directory` is stored with the run unless it is None.
         """
         return super().start_logging(  # type: ignore[return-value]  # of `run_class`
             outputs, snapshot_directory, display_name or name, run_id
@@ -130,7 +137,7 @@ class Experiment(workspace.Experiment):
         include_children: bool = False,
         **others: Any,
     ) -> Iterator[Any]:
-        """As `paceline.Experiment.get_runs`; each run of its kind's own class, such as HyperDriveRun."""
+        """Yield the runs, each in the class of its kind, such as HyperDriveRun."""
         kinds = {"azureml.StepRun": "script", **{name: kind for kind, name in TYPES.items()}}
         yield from super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others)
 
@@ -158,24 +165,24 @@ class Experiment(workspace.Experiment):
         tags_and_properties.set_tags(self._notes(), tags)
 
     def refresh(self) -> None:
-        """Does nothing: everything is read when it is asked for."""
+        """Do nothing: every read fetches the current state."""
 
     def archive(self) -> None:
-        """Does nothing: an experiment is there as long as it has runs."""
+        """Do nothing: an experiment exists as long as it has runs."""
 
     def reactivate(self, new_name: str | None = None) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     @staticmethod
     def list(
         workspace: Any, experiment_name: str | None = None, view_type: str = "ActiveOnly", tags: Any = None
     ) -> Any:
-        """The experiments of the workspace."""
+        """Return the workspace's experiments."""
         return [one for name, one in workspace.experiments.items() if experiment_name in (None, name)]
 
     @staticmethod
     def delete(workspace: Any, experiment_id: str) -> None:
-        """Raise UserErrorException while it has runs."""
+        """Raise UserErrorException while the experiment has runs."""
         if any(Experiment(workspace, experiment_id).get_runs(include_children=True)):
             raise UserErrorException("Only empty Experiments can be deleted. This experiment contains runs.")
 
@@ -183,7 +190,10 @@ class Experiment(workspace.Experiment):
         return "https://learn.microsoft.com/python/api/azureml-core/azureml.core.experiment.experiment"
 
     def get_portal_url(self) -> str:
-        """Its runs on the live page, while `paceline ui` serves it; else the workspace's folder, as a URL."""
+        """Return the URL of the experiment's runs.
+
+        It leads to the live page while `paceline ui` runs, otherwise to the workspace's folder.
+        """
         page = page_of(self.workspace.path)
         return f"{page}/?experiment={self.name}" if page else self.workspace.path.as_uri()
 
@@ -203,8 +213,8 @@ class Experiment(workspace.Experiment):
 
 
 def make_experiment(runs_dir: Path, name: str) -> Experiment:
-    """The experiment of a run that is found by its id, or of a script's own."""
-    # A workspace of the SDK's, where that can be told: scripts ask it for data sets, stores and secrets.
+    """Return the experiment of a run found by id, or of the current script's run."""
+    # Use an SDK workspace if possible: scripts get datasets, stores and secrets from it.
     make = late("core.workspace", "Workspace")
     folder = runs_dir.parent
     if own := os.environ.get("AZUREML_ARM_WORKSPACE_NAME"):

@@ -1,4 +1,7 @@
-"""The workspace's secrets (`azureml.core.keyvault`): one file for each, readable by the owner alone."""
+"""The workspace's secrets (`azureml.core.keyvault`).
+
+Each is a file that only its owner can read.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,20 @@ __all__ = ["Keyvault"]
 
 
 class Keyvault:
-    """Name -> text. Nothing is encrypted: whoever reads this user's files reads them."""
+    """Secrets by name.
+
+    They are not encrypted: every process that can read this user's files can read them.
+    """
 
     def __init__(self, workspace: Any) -> None:
         self._folder = Path(workspace.path) / "azureml" / "secrets"
 
     def set_secret(self, name: str, value: str) -> None:
-        """Keep a secret.
+        """Store a secret.
 
         Raises:
-            UserErrorException: the name has more than letters, digits and `-`, or the value is no text.
+            UserErrorException: The name has characters other than letters, digits and `-`, or the value is not a
+                string.
         """
         if not isinstance(value, str):
             raise UserErrorException(f"the secret {name!r} is a {type(value).__name__}: give a string.")
@@ -32,16 +39,15 @@ class Keyvault:
         write_json(file, value, mode=PRIVATE)
 
     def set_secrets(self, secrets_batch: dict[str, str]) -> None:
-        """Keep several."""
         for name, value in secrets_batch.items():
             self.set_secret(name, value)
 
     def get_secret(self, name: str) -> str | None:
-        """The value; None where there is none."""
+        """Return a secret, or None if it does not exist."""
         return read_json(self._file(name))  # type: ignore[no-any-return]
 
     def get_secrets(self, secrets: list[str]) -> dict[str, str | None]:
-        """Name -> value."""
+        """Return secrets by name."""
         return {name: self.get_secret(name) for name in secrets}
 
     def delete_secret(self, name: str) -> None:
@@ -52,7 +58,7 @@ class Keyvault:
             self.delete_secret(name)
 
     def list_secrets(self) -> list[dict[str, str]]:
-        """`{"name": ...}` of each; no value."""
+        """Return `{"name": ...}` of each secret, without its value."""
         return [{"name": file.stem} for file in sorted(self._folder.glob("*.json"))]
 
     def _file(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Registered models, and what serves them (`azureml.core.model`).
+"""Registered models and their deployment (`azureml.core.model`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.model.model
 """
@@ -41,10 +41,10 @@ class Framework:
 
 @sdk_class
 class Model(model.Model):
-    """`paceline.Model`, by the SDK's parameters: the latest version, unless id or version say another.
+    """A registered model: the latest version unless id or version names another.
 
     Raises:
-        WebserviceException: there is none; the message has ModelNotFound in it.
+        WebserviceException: The model does not exist. The message contains ModelNotFound.
     """
 
     Framework = Framework
@@ -111,10 +111,12 @@ class Model(model.Model):
         resource_configuration: Any = None,
         **others: Any,
     ) -> Model:
-        """A new version of a model, of a file or a folder; `Registering model <name>` is printed.
+        """Register a file or folder as a model's next version.
+
+        Prints `Registering model <name>`.
 
         Raises:
-            WebserviceException: the name can't be one, or there is nothing at the path.
+            WebserviceException: The name is not valid, or the path does not exist.
         """
         print(f"Registering model {model_name}")
         made = model.Model.register(
@@ -143,31 +145,31 @@ class Model(model.Model):
         page_count: int = 255,
         model_framework: str | None = None,
     ) -> Sequence[Model]:
-        """The versions, the newest first."""
+        """Return the matching versions, newest first."""
         found = _listed(workspace, name, tags, properties, run_id, latest)
         return [Model(workspace, id=one.id) for one in found if model_framework in (None, one.framework)]
 
     def download(self, target_dir: str = ".", exist_ok: bool = False, exists_ok: Any = None) -> str:  # type: ignore[override]
-        """Copy the registered file or folder into a folder; its path.
+        """Copy the model's file or folder into a folder and return its path.
 
         Raises:
-            WebserviceException: it is there already, and exist_ok=False.
+            WebserviceException: The target exists and exist_ok=False.
         """
         return super().download(target_dir, exist_ok=bool(exist_ok or exists_ok))
 
     @staticmethod
     def get_model_path(model_name: str, version: int | None = None, _workspace: Any = None) -> str:
-        """Where a model's file or folder lies.
+        """Return the path of a model's file or folder.
 
-        In a service, what it serves; in a run, a copy of the registered one; elsewhere what lies in
-        `azureml-models/<name>/<version>/`, or `./<name>`.
+        In a service this is the served model; in a run, a copy of the registered model; elsewhere
+        `azureml-models/<name>/<version>/` or `./<name>`.
 
         Raises:
-            ModelNotFoundException: nowhere.
+            ModelNotFoundException: None of these places has the model.
         """
         served = os.environ.get("AZUREML_MODEL_DIR")
         if served:
-            # Of several models each has a folder of its own there; of one it is the folder itself.
+            # A service with several models has a folder for each; with one model, the folder itself holds it.
             below = _version_folder(Path(served, model_name), version)
             return _only_entry(below or Path(served))
         if (folder := _version_folder(Path("azureml-models", model_name), version)) is not None:
@@ -187,7 +189,7 @@ class Model(model.Model):
             f"ModelNotFound: there is neither azureml-models/{model_name}/ nor {model_name!r} in {os.getcwd()!r}."
         )
 
-    # --- served
+    # --- deployment
 
     @staticmethod
     def deploy(  # type: ignore[override]
@@ -200,10 +202,12 @@ class Model(model.Model):
         overwrite: bool = False,
         show_output: bool = False,
     ) -> Any:
-        """Serve models under a name; returns at once (`wait_for_deployment`).
+        """Serve models under a name.
+
+        Returns at once; `wait_for_deployment` blocks until the service answers.
 
         Raises:
-            WebserviceException: a name that can't be one, or is taken; a script that is not there.
+            WebserviceException: The name is taken or not valid, or the script does not exist.
         """
         return late("core.webservice.webservice", "deploy")(
             workspace, name, models, inference_config, deployment_config, overwrite=overwrite
@@ -218,10 +222,12 @@ class Model(model.Model):
         image_name: str | None = None,
         image_label: str | None = None,
     ) -> Any:
-        """A folder of which a container is built: `package.save(folder)`, or the image itself by `package.pull()`.
+        """Return a folder from which to build a container.
+
+        `package.save(folder)` copies the folder; `package.pull()` builds the image.
 
         Raises:
-            WebserviceException: no such model or script, or an environment that can't be had elsewhere.
+            WebserviceException: The model or script does not exist, or another machine can't build the environment.
         """
         tagged = f"{image_name}:{image_label}" if image_name and image_label else image_name
         return late("core.model_package", "package")(workspace, models, inference_config, image_name=tagged)
@@ -246,13 +252,16 @@ class Model(model.Model):
 
 
 class InferenceConfig:
-    """What a service runs: a script with `init()` and `run(data)`, and its environment.
+    """A service's script, with `init()` and `run(data)`, and its environment.
 
-    entry_script: relative to source_directory, or to the working directory. runtime, conda_file: as before 1.0; environment
-    says it all. enable_gpu, base_image, cuda_version, extra_docker_file_steps: accepted.
+    Args:
+        entry_script: Path relative to source_directory, or to the working directory.
+        runtime, conda_file: Replaced by `environment` since 1.0.
+        enable_gpu, base_image, cuda_version, extra_docker_file_steps: Accepted without effect.
 
     Raises:
-        WebserviceException: there is no such script, it is no Python, or environment stands beside what it replaces.
+        WebserviceException: The script does not exist or is not Python, or environment is combined with an option that
+            it replaces.
     """
 
     def __init__(
@@ -289,10 +298,10 @@ class InferenceConfig:
 
 
 def registered_of_run(run: Any, model_name: str, model_path: str | None, **given: Any) -> Model:
-    """A model of a run's file or folder.
+    """Register a file or folder of a run as a model.
 
     Raises:
-        ModelPathNotFoundException: the run has no such file; those that it has are named.
+        ModelPathNotFoundException: The run has no such file. The message lists the files it has.
     """
     from paceline.runs import run as runs
 
@@ -316,7 +325,7 @@ def registered_of_run(run: Any, model_name: str, model_path: str | None, **given
 def _listed(
     workspace: Any, name: str | None, tags: Any, properties: Any, run_id: str | None, latest: bool = False
 ) -> Any:
-    """The models; of a list of tags a plain name asks for any value."""
+    """Return the models; a tag without a value matches every value."""
     named = _tags(tags) or {}
     wanted = {key: value for key, value in named.items() if value is not None}
     found = model.Model.list(workspace, name, wanted or None, properties, run_id, latest)
@@ -324,7 +333,7 @@ def _listed(
 
 
 def _tags(tags: Any) -> Any:
-    """A list of 2018's: names, or pairs."""
+    """Return tags as a dict, from the SDK of 2018's list of names or pairs."""
     if isinstance(tags, (list, tuple)):
         return {tag[0]: tag[1] for tag in ((one if isinstance(one, (list, tuple)) else (one, None)) for one in tags)}
     return tags

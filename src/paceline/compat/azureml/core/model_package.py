@@ -1,4 +1,4 @@
-"""Models and their script as a folder that a container is built of (`Model.package`).
+"""Models and a script as a container build folder (`Model.package`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.model.modelpackage
 """
@@ -21,9 +21,10 @@ __all__ = ["ModelPackage"]
 
 
 class ModelPackage:
-    """A folder with a Dockerfile, the models and their script. state: "Succeeded".
+    """A folder with a Dockerfile, models and a script.
 
-    location: the image's name once it is built, else the folder. package_build_log_uri: None, for nothing was built.
+    `state` is "Succeeded". `location` is the image's name once it is built, otherwise the folder.
+    `package_build_log_uri` is None.
     """
 
     def __init__(self, workspace: Any, folder: Path, name: str) -> None:
@@ -33,19 +34,19 @@ class ModelPackage:
         self._folder, self.location = folder, str(folder)
 
     def wait_for_creation(self, show_output: bool = False) -> None:
-        """Return at once: it is written."""
+        """Return at once: the folder is complete."""
         if show_output:
             print(f"Succeeded\nPackage creation Succeeded: {self._folder}")
 
     def get_logs(self, **others: Any) -> str:
-        """What is in the folder."""
+        """Return a list of the folder's files."""
         return (self._folder / "README.md").read_text(encoding="utf-8")
 
     def save(self, output_directory: str) -> None:
         """Copy the folder.
 
         Raises:
-            WebserviceException: there is something already.
+            WebserviceException: The target exists.
         """
         target = Path(output_directory)
         if target.is_dir() and any(target.iterdir()):
@@ -53,10 +54,10 @@ class ModelPackage:
         shutil.copytree(self._folder, target, dirs_exist_ok=True)
 
     def pull(self) -> str:
-        """Build the image by podman or docker; its name.
+        """Build the image with podman or docker, and return its name.
 
         Raises:
-            WebserviceException: neither answers, or the image can't be built.
+            WebserviceException: No engine answers, or the build fails.
         """
         from paceline.containers import find_engine
 
@@ -80,10 +81,10 @@ class ModelPackage:
 
 
 def package(workspace: Any, models: Sequence[Any], inference_config: Any, *, image_name: str | None) -> ModelPackage:
-    """Write the folder, below the workspace.
+    """Write the folder below the workspace.
 
     Raises:
-        WebserviceException: no such model or script, or an environment that can't be had elsewhere.
+        WebserviceException: The model or script does not exist, or another machine can't build the environment.
     """
     notes, named = SubmissionNotes(), [getattr(one, "id", one) for one in models]
     given = script_of(inference_config, notes)

@@ -1,4 +1,4 @@
-"""`azureml.core.resource_configuration`: accepted."""
+"""`azureml.core.resource_configuration`: accepted without effect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ResourceConfiguration"]
 
 
 class ResourceConfiguration:
-    """cpu, memory_in_gb, gpu of a model's service."""
+    """The CPUs, memory (GB) and GPUs of a model's service."""
 
     def __init__(
         self, cpu: float | None = None, memory_in_gb: float | None = None, gpu: int | None = None, **others: Any

@@ -1,4 +1,4 @@
-"""A run with the SDK's spellings: other names for what `paceline.Run` has, its dict of details, and metrics of AutoML."""
+"""A run with the SDK's method names, details and AutoML metrics."""
 
 from __future__ import annotations
 
@@ -35,43 +35,46 @@ if TYPE_CHECKING:
     from paceline.job.data_reference import DataReference
     from paceline.runs.record import RunRecord
 
-#: Kind of a run -> the SDK's type.
+#: Kind of a run -> type in the SDK.
 TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "pipeline": "azureml.PipelineRun", "interactive": "run"}
-#: What the SDK calls an environment that has no name.
+#: The SDK's name for an environment without a name.
 _UNNAMED = "default-environment"
-#: Of each log `get_details_with_logs` gives at most this much, for a log of gigabytes would fill the memory.
+#: `get_details_with_logs` returns at most this much of each log, so that a log of gigabytes does not fill the memory.
 _TAIL_BYTES = 1 << 20
 
 
 class SdkSpellings(LogsMetrics):
-    """What runs and those outside of one (`get_context` there) have in common. `status`, `tags` and `properties` are theirs."""
+    """SDK methods that submitted runs and OfflineRun share.
+
+    The subclasses define `status`, `tags` and `properties`.
+    """
 
     status: Any
     tags: Any
     properties: Any
 
     def get_status(self) -> str:
-        """`status`: one of `paceline.runs.states`, such as "Queued", "Running" or "Completed"."""
+        """Return the status: a state of `paceline.runs.states`, such as "Queued"."""
         return str(self.status)
 
     def get_tags(self) -> dict[str, str | None]:
-        """`tags`."""
+        """Return the tags."""
         return dict(self.tags)
 
     def get_properties(self) -> dict[str, str]:
-        """`properties`."""
+        """Return the properties."""
         return dict(self.properties)
 
     def flush(self, timeout_seconds: float = 300) -> None:
-        """Does nothing: every value was written when its call returned."""
+        """Do nothing: each call writes its value before it returns."""
 
     def log_confusion_matrix(self, name: str, value: object, description: str = "") -> None:
         """Log a confusion matrix: a dict, or its JSON.
 
         Raises:
-            MetricError: neither of these, here and in the three below.
+            MetricError: The value is neither a dict nor JSON. The three methods below raise it as well.
         """
-        # The SDK stores the description beside the chart. Here it is taken and kept nowhere, as in the three below.
+        # The SDK stores the description beside the chart. Here, and in the three methods below, it is ignored.
         self._write_other("confusion_matrix", name, _json_value(name, value))
 
     def log_accuracy_table(self, name: str, value: object, description: str = "") -> None:
@@ -88,35 +91,38 @@ class SdkSpellings(LogsMetrics):
 
 
 class OfflineRun(SdkSpellings, offline.OfflineRun):
-    """`Run.get_context()` outside a run. Scripts ask by `hasattr(run, "experiment")` whether they are in one."""
+    """The result of `Run.get_context()` outside a run.
+
+    Scripts test `hasattr(run, "experiment")` to see whether they are in a run.
+    """
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         del self.experiment, self.input_datasets, self.output_datasets
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> OfflineRun:
-        """Another one that prints; its id is this one's with the name behind it."""
+        """Return another OfflineRun, whose id is this id plus the name."""
         made = super().child_run(name)
         if name or run_id:
             made.id = run_id or f"{self.id}.{name}"
         return made
 
     def upload_file(self, name: str, path_or_stream: object, datastore_name: str | None = None) -> str:
-        """Print what would be uploaded."""
+        """Print the name of the file that a run would upload."""
         return super().upload_file(name, path_or_stream)
 
     def get_environment(self) -> None:
-        """None."""
+        """Return None."""
 
     def get_file_names(self) -> builtins.list[str]:
-        """Nothing is kept."""
+        """Return an empty list: an OfflineRun stores no files."""
         return []
 
 
-#: By this name scripts ask whether they are in a run.
+#: Scripts use this name to see whether they are in a run.
 _OfflineRun = OfflineRun
 
-#: What logs are called in the SDK's eras; all mean the log of rank 0.
+#: Names of the log across the SDK's versions; all refer to the log of rank 0.
 _FIRST_LOG = (
     "azureml-logs/70_driver_log.txt",
     "azureml-logs/80_driver_log.txt",
@@ -127,7 +133,7 @@ _FIRST_LOG = (
     "logs/azureml/azureml.log",
     "azureml.log",
 )
-#: By their numbers: what was prepared, built and said of the run, and what the script printed.
+#: Numbered logs: preparation, image build, messages about the run, and the script's output.
 _NUMBERED_LOG = re.compile(r"azureml-logs/(\d\d)_\w[\w.-]*\.txt")
 _PREPARED = ("20", "55", "65", "75")
 _RANK_LOG = re.compile(r"(?:azureml-logs/70_driver_log_(?:worker_|rank_)?(\d+)|user_logs/std_log_process_0*(\d+))\.txt")
@@ -135,10 +141,10 @@ _RANK_LOG = re.compile(r"(?:azureml-logs/70_driver_log_(?:worker_|rank_)?(\d+)|u
 
 @sdk_class
 class Run(SdkSpellings, run.Run):
-    """`paceline.Run` with the SDK's other names.
+    """A run of Paceline's with the SDK's other methods.
 
     Raises:
-        ExperimentNotFoundException: the experiment's workspace has no such run.
+        ExperimentNotFoundException: The experiment's workspace has no such run.
     """
 
     offline_class: ClassVar[type[offline.OfflineRun]] = OfflineRun
@@ -152,22 +158,22 @@ class Run(SdkSpellings, run.Run):
 
     @staticmethod
     def make_experiment(runs_dir: Path, name: str) -> Any:
-        """The experiment that a run belongs to."""
-        # That module imports this one; most scripts import this one alone.
+        """Return the experiment of a run."""
+        # That module imports this one, and most scripts need only this one.
         return late("core.experiment", "make_experiment")(runs_dir, name)
 
     @staticmethod
     def open_dataset(reference: DataReference, path: str) -> object:
-        """What the script gets for an input by name."""
+        """Return the object that a script receives for an input name."""
         found = run.Run.open_dataset(reference, path)
         return found if isinstance(found, str) else late("data.tabular_dataset", "of_native")(found)
 
     @classmethod
     def get_context(cls, allow_offline: bool = True, used_for_context_manager: bool = False, **others: Any) -> Any:
-        """The run that this process works for; outside a run one that prints what is logged.
+        """Return the run of this process, or an OfflineRun outside a run.
 
         Raises:
-            RunEnvironmentException: outside a run, with allow_offline=False.
+            RunEnvironmentException: The process is outside a run and allow_offline=False.
         """
         try:
             return super().get_context(allow_offline)
@@ -179,7 +185,7 @@ class Run(SdkSpellings, run.Run):
 
     @classmethod
     def get_submitted_run(cls, **others: Any) -> Any:
-        """`get_context`, as it was called in 2018."""
+        """Return `get_context()`, under its name of 2018."""
         return cls.get_context()
 
     def __str__(self) -> str:
@@ -195,7 +201,10 @@ class Run(SdkSpellings, run.Run):
     def log_image(
         self, name: str, path: Any = None, plot: Any = None, description: str = "", step: int | None = None
     ) -> None:
-        """Keep an image. The metric's value is the SDK's address of it, `aml://artifactId/ExperimentRun/dcid.<run>/<file>`."""
+        """Log an image.
+
+        The metric's value is the SDK's address of the image, `aml://artifactId/ExperimentRun/dcid.<run>/<file>`.
+        """
         if (path is None) == (plot is None):
             raise UserErrorException("log_image: give either path= or plot=.")
         path, plot = self._image(name, path, plot)
@@ -219,17 +228,23 @@ class Run(SdkSpellings, run.Run):
         populate: bool = False,
         **others: Any,
     ) -> dict[str, Any]:
-        """As `paceline.Run.get_metrics`. Of a sweep also which of its trials was the best, and when."""
+        """Return the metrics, as `paceline.Run.get_metrics` does.
+
+        The metrics of a sweep include which trial was the best, and when.
+        """
         found: dict[str, Any] = super().get_metrics(name, recursive, **others)
         if self.kind == "sweep" and not recursive:
-            # A sweep is given as this class too, where it is made by its id.
+            # A run of this class may be a sweep if the caller created it by id.
             found |= late("train.hyperdrive.run", "best_child_metric")(self, name)
         return found
 
     # --- files
 
     def upload_file(self, name: str, path_or_stream: Any, datastore_name: str | None = None) -> str:
-        """As `paceline.Run.upload_file`. datastore_name: accepted; files lie with the run."""
+        """Upload a file, as `paceline.Run.upload_file` does.
+
+        `datastore_name` is accepted; the file stays with the run.
+        """
         return super().upload_file(name, path_or_stream)
 
     def upload_files(  # type: ignore[override]
@@ -240,21 +255,27 @@ class Run(SdkSpellings, run.Run):
         timeout_seconds: float | None = None,
         datastore_name: str | None = None,
     ) -> builtins.list[str]:
-        """As `paceline.Run.upload_files`."""
+        """Upload files, as `paceline.Run.upload_files` does."""
         return super().upload_files(names, paths)
 
     def upload_folder(  # type: ignore[override]
         self, name: str, path: str, datastore_name: str | None = None
     ) -> builtins.list[str]:
-        """As `paceline.Run.upload_folder`."""
+        """Upload a folder, as `paceline.Run.upload_folder` does."""
         return super().upload_folder(name, path)
 
     def get_file_names(self) -> builtins.list[str]:
-        """The names of the run's files: outputs, logs, the script's own in `./logs` among them, and what was uploaded."""
+        """Return the names of the run's files.
+
+        They include outputs, logs, the script's own files in `./logs`, and uploads.
+        """
         return sorted({*super().get_file_names(), *self._script_logs()})
 
     def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> builtins.list[str]:
-        """Copy the logs, the script's own among them, into a folder (default `./<run id>`); the paths written."""
+        """Copy all logs into a folder and return their paths.
+
+        They include the script's own logs. The default folder is `./<run id>`.
+        """
         top = Path(destination) if destination is not None else Path(self.id)
         names = [name for name in self.get_file_names() if name.startswith("logs/")]
         for name in names:
@@ -264,12 +285,13 @@ class Run(SdkSpellings, run.Run):
     def download_file(  # type: ignore[override]
         self, name: str, output_file_path: str | None = None, _validate_checksum: bool = False
     ) -> None:
-        """Copy a file of the run to a path, or into a folder; by default under its last name into the working directory.
+        """Copy a file of the run to a path or into a folder.
 
-        The SDK's names of logs mean Paceline's: `azureml-logs/70_driver_log.txt` is `logs/rank_0.log`.
+        By default it goes into the working directory. The SDK's names of logs refer to Paceline's:
+        `azureml-logs/70_driver_log.txt` is `logs/rank_0.log`.
 
         Raises:
-            UserErrorException: the run has no such file.
+            UserErrorException: The run has no such file.
         """
         target: Any = output_file_path if output_file_path is not None else os.path.basename(name)
         if str(target).endswith("/") or os.path.isdir(target):
@@ -294,7 +316,10 @@ class Run(SdkSpellings, run.Run):
         timeout_seconds: float | None = None,
         **others: Any,
     ) -> None:
-        """Copy all files whose names begin with `prefix` into a folder. append_prefix=False: without the prefix."""
+        """Copy all files whose names begin with `prefix` into a folder.
+
+        With append_prefix=False the copies' names lack the prefix.
+        """
         names = [name for name in self.get_file_names() if name.startswith(prefix or "")]
         for number, name in enumerate(names):
             inside = name if append_prefix or not prefix else name[len(prefix) :].lstrip("/")
@@ -311,7 +336,10 @@ class Run(SdkSpellings, run.Run):
         return name
 
     def _script_logs(self) -> dict[str, str]:
-        """Name -> place below the run's folder of what the script has left in its `./logs`, which the SDK keeps as well."""
+        """Return the files of the script's `./logs`: name -> path in the run's folder.
+
+        The SDK stores these files as well.
+        """
         top = f"{self.folder.work.name}/logs"
         if os.path.islink(self.folder.path / top):
             return {}
@@ -319,15 +347,17 @@ class Run(SdkSpellings, run.Run):
         return {one.name.partition("/")[2]: one.real for one in found if one.kind == "file"}
 
     def _get_outputs_datapath(self) -> Any:
-        """Return a DataPath of the run's outputs, from which another run may go on."""
+        """Return a DataPath of the run's outputs, for a run that continues them."""
         store = late("core.datastore", "Datastore")(self._workspace(), ARTIFACTS)
         return late("data.datapath", "DataPath")(store, f"ExperimentRun/dcid.{self.id}/outputs")
 
     def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:  # type: ignore[override]
-        """Write the run's source as `<path>/<snapshot id>.zip` (default: the system's temporary folder); the file's path.
+        """Write the run's source as `<path>/<snapshot id>.zip` and return its path.
+
+        The default path is the system's temporary folder.
 
         Raises:
-            UserErrorException: the run has no snapshot of this id.
+            UserErrorException: The run has no snapshot of this id.
         """
         own = self.record().snapshot_id
         if own is None or (snapshot_id is not None and snapshot_id != own):
@@ -335,7 +365,7 @@ class Run(SdkSpellings, run.Run):
         folder = os.path.abspath(path or tempfile.gettempdir())
         os.makedirs(folder, exist_ok=True)
         archive = os.path.join(folder, f"{own}.zip")
-        # Not under its name at once: where everybody may write, another user may have put a link there.
+        # Build it in a private folder first: in a shared folder another user may have planted a link.
         with tempfile.TemporaryDirectory(dir=folder) as made:
             whole = shutil.make_archive(os.path.join(made, own), "zip", self.folder.snapshot.resolve())
             try:
@@ -347,7 +377,7 @@ class Run(SdkSpellings, run.Run):
         return archive
 
     def take_snapshot(self, path: str, _raise_on_validation_failure: bool = True) -> str:
-        """Keep a copy of a folder in the workspace; its id."""
+        """Store a copy of a folder in the workspace and return its id."""
         from paceline import snapshot
 
         workspace = self.folder.path.parents[1]
@@ -356,11 +386,11 @@ class Run(SdkSpellings, run.Run):
     # --- secrets and models
 
     def get_secret(self, name: str) -> str | None:
-        """A secret of the workspace."""
+        """Return a secret of the workspace."""
         return self._workspace().get_default_keyvault().get_secret(name)  # type: ignore[no-any-return]
 
     def get_secrets(self, secrets: builtins.list[str]) -> dict[str, str | None]:
-        """Name -> secret of the workspace."""
+        """Return secrets of the workspace by name."""
         return self._workspace().get_default_keyvault().get_secrets(secrets)  # type: ignore[no-any-return]
 
     def _workspace(self) -> Any:
@@ -381,10 +411,13 @@ class Run(SdkSpellings, run.Run):
         resource_configuration: Any = None,
         **others: Any,
     ) -> Any:
-        """A new version of a model, of a file or folder of the run's: `outputs/model.pkl`, or `./outputs/model.pkl`.
+        """Register a file or folder of the run as a model's next version.
+
+        `model_path` is relative to the run: `outputs/model.pkl` or `./outputs/model.pkl`.
 
         Raises:
-            ModelPathNotFoundException: the run has no such file. WebserviceException: the name can't be one.
+            ModelPathNotFoundException: The run has no such file.
+            WebserviceException: The name is not valid.
         """
         return late("core.model", "registered_of_run")(
             self,
@@ -399,7 +432,7 @@ class Run(SdkSpellings, run.Run):
         )
 
     def get_environment(self) -> Any:
-        """The environment that the run was submitted with, as an `Environment`."""
+        """Return the `Environment` that the run was submitted with."""
         from paceline.compat.azureml.core.environment import Environment
         from paceline.compat.azureml.curated import is_curated
 
@@ -410,7 +443,7 @@ class Run(SdkSpellings, run.Run):
             try:
                 return Environment.get(self._workspace(), name, str(spec.version) if spec.version else None)
             except UserErrorException:
-                pass  # it is registered no longer
+                pass  # the registration has been removed
         made = Environment(name)
         if spec is not None:
             made.environment_variables = dict(spec.environment_variables)
@@ -421,12 +454,15 @@ class Run(SdkSpellings, run.Run):
         return made
 
     def clean(self) -> None:
-        """Does nothing: a run leaves nothing beside its folder."""
+        """Do nothing: a run leaves no files outside its folder."""
 
-    # --- its end
+    # --- end
 
     def cancel(self) -> None:
-        """As `paceline.Run.cancel`. In the run's own script it does nothing, as in the SDK, and says so."""
+        """Cancel the run.
+
+        In the run's own script this only prints a message, as in the SDK.
+        """
         if self._worker is not None and self.kind != "interactive":
             logging.getLogger("paceline.azureml").warning(
                 "cancel() does nothing in the run's own script: end it with sys.exit(), or cancel it from the driver."
@@ -435,7 +471,7 @@ class Run(SdkSpellings, run.Run):
         super().cancel()
 
     def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Any:
-        """Submit a run below this one."""
+        """Submit a child of this run."""
         return self.experiment.submit(config, tags=tags, parent_run_id=self.id, **overrides)
 
     @classmethod
@@ -448,9 +484,9 @@ class Run(SdkSpellings, run.Run):
         status: str | None = None,
         include_children: bool = False,
     ) -> Iterator[Any]:
-        """The runs of the experiment, newest first, that are of this type and status and carry these tags and properties."""
+        """Yield the matching runs of the experiment, newest first."""
         found = experiment.get_runs(type, tags, properties, include_children, status=status)
-        # Each is made anew as `cls`, so a subclass of Run lists runs of that subclass.
+        # Create each as `cls`, so a subclass of Run lists runs of that subclass.
         return (cls(experiment, one.id) for one in found)
 
     def get_children(  # the SDK's names, `type` in place of `kind`
@@ -461,16 +497,22 @@ class Run(SdkSpellings, run.Run):
         type: str | None = None,
         status: str | None = None,
     ) -> Iterator[Run]:
-        """As `paceline.Run.get_children`."""
+        """Yield the children, as `paceline.Run.get_children` does."""
         return super().get_children(recursive, tags, properties, type, status)
 
     @property
     def type(self) -> str:
-        """The kind, as the SDK calls it: "azureml.scriptrun", "hyperdrive", or None's place "run" for one that logs itself."""
+        """The SDK's name of the kind: "azureml.scriptrun", "hyperdrive" or "run".
+
+        "run" is a run that logs from an ordinary program.
+        """
         return TYPES.get(self.kind, self.kind)
 
     def get_detailed_status(self) -> dict[str, Any]:
-        """status, and in `details` what the run waits for or why it failed."""
+        """Return the status and its details.
+
+        The details say what the run waits for, or why it failed.
+        """
         record = self.record()
         return {
             "status": record.status,
@@ -478,14 +520,17 @@ class Run(SdkSpellings, run.Run):
         }
 
     def get_details(self) -> dict[str, Any]:
-        """runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets, outputDatasets, runDefinition, logFiles
-        (name -> path), submittedBy; after a failure also error; then, or where there are any, warnings.
+        """Return the SDK's dict of details.
+
+        Its keys are runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets, outputDatasets,
+        runDefinition, logFiles (name -> path) and submittedBy. A failed run adds error; a failed run or a run with
+        warnings adds warnings.
         """
         record = self.record()
         properties: dict[str, Any] = dict(self.get_properties())
         if record.snapshot_id:
             properties["ContentSnapshotId"] = record.snapshot_id
-        # The SDK files a run's source under these names among its properties.
+        # The SDK stores the source's git data under these property names.
         properties |= {f"azureml.git.{key}": value for key, value in record.git.items()}
         details: dict[str, Any] = {
             "runId": record.run_id,
@@ -507,29 +552,32 @@ class Run(SdkSpellings, run.Run):
         return details
 
     def get_details_with_logs(self) -> dict[str, Any]:
-        """`get_details`, with the logs' text (its last MiB each) in the place of their paths."""
+        """Return `get_details()` with the logs' last MiB instead of their paths."""
         details = self.get_details()
         details["logFiles"] = {name: _tail_text(path) for name, path in details["logFiles"].items()}
         return details
 
     def get_portal_url(self) -> str:
-        """Where to look at the run: on the live page, while `paceline ui` serves it; else its folder, as a URL."""
+        """Return the URL of the run's page, or of its folder.
+
+        The page exists while `paceline ui` runs.
+        """
         page = page_of(self.folder.path.parents[1])
         return f"{page}/runs/{self.id}" if page else self.folder.path.absolute().as_uri()
 
     def get_snapshot_id(self) -> str | None:
-        """The snapshot of the run's source; None where it has none."""
+        """Return the id of the run's source snapshot, or None."""
         return self.record().snapshot_id
 
     def wait_for_completion(  # type: ignore[override]  # the SDK's details in place of a record
         self, show_output: bool = False, wait_post_processing: bool = False, raise_on_error: bool = True
     ) -> dict[str, Any]:
-        """As `paceline.Run.wait_for_completion`, but the run's details.
+        """Wait until the run ends, and return its details.
 
-        wait_post_processing: accepted; a run has ended only when its outputs are in place.
+        `wait_post_processing` is accepted: a run ends only when its outputs are stored.
         """
         if interactive.is_ours(self.folder):
-            # This very program would have to end it, which it can't while it waits.
+            # This program would wait for its own end.
             return self.get_details()
         if show_output:
             print(f"RunId: {self.id}\nWeb View: {self.get_portal_url()}\n", flush=True)
@@ -551,23 +599,23 @@ class Run(SdkSpellings, run.Run):
 
 
 class ScriptRun(Run):
-    """A run of a script, as `Experiment.submit` gives it."""
+    """A run of a script, returned by `Experiment.submit`."""
 
 
-#: By this name scripts ask whether they are in a run; outside of one they have an `_OfflineRun`.
+#: Scripts use this name to see whether they are in a run; outside a run they have an `_OfflineRun`.
 _SubmittedRun = Run
 
 
 def get_run(experiment: Any, run_id: str, rehydrate: bool = True, clean_up: bool = True) -> Any:
-    """The run of this id, of its kind's own class."""
+    """Return the run of this id in the class of its kind."""
     return Run.get(experiment.workspace, run_id)
 
 
 def check_not_failed(record: RunRecord) -> None:
-    """Do nothing for a run that has ended otherwise.
+    """Raise if the run has failed.
 
     Raises:
-        ActivityFailedException: it has failed; the message is JSON.
+        ActivityFailedException: The run has failed. The message is JSON.
     """
     if record.status == states.FAILED:
         report = record.failure
@@ -576,7 +624,7 @@ def check_not_failed(record: RunRecord) -> None:
 
 
 def _definition(job: Any) -> dict[str, Any]:
-    """What was run, in the SDK's words."""
+    """Return the job as the SDK's runDefinition."""
     shown = job.shown()
     return {
         "script": job.entry_script or job.entry_module,
@@ -603,7 +651,8 @@ def _definition(job: Any) -> dict[str, Any]:
 
 def _json_value(name: str, value: object) -> object:
     try:
-        # A text is taken for JSON. Anything else goes through JSON and back, which refuses what could not be written down.
+        # Parse a string as JSON. Convert any other value to JSON and back, which rejects values that JSON can't
+        # represent.
         plain = json.loads(value if isinstance(value, (str, bytes)) else json.dumps(value))
     except (TypeError, ValueError) as error:
         raise MetricError(f"metric {name!r}: a {type(value).__name__} that is no JSON: {error}.") from error
@@ -616,8 +665,8 @@ def _tail_text(path: str) -> str:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            # The cut may fall into the middle of a character of several bytes, so what can't be decoded is replaced.
+            # The cut may split a multi-byte character, so replace undecodable bytes.
             return file.read().decode("utf-8", errors="replace")
     except OSError:
-        # A log that was removed meanwhile counts as an empty one, for the other details are still wanted.
+        # The log was removed in the meantime; the caller still needs the other details.
         return ""

@@ -1,4 +1,4 @@
-"""A run's configuration, which drivers change until they submit (`azureml.core.runconfig`).
+"""Run configurations (`azureml.core.runconfig`), mutable until they are submitted.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.runconfig.runconfiguration
 """
@@ -41,12 +41,12 @@ __all__ = [
     "TensorflowConfiguration",
 ]
 
-#: Of an environment within a run's configuration, which 2018's SDK called so.
+#: The SDK's name of 2018 for an environment in a run configuration.
 EnvironmentDefinition = Environment
 
 
 class MpiConfiguration(Strict):
-    """Workers started by Open MPI: `process_count_per_node` on each of `node_count` nodes."""
+    """Open MPI workers: `process_count_per_node` on each of `node_count` nodes."""
 
     def __init__(self, process_count_per_node: int = 1, node_count: int = 1) -> None:
         self.process_count_per_node = process_count_per_node
@@ -54,8 +54,11 @@ class MpiConfiguration(Strict):
 
 
 class PyTorchConfiguration(Strict):
-    """Workers with torch's variables. process_count: in all; None for one on each node. communication_backend: a hint; what the
-    script names in `init_process_group` counts.
+    """Workers with torch's environment variables.
+
+    Args:
+        process_count: Total number of processes; None starts one on each node.
+        communication_backend: A hint; the backend in the script's `init_process_group` decides.
     """
 
     def __init__(
@@ -67,7 +70,10 @@ class PyTorchConfiguration(Strict):
 
 
 class TensorflowConfiguration(Strict):
-    """Workers with `TF_CONFIG`; with `parameter_server_count=0` for MultiWorkerMirroredStrategy."""
+    """Workers with `TF_CONFIG`.
+
+    `parameter_server_count=0` selects MultiWorkerMirroredStrategy.
+    """
 
     def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
         self.worker_count = worker_count
@@ -75,7 +81,7 @@ class TensorflowConfiguration(Strict):
 
 
 class ParallelTaskConfiguration(Strict):
-    """Accepted."""
+    """Accepted without effect."""
 
     def __init__(self) -> None:
         self.max_retries_per_worker = 0
@@ -84,7 +90,10 @@ class ParallelTaskConfiguration(Strict):
 
 
 class DockerConfiguration(Strict):
-    """use_docker: a wish, as in `DockerSection`. arguments, shared_volumes: accepted."""
+    """Container settings of a run.
+
+    `use_docker` is a preference, as in `DockerSection`. `arguments` and `shared_volumes` have no effect.
+    """
 
     def __init__(
         self,
@@ -100,7 +109,7 @@ class DockerConfiguration(Strict):
 
 
 class DataReferenceConfiguration(Strict):
-    """A place in a datastore, by the store's name."""
+    """A path in a datastore, identified by the store's name."""
 
     def __init__(
         self,
@@ -118,7 +127,7 @@ class DataReferenceConfiguration(Strict):
 
 
 class HistoryConfiguration(Strict):
-    """Accepted: outputs are always collected, and the source is always kept."""
+    """Accepted without effect: Paceline always collects outputs and stores the source."""
 
     def __init__(self) -> None:
         self.output_collection = True
@@ -127,14 +136,14 @@ class HistoryConfiguration(Strict):
 
 
 class SparkConfiguration(Strict):
-    """Accepted; there is no Spark."""
+    """Accepted; Paceline has no Spark."""
 
     def __init__(self) -> None:
         self.configuration: dict[str, Any] = {}
 
 
 class _Vm(Strict):
-    """Sizes of machines: accepted, and not to be had."""
+    """Machine sizes: accepted without effect."""
 
     def __init__(self) -> None:
         self.vm_size: str | None = None
@@ -146,7 +155,7 @@ class _Vm(Strict):
 
 
 class _Container(Strict):
-    """Azure's container instances of 2018: accepted."""
+    """Azure's container instances of 2018: accepted without effect."""
 
     def __init__(self) -> None:
         self.region: str | None = None
@@ -155,10 +164,13 @@ class _Container(Strict):
 
 
 class RunConfiguration(Strict):
-    """What a run is made of; `ScriptRunConfig.run_config`.
+    """The settings of a run; `ScriptRunConfig.run_config`.
 
-    framework: "Python", "PyTorch", "TensorFlow"; communicator: "None", "IntelMpi" and "OpenMpi" (Open MPI), "Nccl", "Gloo",
-    "ParameterServer". Every attribute may be set until the run is submitted; one that is not there raises AttributeError.
+    Every attribute may be set until the run is submitted. Setting an unknown attribute raises AttributeError.
+
+    Args:
+        framework: "Python", "PyTorch" or "TensorFlow".
+        communicator: "None", "IntelMpi" or "OpenMpi" (both Open MPI), "Nccl", "Gloo" or "ParameterServer".
     """
 
     _ignored = ("auto_prepare_environment", "prepare_environment")
@@ -210,7 +222,7 @@ class RunConfiguration(Strict):
 
     @property
     def target(self) -> str:
-        """The compute target's name; set by a target or by a name."""
+        """The compute target's name; assign a target or a name."""
         return self._target
 
     @target.setter
@@ -218,7 +230,7 @@ class RunConfiguration(Strict):
         self._target = "local" if target is None else getattr(target, "name", target)
 
     def save(self, path: str | None = None, name: str | None = None, separate_environment_yaml: bool = False) -> None:
-        """Write `<path>/.azureml/<name>.runconfig`, YAML, and conda_dependencies.yml beside it."""
+        """Write `<path>/.azureml/<name>.runconfig` and conda_dependencies.yml."""
         import yaml
 
         folder = _folder(Path(path or "."))
@@ -230,10 +242,12 @@ class RunConfiguration(Strict):
 
     @staticmethod
     def load(path: str, name: str | None = None) -> RunConfiguration:
-        """What `save` has written, or the SDK: a .runconfig file, or one of this name in a folder's `.azureml/`.
+        """Read a configuration that `save` or the SDK has written.
+
+        `path` is a .runconfig file, or a folder whose `.azureml/` holds one of this name.
 
         Raises:
-            UserErrorException: there is none, or it is not YAML.
+            UserErrorException: The file does not exist or is not YAML.
         """
         import yaml
 
@@ -257,14 +271,14 @@ class RunConfiguration(Strict):
         for name in _SAVED:
             there, here, last = _place(name, data, self)
             value = getattr(here, last)
-            # YAML's writer knows no other mapping, such as os.environ.
+            # The YAML writer accepts no other mapping, such as os.environ.
             there[camel_case(last)] = dict(value) if isinstance(value, Mapping) else value
         dependencies = self.environment.python.conda_dependencies
         data["environment"]["python"]["condaDependenciesFile"] = "conda_dependencies.yml" if dependencies else None
         return data
 
 
-#: What a .runconfig has of a configuration. Its keys are these names in camel case, in sections where there are dots.
+#: The attributes stored in a .runconfig file. Its keys are these names in camel case; a dot starts a section.
 _SAVED = (
     *("script", "arguments", "target", "framework", "communicator", "max_run_duration_seconds", "node_count"),
     *("environment.name", "environment.python.interpreter_path", "environment.python.user_managed_dependencies"),
@@ -275,7 +289,13 @@ _SAVED = (
 
 
 def _place(name: str, data: dict[str, Any], config: RunConfiguration) -> tuple[dict[str, Any], Any, str]:
-    """Of a name of `_SAVED`: the section of the file's data, which is made, that of the configuration, and its last part."""
+    """Locate a name of `_SAVED` in the file's data and in the configuration.
+
+    Creates missing sections of the data.
+
+    Returns:
+        The section of the data, the section of the configuration, and the name's last part.
+    """
     *sections, last = name.split(".")
     there, here = data, config
     for section in sections:
@@ -286,10 +306,10 @@ def _place(name: str, data: dict[str, Any], config: RunConfiguration) -> tuple[d
 
 
 def set_distribution(config: RunConfiguration, distributed: Any) -> None:
-    """Let the configuration say what a distributed configuration says.
+    """Copy a distributed configuration into a run configuration.
 
     Raises:
-        RunConfigurationException: it is none.
+        RunConfigurationException: `distributed` is not a distributed configuration.
     """
     if distributed is None:
         return
@@ -318,16 +338,16 @@ def _loaded(data: dict[str, Any], folder: Path) -> RunConfiguration:
     config = RunConfiguration()
     for name in _SAVED:
         there, here, last = _place(name, data, config)
-        # An empty value stands for the usual one, but for numbers: there may be no parameter server.
+        # An empty value means the default, except for numbers: zero parameter servers is a valid count.
         if (value := there.get(camel_case(last))) or value == 0:
             setattr(here, last, value)
-    # YAML reads `2020` and `yes` as what they look like.
+    # YAML reads `2020` and `yes` as a number and a bool.
     environment = config.environment
     environment.name = str(environment.name)
     variables = environment.environment_variables or {}
     environment.environment_variables = {str(key): str(value) for key, value in variables.items()}
     if file := data["environment"]["python"].get("condaDependenciesFile"):
-        # The SDK has it relative to the project's folder or to the file's own.
+        # The SDK resolves the path against the project's folder or the file's own.
         places = [folder / file, folder.parent / file, folder / Path(file).name]
         found = next((place for place in places if place.is_file()), places[0])
         environment.python.conda_dependencies = CondaDependencies(str(found))

@@ -1,4 +1,4 @@
-"""A script, and what it runs with (`azureml.core.script_run_config`).
+"""A script with its run configuration (`azureml.core.script_run_config`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.scriptrunconfig
 """
@@ -21,14 +21,19 @@ _log = logging.getLogger("paceline.azureml")
 
 
 class ScriptRunConfig:
-    """What `Experiment.submit` takes. `run_config` is there in any case, and may be changed until then.
+    """A script or command for `Experiment.submit`.
 
-    source_directory: copied; the script runs in the copy. script, arguments: or `command`, which a shell runs.
-    run_config: what else is given is ignored then, but script, arguments and command. compute_target: a target or its name.
-    max_run_duration_seconds: default 30 days.
+    `run_config` always exists and may change until the submission.
+
+    Args:
+        source_directory: Folder that is copied; the script runs in the copy.
+        script, arguments: The script and its arguments; exclusive with `command`, which a shell runs.
+        run_config: Base configuration. It overrides all other arguments except script, arguments and command.
+        compute_target: A target or its name.
+        max_run_duration_seconds: Default 30 days.
 
     Raises:
-        UserErrorException: a script and a command, or a value of a wrong kind.
+        UserErrorException: Both a script and a command are present, or a value has the wrong type.
     """
 
     MAX_DURATION_SECONDS_DEFAULT = 30 * 24 * 60 * 60
@@ -79,7 +84,10 @@ class ScriptRunConfig:
             self.run_config.max_run_duration_seconds = max_run_duration_seconds
 
     def settled(self) -> ScriptRunConfig:
-        """A copy whose run_config, a copy as well, says it all: several may share one, each with a script of its own."""
+        """Return a copy with all settings in its own copy of run_config.
+
+        Several ScriptRunConfigs, each with its own script, may share a run_config.
+        """
         made = copy.copy(self)
         made.run_config = run = copy.copy(self.run_config)
         if self.script is not None:
@@ -97,10 +105,10 @@ class ScriptRunConfig:
 
 
 def argument_list(arguments: Any) -> list[Any]:
-    """The words: of one text, as a shell would split it.
+    """Return arguments as a list; split a string as a shell would.
 
     Raises:
-        UserErrorException: neither a list nor a text.
+        UserErrorException: The value is neither a list nor a string.
     """
     if arguments is None:
         return []

@@ -1,4 +1,4 @@
-"""A workspace by its three names in Azure (`azureml.core.workspace`): a folder of this machine's.
+"""Workspaces (`azureml.core.workspace`): a local folder under Azure's three names.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.workspace.workspace
 """
@@ -31,13 +31,13 @@ _LOCAL = "local"
 
 @sdk_class
 class Workspace(workspace.Workspace):
-    """The workspace of these names, which was created on this machine, or of whose `config.json` this folder has a copy.
+    """A workspace created on this machine, or named by a local `config.json`.
 
-    All workspaces of a project lie in one folder: the one that Paceline is configured for (`PACELINE_WORKSPACE`, paceline.toml,
-    else `.paceline` beside config.json).
+    All workspaces of a project share one folder: the workspace configured for Paceline (`PACELINE_WORKSPACE`,
+    paceline.toml, else `.paceline` beside config.json).
 
     Raises:
-        WorkspaceException: none was created under these names; `Workspace.create(name)` does.
+        WorkspaceException: No workspace was created under these names; call `Workspace.create(name)`.
     """
 
     def __init__(
@@ -57,24 +57,25 @@ class Workspace(workspace.Workspace):
         super().__init__(_folder or configured())
         self._ids = (str(subscription_id or _LOCAL), str(resource_group or _LOCAL), str(workspace_name))
         self._location, self.sku, self.tags = _location, sku, dict(tags or {})
-        # Any name is this machine's workspace: drivers name what somebody made in the portal.
+        # Accept any name for this machine's workspace: drivers name workspaces from Azure's portal.
         if not records.RULE.fullmatch(self._ids[2]):
             raise WorkspaceException(
                 f"workspace_name={workspace_name!r} can't be a workspace's name: letters, digits, '-', '_' and '.'."
             )
 
-    # --- finding and making one
+    # --- lookup and creation
 
     @staticmethod
     def from_config(  # type: ignore[override]  # the SDK's
         path: Any = None, auth: Any = None, _logger: Any = None, _file_name: str | None = None
     ) -> Workspace:
-        """The workspace of the nearest config.json: in `.azureml/`, `aml_config/` or the folder itself, here or above.
+        """Return the workspace of the nearest config.json.
 
-        Without one, the workspace that Paceline is configured for. path: the file, or the folder where the search begins.
+        The search covers `.azureml/`, `aml_config/` and the folder itself, in `path` and its parents. `path` may also
+        be the file. Without a config.json, return the workspace that Paceline is configured for.
 
         Raises:
-            UserErrorException: the file that is named is not there, or has not the three names.
+            UserErrorException: The file does not exist, or lacks one of the three names.
         """
         start = Path(path or ".").absolute()
         found = start if start.is_file() else nearest_sdk_config(start, _file_name)
@@ -113,10 +114,10 @@ class Workspace(workspace.Workspace):
         show_output: bool = True,
         **others: Any,
     ) -> Workspace:
-        """Make a workspace in the folder that Paceline is configured for.
+        """Create a workspace in the folder that Paceline is configured for.
 
         Raises:
-            WorkspaceException: there is one of this name, and exist_ok=False; or the name can't be one.
+            WorkspaceException: The name is not valid, or the workspace exists and exist_ok=False.
         """
         if not isinstance(name, str) or not records.RULE.fullmatch(name):
             raise WorkspaceException(f"{name!r} can't be a workspace's name.")
@@ -144,12 +145,12 @@ class Workspace(workspace.Workspace):
 
     @staticmethod
     def setup() -> Workspace:
-        """Return the workspace of `from_config`. There is always one, so nothing is asked."""
+        """Return the workspace of `from_config()`; it always exists."""
         return Workspace.from_config()
 
     @staticmethod
     def _get_or_create(name: str, *others: Any, **named: Any) -> Workspace:
-        """Return the workspace of this name, and create it where it is not there."""
+        """Return the workspace of this name, creating it if needed."""
         return Workspace.create(name, *others, **{**named, "exist_ok": True})
 
     @staticmethod
@@ -161,10 +162,12 @@ class Workspace(workspace.Workspace):
         location: str | None = None,
         **others: Any,
     ) -> Workspace:
-        """Return the workspace of this name: this machine's, whether it was created here or in Azure.
+        """Return this machine's workspace under a name.
+
+        It does not matter whether the name was created here or in Azure.
 
         Raises:
-            WorkspaceException: The name can't be one.
+            WorkspaceException: The name is not valid.
         """
         kept = Workspace.list(subscription_id or "").get(name)
         if kept:
@@ -173,7 +176,7 @@ class Workspace(workspace.Workspace):
 
     @staticmethod
     def list(subscription_id: str, auth: Any = None, resource_group: str | None = None) -> dict[str, list[Workspace]]:
-        """Name -> the workspaces of this name, whatever their subscription: all are this machine's."""
+        """Return this machine's workspaces by name, ignoring the subscription."""
         folder = configured()
         kept = records.documents(workspace.Workspace(folder), "workspaces")
         found: dict[str, Any] = {name: kept.read(name) or {} for name in kept.names()}
@@ -193,7 +196,7 @@ class Workspace(workspace.Workspace):
         }
 
     def write_config(self, path: str | None = None, file_name: str | None = None) -> None:
-        """Write `<path>/.azureml/config.json`, from which `from_config` finds this workspace."""
+        """Write `<path>/.azureml/config.json`, which `from_config` reads."""
         top = Path(path or ".")
         folder = top / ("aml_config" if (top / "aml_config").is_dir() else ".azureml")
         folder.mkdir(parents=True, exist_ok=True)
@@ -201,7 +204,7 @@ class Workspace(workspace.Workspace):
             json.dumps(dict(zip(_KEYS, self._ids, strict=True)), indent=4)
         )
 
-    # --- what it is
+    # --- properties
 
     @property
     def name(self) -> str:
@@ -217,7 +220,7 @@ class Workspace(workspace.Workspace):
 
     @property
     def location(self) -> str:
-        """The region that was asked for; "local" where none was."""
+        """The region passed to `create`, or "local"."""
         return self._location or _LOCAL
 
     @property
@@ -225,7 +228,7 @@ class Workspace(workspace.Workspace):
         return str(self.path)
 
     def get_details(self) -> dict[str, Any]:
-        """What the SDK has of a workspace, as far as a folder has it."""
+        """Return the SDK's dict of details, as far as it applies to a folder."""
         import datetime as dt
 
         made = self.path.stat().st_ctime
@@ -249,21 +252,21 @@ class Workspace(workspace.Workspace):
             f"resource_group={self.resource_group!r})"
         )
 
-    # --- what is in it
+    # --- contents
 
     @property
     def compute_targets(self) -> WorkspaceTargets:
-        """Name -> compute target; may be called, as in 2018."""
+        """The compute targets by name; may be called, as in 2018."""
         return WorkspaceTargets(self)
 
     @property
     def datastores(self) -> NamedObjects[Datastore]:  # type: ignore[override]
-        """Name -> datastore."""
+        """The datastores by name."""
         return Datastore.list(self)
 
     @property
     def datasets(self) -> NamedObjects[Any]:
-        """Name -> registered dataset, in its latest version."""
+        """The latest versions of the registered datasets, by name."""
         from paceline.compat.azureml.core.dataset import Dataset
 
         found: NamedObjects[Any] = Dataset.get_all(self)
@@ -271,12 +274,12 @@ class Workspace(workspace.Workspace):
 
     @property
     def environments(self) -> NamedObjects[Environment]:  # type: ignore[override]
-        """Name -> environment, the curated ones as well."""
+        """The environments by name, including the curated ones."""
         return Environment.list(self)
 
     @property
     def experiments(self) -> NamedObjects[Any]:
-        """Name -> experiment."""
+        """The experiments by name."""
         from paceline.compat.azureml.core.experiment import Experiment
 
         found = sorted({record.experiment for record in read.all_records(self.runs_dir)})
@@ -284,32 +287,32 @@ class Workspace(workspace.Workspace):
 
     @property
     def models(self) -> NamedObjects[Any]:
-        """Name -> registered model, in its latest version."""
+        """The latest versions of the registered models, by name."""
         from paceline.compat.azureml.core.model import Model
 
         return NamedObjects({one.name: one for one in Model.list(self, latest=True)})
 
     @property
     def webservices(self) -> NamedObjects[Any]:
-        """Name -> web service."""
+        """The web services by name."""
         from paceline.compat.azureml.core.webservice import Webservice
 
         return NamedObjects({one.name: one for one in Webservice.list(self)})
 
     @property
     def images(self) -> NamedObjects[Any]:
-        """Name -> image of 2018, in its latest version."""
+        """The latest versions of images (SDK of 2018), by name."""
         from paceline.compat.azureml.core.image import Image
 
         return NamedObjects({one.name: one for one in Image.list(self)})
 
     @property
     def linked_services(self) -> NamedObjects[Any]:
-        """Empty."""
+        """Empty: Paceline has no linked services."""
         return NamedObjects()
 
     def get_default_datastore(self) -> Datastore:
-        """The default store, by the name that it has in Azure."""
+        """Return the default store under its name in Azure."""
         return Datastore.get_default(self)
 
     def set_default_datastore(self, name: str) -> None:
@@ -317,25 +320,31 @@ class Workspace(workspace.Workspace):
         Datastore(self, name).set_as_default()
 
     def get_default_keyvault(self) -> Keyvault:
-        """The workspace's secrets."""
+        """Return the workspace's secrets."""
         return Keyvault(self)
 
     def get_default_compute_target(self, type: str) -> Any:
-        """The target `cpu-cluster` or `gpu-cluster`: this machine, unless one of that name was added. type: "CPU" or "GPU"."""
+        """Return the target `cpu-cluster` or `gpu-cluster`.
+
+        It is this machine unless a target of that name was added. `type` is "CPU" or "GPU".
+        """
         return self.compute_targets[f"{str(type).lower()}-cluster"]
 
     def get_run(self, run_id: str) -> Any:
-        """A run by its id."""
+        """Return a run by its id."""
         from paceline.compat.azureml.core.run import Run
 
         return Run.get(self, run_id)
 
     def get_mlflow_tracking_uri(self, _with_auth: bool = False) -> str:
-        """Return the URI by which MLflow logs into this workspace's runs and reads them."""
+        """Return the URI through which MLflow reads and writes the workspace's runs."""
         return f"paceline://{quote(str(self.path.absolute()))}"
 
     def delete(self, delete_dependent_resources: bool = False, no_wait: bool = False) -> None:
-        """Forget the workspace's names. With delete_dependent_resources its folder goes as well, runs and all."""
+        """Forget the workspace's names.
+
+        delete_dependent_resources=True removes its folder as well, including all runs.
+        """
         if records.RULE.fullmatch(self.name):
             records.documents(self, "workspaces").remove(self.name)
         if delete_dependent_resources:
@@ -349,25 +358,28 @@ class Workspace(workspace.Workspace):
         return self.get_details()
 
     def sync_keys(self) -> None:
-        """Does nothing: there are no keys."""
+        """Do nothing: there are no keys."""
 
 
 def names_near(folder: Path) -> tuple[str, str, str] | None:
-    """Subscription, resource group and name of the nearest config.json; None where its workspace is another folder than this."""
+    """Return subscription, resource group and name from the nearest config.json.
+
+    Return None if its workspace is in another folder.
+    """
     near = nearest_sdk_config(Path.cwd())
     return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None
 
 
 def _folder_for(start: Path) -> Path:
-    """The workspace's folder, as the command line finds it there."""
+    """Return the workspace's folder, as the command line finds it."""
     return configured(None if os.environ.get(WORKSPACE_VARIABLE) else start)
 
 
 def _read(file: Path) -> tuple[str, str, str]:
-    """Subscription, resource group and name.
+    """Return subscription, resource group and name from a config.json.
 
     Raises:
-        UserErrorException: the file can't be read, or has not all three.
+        UserErrorException: The file can't be read, or lacks one of the names.
     """
     try:
         data = json.loads(file.read_text(encoding="utf-8-sig"))

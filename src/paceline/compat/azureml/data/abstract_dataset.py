@@ -1,4 +1,4 @@
-"""What datasets of files and of tables have in common, by the SDK's parameters (`azureml.data.abstract_dataset`).
+"""The common base of file and tabular datasets (`azureml.data.abstract_dataset`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.data.abstract_dataset.abstractdataset
 """
@@ -22,46 +22,49 @@ D = TypeVar("D", bound="AbstractDataset")
 
 
 class AbstractDataset(base.AnyDataset):
-    """`paceline.Dataset`'s, which as an input is a DatasetConsumptionConfig."""
+    """A dataset whose inputs are DatasetConsumptionConfigs."""
 
     @classmethod
     def of(cls: type[D], native: base.AnyDataset) -> D:
-        """The same dataset with the SDK's calls."""
+        """Return Paceline's dataset with the SDK's methods."""
         return cls(**{field.name: getattr(native, field.name) for field in dataclasses.fields(native)})
 
     def as_named_input(self, name: str) -> DatasetConsumptionConfig:  # type: ignore[override]
-        """The dataset as an input that a run asks for by this name; `.as_mount()` and `.as_download()` of it are folders."""
+        """Return the dataset as an input of this name.
+
+        `.as_mount()` and `.as_download()` turn it into a folder.
+        """
         return DatasetConsumptionConfig(name, self)
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:  # type: ignore[override]
-        """Its files as a folder."""
+        """Return the dataset's files as a folder."""
         return self.as_named_input(self._input_name()).as_mount(path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:  # type: ignore[override]
-        """Its files as a copy on each node."""
+        """Return the dataset's files as a copy on each node."""
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_reference(self) -> DataReference:
-        """The reference that the dataset itself means as an argument."""
+        """Return the reference for the dataset as a script argument."""
         return self.as_mount().as_reference()
 
     def native_input(self, name: str) -> DataReference:
-        """The reference for a job, by which the run gets the dataset itself."""
+        """Return the reference through which a run receives the dataset itself."""
         return super().as_named_input(name)
 
     @property
     def partition_keys(self) -> list[str]:
-        """By what the data is in parts: the names of its partition_format, or what partition_by was given."""
+        """The names of the partition_format, or the columns of partition_by."""
         reading = self._reading() or {}
         if form := reading.get("partition_format"):
             return [*re.compile(path_pattern(form)[0]).groupindex]
         return [*reading.get("partition_keys", ())]
 
     def checked_keys(self, keys: Any) -> list[str]:
-        """These keys, all by default.
+        """Return the keys, by default all partition keys.
 
         Raises:
-            UserErrorException: the data is not in parts by one of them.
+            UserErrorException: A name is not a partition key.
         """
         own = self.partition_keys
         found = own if keys is None else [keys] if isinstance(keys, str) else [*keys]
@@ -70,21 +73,21 @@ class AbstractDataset(base.AnyDataset):
         return found
 
     def add_tags(self: D, tags: Mapping[str, str] | None = None) -> D:
-        """The registered dataset with these tags, too."""
+        """Add tags to the registered dataset, and return it."""
         return self.update(tags={**self.tags, **(tags or {})})
 
     def remove_tags(self: D, tags: list[str] | None = None) -> D:
-        """The registered dataset without the tags of these names."""
+        """Remove tags from the registered dataset, and return it."""
         return self.update(tags={name: value for name, value in self.tags.items() if name not in (tags or ())})
 
     def update(self: D, description: str | None = None, tags: Mapping[str, str] | None = None) -> D:
-        """The registered dataset with another description and other tags."""
+        """Set description and tags of the registered dataset, and return it."""
         folder, name, version = self._registered("update()")
         tags = self.tags if tags is None else {str(key): str(value) for key, value in tags.items()}
         record = registered.describe(folder, name, version, description, tags)
         return dataclasses.replace(self, description=record.description, tags=dict(record.tags))
 
     def _input_name(self) -> str:
-        # Of a registered one by its id, of any other by what it is made of.
+        # Derive the name from a registered dataset's id, otherwise from its definition.
         own = self.id.replace("-", "")[:8] if self.id else super()._input_name().rpartition("_")[2]
         return f"input__{own}"

@@ -1,4 +1,4 @@
-"""`azureml.data.constants`: kinds of datastores, as `datastore_type` has them, and names of the workspace's own."""
+"""`azureml.data.constants`: datastore types and names of the default datastores."""
 
 AZURE_BLOB = "AzureBlob"
 AZURE_FILE = "AzureFile"

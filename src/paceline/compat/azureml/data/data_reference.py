@@ -1,4 +1,4 @@
-"""A place in a datastore for a run (`azureml.data.data_reference`).
+"""A path in a datastore, for a run (`azureml.data.data_reference`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.data.data_reference.datareference
 """
@@ -16,11 +16,11 @@ __all__ = ["DataReference"]
 
 
 class SdkDataReference(data_reference.DataReference):
-    """`paceline.DataReference` with the SDK's other calls."""
+    """A reference of Paceline's with the SDK's other methods."""
 
     @property
     def store(self) -> Any:
-        """The datastore object that it was made of; None where that is not known."""
+        """The datastore object of the reference, or None if it is unknown."""
         return getattr(self, "_store", None)
 
     @property
@@ -32,7 +32,7 @@ class SdkDataReference(data_reference.DataReference):
         return self.sources[0].path
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:
-        """A place below this one."""
+        """Return a reference to a path below this one."""
         source = self.sources[0]
         inside = "/".join(part.strip("/") for part in (source.path, path or "") if part.strip("/"))
         return dataclasses.replace(
@@ -40,16 +40,16 @@ class SdkDataReference(data_reference.DataReference):
         )
 
     def as_upload(self, path_on_compute: str | None = None, overwrite: bool | None = None) -> SdkDataReference:
-        """As `paceline.DataReference.as_upload`."""
+        """Return the reference in upload mode."""
         made = super().as_upload(overwrite=overwrite)
         return of_plain(dataclasses.replace(made, path_on_compute=inside(path_on_compute)))
 
     def as_download(self, path_on_compute: str | None = None, overwrite: bool = False) -> SdkDataReference:
-        """As `paceline.DataReference.as_download`."""
+        """Return the reference in download mode."""
         return of_plain(dataclasses.replace(super().as_download(), path_on_compute=inside(path_on_compute)))
 
     def to_config(self) -> DataReferenceConfiguration:
-        """For `RunConfiguration.data_references`."""
+        """Return the entry for `RunConfiguration.data_references`."""
         source = self.sources[0]
         return DataReferenceConfiguration(
             source.datastore, self.mode, source.path, self.path_on_compute, self.overwrite
@@ -57,8 +57,10 @@ class SdkDataReference(data_reference.DataReference):
 
 
 class DataReference:
-    """DataReference(datastore, data_reference_name=None, path_on_datastore=None, mode="mount", path_on_compute=None,
-    overwrite=False): a place in a store; `str()` is the word that a script's arguments have for it.
+    """A path in a datastore; `str()` returns its placeholder in script arguments.
+
+    Takes `(datastore, data_reference_name=None, path_on_datastore=None, mode="mount", path_on_compute=None,
+    overwrite=False)`.
     """
 
     def __new__(  # type: ignore[misc]
@@ -77,13 +79,19 @@ class DataReference:
 
 
 def of_plain(reference: data_reference.DataReference, store: Any = None) -> SdkDataReference:
-    """The same with the SDK's calls. store: the datastore that it lies in."""
+    """Return a reference of Paceline's with the SDK's methods.
+
+    `store` is its datastore.
+    """
     made = SdkDataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
-    # Beside the fields, for those go into the job.
+    # Set it outside the fields, because the fields are part of the job.
     object.__setattr__(made, "_store", store or getattr(reference, "_store", None))
     return made
 
 
 def inside(path: str | None) -> str | None:
-    """A path below the working directory; an absolute one, which belongs to a container, is left out."""
+    """Return a relative path, or None for an absolute one.
+
+    An absolute path belongs to one of Azure's containers.
+    """
     return None if path is None or path.startswith("/") else path.strip("./") or None

@@ -1,4 +1,4 @@
-"""A place in a datastore, not yet a run's (`azureml.data.datapath`)."""
+"""A path in a datastore, independent of a run (`azureml.data.datapath`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["DataPath", "DataPathComputeBinding"]
 
 
 class DataPathComputeBinding:
-    """How a run finds it."""
+    """The way a run receives a DataPath."""
 
     def __init__(self, mode: str = "mount", path_on_compute: str | None = None, overwrite: bool = False) -> None:
         self.mode, self.path_on_compute, self.overwrite = mode, path_on_compute, overwrite
 
 
 class DataPath:
-    """A path in a store."""
+    """A path in a datastore."""
 
     def __init__(self, datastore: Any = None, path_on_datastore: str | None = None, name: str | None = None) -> None:
         self.datastore, self.path_on_datastore, self.name = datastore, path_on_datastore, name
@@ -31,7 +31,7 @@ class DataPath:
         data_reference_name: str | None = None,
         datapath_compute_binding: DataPathComputeBinding | None = None,
     ) -> SdkDataReference:
-        """The same for a run."""
+        """Return a reference to the path for a run."""
         binding = datapath_compute_binding or DataPathComputeBinding()
         return DataReference(
             self.datastore,

@@ -1,4 +1,4 @@
-"""A dataset as a run finds it (`azureml.data.dataset_consumption_config`)."""
+"""A dataset as an input of a run (`azureml.data.dataset_consumption_config`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ __all__ = ["DatasetConsumptionConfig"]
 
 
 class DatasetConsumptionConfig:
-    """mode: "direct", the script asks for it by name; "mount" or "download", a folder.
+    """A dataset with its input name and mode.
+
+    With mode "direct" the script receives the dataset by name; with "mount" or "download", a folder.
 
     Raises:
-        UserErrorException: no dataset, or no mode.
+        UserErrorException: `dataset` is not a dataset, or the mode is unknown.
     """
 
     def __init__(self, name: str, dataset: Any, mode: str = "direct", path_on_compute: str | None = None) -> None:
@@ -27,15 +29,15 @@ class DatasetConsumptionConfig:
         self.name, self.dataset, self.mode, self.path_on_compute = name, dataset, mode, path_on_compute
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """The same as a folder."""
+        """Return the input as a folder."""
         return DatasetConsumptionConfig(self.name, self.dataset, "mount", path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """The same as a copy on each node."""
+        """Return the input as a copy on each node."""
         return DatasetConsumptionConfig(self.name, self.dataset, "download", path_on_compute)
 
     def as_reference(self) -> DataReference:
-        """The reference for a job."""
+        """Return the reference for a job."""
         native = getattr(self.dataset, "native_input", self.dataset.as_named_input)
         found: DataReference = native(self.name)
         mode = "mount" if self.mode == "hdfs" else self.mode

@@ -8,7 +8,7 @@ __all__ = ["DataType", "FileDatasetFactory", "TabularDatasetFactory"]
 
 
 class DataType:
-    """Types of columns, for `set_column_types`."""
+    """Column types for `set_column_types`."""
 
     @staticmethod
     def to_string() -> str:
@@ -28,6 +28,6 @@ class DataType:
 
     @staticmethod
     def to_datetime(formats: object = None) -> str:
-        """formats: strptime's, of which the first counts."""
+        """Return the type of dates; only the first strptime format counts."""
         first = formats if isinstance(formats, (str, type(None))) else next(iter(formats), None)  # type: ignore[call-overload]
         return f"datetime:{first}" if first else "datetime"

@@ -1,4 +1,4 @@
-"""`azureml.data.dataset_type_definitions`: how the first lines of files are read."""
+"""`azureml.data.dataset_type_definitions`: the treatment of header lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ __all__ = ["PromoteHeadersBehavior"]
 
 
 class PromoteHeadersBehavior(enum.Enum):
-    """For `header=` of `Dataset.Tabular.from_delimited_files`: NO_HEADERS is False, each other one True."""
+    """Values for `header=` of `Dataset.Tabular.from_delimited_files`.
+
+    NO_HEADERS means False; all others mean True.
+    """
 
     NO_HEADERS = 0
     ONLY_FIRST_FILE_HAS_HEADERS = 1

@@ -1,4 +1,4 @@
-"""Datasets of files by the SDK's parameters (`azureml.data.file_dataset`).
+"""Datasets of files (`azureml.data.file_dataset`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.data.filedataset
 """
@@ -24,21 +24,22 @@ __all__ = ["FileDataset"]
 
 @sdk_class
 class FileDataset(AbstractDataset, file.FileDataset):
-    """`paceline`'s dataset of files."""
+    """A dataset of files."""
 
     def mount(self, mount_point: str | None = None, **others: Any) -> MountContext:
-        """The files as a folder of this machine while the context lasts: `with dataset.mount() as mounted`, or start and stop.
+        """Return a context that shows the files as a local folder.
 
-        mount_point: a folder that is empty or not there; default a temporary one.
+        Use it as `with dataset.mount() as mounted`, or call start and stop. `mount_point` must be empty or missing; the
+        default is a temporary folder.
         """
         return MountContext(self, mount_point)
 
     def to_path(self, **others: Any) -> list[str]:
-        """The files' paths below the dataset's folder, each beginning with `/`."""
+        """Return the files' paths in the dataset, each beginning with `/`."""
         return super().to_path()
 
     def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, Any]]:
-        """Each combination of the keys' values that a file has."""
+        """Return the distinct combinations of the keys' values."""
         keys = self.checked_keys(partition_keys)
         found = [
             key_values(self.reading["partition_format"], info.relative, Path(info.path)) for info in self.list_files()
@@ -50,12 +51,15 @@ class FileDataset(AbstractDataset, file.FileDataset):
     def download(
         self, target_path: str | os.PathLike[str] | None = None, overwrite: bool = False, ignore_not_found: bool = False
     ) -> list[str]:
-        """The paths of copies in a folder; default a new temporary one."""
+        """Copy the files into a folder and return their paths.
+
+        The default is a new temporary folder.
+        """
         return super().download(target_path, overwrite)
 
 
 def key_values(form: str, relative: str, path: Path) -> dict[str, Any]:
-    """What a file's path says by a partition_format: texts, and moments."""
+    """Parse a file's path by a partition_format into strings and datetimes."""
     moments = path_pattern(form)[1]
     return {
         name: dt.datetime.strptime(text, moments[name]) if name in moments else text
@@ -64,10 +68,12 @@ def key_values(form: str, relative: str, path: Path) -> dict[str, Any]:
 
 
 class MountContext:
-    """`mount_point` has the files between start and stop, as links to where they lie or to copies in the cache.
+    """A folder, `mount_point`, that shows a dataset's files from start to stop.
+
+    They are links to the files or to cached copies.
 
     Raises:
-        UserErrorException: there is something in the folder.
+        UserErrorException: The folder is not empty.
     """
 
     def __init__(self, dataset: FileDataset, mount_point: str | None) -> None:
@@ -77,14 +83,14 @@ class MountContext:
         self.mount_point = os.path.abspath(mount_point) if mount_point is not None else ""
 
     def start(self) -> None:
-        """Let the files appear."""
+        """Create the folder's links."""
         if self._given is None:
             self.mount_point = tempfile.mkdtemp(prefix="paceline-mount-")
         elif os.path.isdir(self.mount_point) and os.listdir(self.mount_point):
             raise UserErrorException(f"mount_point={self._given!r} is not empty. Name another folder.")
         top = Path(self.mount_point)
         top.mkdir(parents=True, exist_ok=True)
-        # Removed first, for the files of the cache may go once they are not held any more.
+        # Entered first, so closed last: the cache may evict its files once they are released.
         files = self._held.enter_context(
             local_files(self._dataset.native_input("mounted").sources, self._dataset._workspace_dir())
         )
@@ -95,7 +101,7 @@ class MountContext:
             link.symlink_to(found.path.absolute())
 
     def stop(self) -> None:
-        """Take them away again."""
+        """Remove the links and release the files."""
         self._held.close()
 
     def _remove(self) -> None:
@@ -103,7 +109,7 @@ class MountContext:
             shutil.rmtree(self.mount_point, ignore_errors=True)
             return
         for entry in os.scandir(self.mount_point):
-            # Links alone, and folders that were made for them.
+            # The folder holds only links, and folders that start() has created for them.
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
     def __enter__(self) -> MountContext:

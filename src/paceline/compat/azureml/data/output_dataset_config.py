@@ -1,4 +1,4 @@
-"""Folders that a run leaves in a datastore (`azureml.data.output_dataset_config`).
+"""Output folders of a run (`azureml.data.output_dataset_config`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.data.output_dataset_config.outputfiledatasetconfig
 """
@@ -20,19 +20,26 @@ __all__ = ["OutputDatasetConfig", "OutputFileDatasetConfig", "OutputTabularDatas
 
 
 class Origin:
-    """Stands for what a step leaves. producer: the step."""
+    """The identity of a step's output.
+
+    `producer` is the step.
+    """
 
     def __init__(self) -> None:
         self.producer: Any = None
 
 
 class OutputFileDatasetConfig:
-    """An empty folder for the script, by its path in the arguments; what is in it at the end goes to `destination`.
+    """An output folder, empty at the start and copied to `destination` at the end.
 
-    destination: (datastore, path); default: the default store, `dataset/{run-id}/{output-name}`. Both words may stand in a path.
+    The script receives its path as an argument.
+
+    Args:
+        destination: (datastore, path). The path may contain `{run-id}` and `{output-name}`; the default is
+            `dataset/{run-id}/{output-name}` in the default store.
 
     Raises:
-        UserErrorException: a destination that is none.
+        UserErrorException: The destination is not valid.
     """
 
     def __init__(
@@ -49,31 +56,34 @@ class OutputFileDatasetConfig:
         self.source = source
         self.overwrite = False
         self.registered: dict[str, Any] | None = None
-        #: What all copies of this have in common, by which a step that takes it is told from the one that leaves it.
+        #: Shared by all copies; it links the step that writes the output to the steps that read it.
         self.origin = Origin()
 
     def as_upload(self, overwrite: bool = False, source_globs: Any = None) -> OutputFileDatasetConfig:
-        """The same, stored at the run's end. overwrite: files that are there may be replaced."""
+        """Return the output, stored when the run ends.
+
+        overwrite=True allows replacing existing files.
+        """
         made = copy.copy(self)
         made.overwrite = overwrite
         return made
 
     def as_mount(self, disable_metadata_cache: bool = False) -> OutputFileDatasetConfig:
-        """As `as_upload`: nothing is mounted for writing."""
+        """Return the output as `as_upload` does: Paceline mounts nothing for writing."""
         return copy.copy(self)
 
     def register_on_complete(
         self, name: str, description: str | None = None, tags: dict[str, str] | None = None
     ) -> OutputFileDatasetConfig:
-        """The same, registered as a dataset once the run is Completed."""
+        """Return the output, registered as a dataset when the run completes."""
         made = copy.copy(self)
         made.registered = {"name": name, "description": description, "tags": tags}
         return made
 
     def as_input(self, name: str | None = None) -> DataReference:
-        """The same for a later step of a pipeline, which finds what this one's has left: a mount; `as_download()` is a copy.
+        """Return the output as an input of a later step.
 
-        name: under which the step finds it.
+        It is a mount; call `as_download()` for a copy. `name` is the input's name in that step.
         """
         return PendingReference(name=_plain(name or self.name), sources=NOWHERE, data=self.origin)
 
@@ -86,7 +96,10 @@ class OutputFileDatasetConfig:
         path_glob: str | None = None,
         set_column_types: Any = None,
     ) -> OutputTabularDatasetConfig:
-        """The same as a table for a later step: its files are CSV. Options as of `Dataset.Tabular.from_delimited_files`."""
+        """Return the output's CSV files as a table for a later step.
+
+        The options are those of `Dataset.Tabular.from_delimited_files`.
+        """
         options = {"include_path": include_path, "separator": separator, "header": header}
         options |= {"partition_format": partition_format, "set_column_types": set_column_types}
         return table_of("from_delimited_files", self.name, self.origin, options, path_glob)
@@ -98,14 +111,14 @@ class OutputFileDatasetConfig:
         path_glob: str | None = None,
         set_column_types: Any = None,
     ) -> OutputTabularDatasetConfig:
-        """The same, of Parquet files."""
+        """Return the output's Parquet files as a table for a later step."""
         options = {"include_path": include_path, "partition_format": partition_format}
         return table_of(
             "from_parquet_files", self.name, self.origin, {**options, "set_column_types": set_column_types}, path_glob
         )
 
     def reference(self, workspace: Any, run_id: str) -> DataReference:
-        """The reference for a job with this run id."""
+        """Return the reference for a job with this run id."""
         store, given = self.destination or (None, None)
         path = str(given or "dataset/{run-id}/{output-name}")
         path = path.replace("{run-id}", run_id).replace("{output-name}", self.name)
@@ -123,28 +136,34 @@ class OutputFileDatasetConfig:
 
 
 class OutputTabularDatasetConfig:
-    """A table of what a step leaves: `run.input_datasets[name].to_pandas_dataframe()` in the step that takes it."""
+    """A table of a step's output, for a later step.
+
+    That step calls `run.input_datasets[name].to_pandas_dataframe()`.
+    """
 
     def __init__(self, name: str, data: Any, inside: str | None, table: Any) -> None:
         self.name, self._data, self._inside, self._table = name, data, inside, table
 
     def keep_columns(self, columns: Any) -> OutputTabularDatasetConfig:
-        """These columns alone."""
+        """Return the table with only these columns."""
         return self._with(self._table.keep_columns(columns))
 
     def drop_columns(self, columns: Any) -> OutputTabularDatasetConfig:
-        """All columns but these."""
+        """Return the table without these columns."""
         return self._with(self._table.drop_columns(columns))
 
     def random_split(
         self, percentage: float, seed: int | None = None
     ) -> tuple[OutputTabularDatasetConfig, OutputTabularDatasetConfig]:
-        """Two parts of the rows; percentage: the first one's share, between 0 and 1."""
+        """Split the rows at random into two tables.
+
+        `percentage` is the share of the first, between 0 and 1.
+        """
         first, second = self._table.random_split(percentage, seed)
         return self._with(first), self._with(second)
 
     def as_input(self, name: str | None = None) -> DataReference:
-        """The input of a later step, by which it gets the table. name: under which it finds it."""
+        """Return the table as an input of a later step, under `name`."""
         return PendingReference(
             name=_plain(name or self.name),
             sources=NOWHERE,
@@ -157,7 +176,7 @@ class OutputTabularDatasetConfig:
     as_named_input = as_input
 
     def as_reference(self) -> DataReference:
-        """What the table itself means as an input."""
+        """Return the reference for the table as an input."""
         return self.as_input()
 
     def register_on_complete(self, *arguments: Any, **named: Any) -> Any:
@@ -174,16 +193,22 @@ class OutputTabularDatasetConfig:
 def table_of(
     how: str, name: str, data: Any, options: dict[str, Any], pattern: str | None = None, inside: str | None = None
 ) -> OutputTabularDatasetConfig:
-    """How files that are not there yet will be read.
+    """Return a table definition for files that do not exist yet.
 
-    how: a method of `Dataset.Tabular`, with its options. inside: as of `DataReference`.
+    Args:
+        how: Name of a method of `Dataset.Tabular`.
+        name: Name of the output.
+        data: The output.
+        options: Arguments of the method.
+        pattern: Must be None.
+        inside: File pattern, as in `DataReference`.
 
     Raises:
-        UserErrorException: an option is wrong, or a pattern is given.
+        UserErrorException: An option is wrong, or pattern is not None.
     """
     if pattern:
         raise UserErrorException(f"path_glob={pattern!r} is not here: all files that the step leaves are read.")
-    # Of any place: only how its files are read is taken.
+    # The path is a placeholder: only the reading steps are used.
     read = getattr(late("core.dataset", "Dataset").Tabular, how)
     return OutputTabularDatasetConfig(name, data, inside, read(NOWHERE[0].path, validate=False, **options))
 
@@ -192,5 +217,5 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name)
 
 
-#: Its older name.
+#: The class's former name.
 OutputDatasetConfig = OutputFileDatasetConfig

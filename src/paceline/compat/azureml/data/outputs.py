@@ -1,4 +1,4 @@
-"""What a run has left in datastores, as the SDK tells of it."""
+"""Details of a run's outputs in datastores, in the SDK's form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.runs.record import RunRecord
 
 
 def details(run: Any, record: RunRecord) -> list[dict[str, Any]]:
-    """`dataset`, `outputDetails` and `identifier` of each."""
+    """Return `dataset`, `outputDetails` and `identifier` of each output."""
     found = []
     for one in run._data("outputs"):
         dataset = _dataset(run, record, one)
@@ -35,7 +35,7 @@ def _dataset(run: Any, record: RunRecord, stored: dict[str, Any]) -> Any:
     workspace = run.experiment.workspace
     if registered := stored.get("dataset"):
         name, _, version = registered.rpartition(":")
-        # Its registration may have been taken back; the files are still there.
+        # The dataset may have been unregistered; its files still exist.
         with contextlib.suppress(DataError):
             return Dataset.get_by_name(workspace, name, int(version))
     for reference in record.job.inputs if record.job else ():

@@ -1,4 +1,4 @@
-"""Datasets of tables by the SDK's parameters (`azureml.data.tabular_dataset`).
+"""Tabular datasets (`azureml.data.tabular_dataset`).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.data.tabulardataset
 """
@@ -23,10 +23,13 @@ __all__ = ["TabularDataset"]
 
 @sdk_class
 class TabularDataset(AbstractDataset, file.TabularDataset):
-    """`paceline`'s dataset of rows. `dataset["age"] > 30` is a condition for `filter`."""
+    """A dataset of rows.
+
+    `dataset["age"] > 30` is a condition for `filter`.
+    """
 
     def to_pandas_dataframe(self, on_error: str = "null", out_of_range_datetime: str = "null") -> Any:
-        """All rows as a pandas frame."""
+        """Return all rows as a pandas frame."""
         return super().to_pandas_dataframe()
 
     def to_spark_dataframe(self) -> Any:
@@ -34,13 +37,13 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         raise UserErrorException("there is no Spark here. Take to_pandas_dataframe().")
 
     def to_csv_files(self, separator: str = ",") -> FileDataset:
-        """The rows as a dataset of one CSV file, in a temporary folder."""
+        """Write the rows to a temporary CSV file and return a dataset of it."""
         folder = Path(tempfile.mkdtemp(prefix="paceline-csv-"))
         self.to_pandas_dataframe().to_csv(folder / "part-00000.csv", sep=separator, index=False)
         return FileDataset.of(dataset.Dataset.File.from_files(str(folder)))
 
     def to_parquet_files(self) -> FileDataset:
-        """The rows as a dataset of one Parquet file, in a temporary folder."""
+        """Write the rows to a temporary Parquet file and return a dataset of it."""
         folder = Path(tempfile.mkdtemp(prefix="paceline-parquet-"))
         self.to_pandas_dataframe().to_parquet(folder / "part-00000.parquet", index=False)
         return FileDataset.of(dataset.Dataset.File.from_files(str(folder)))
@@ -53,13 +56,13 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         show_progress: bool = True,
         partition_as_file_dataset: bool = False,
     ) -> Any:
-        """The rows as Parquet files, one for each combination of these columns' values, in a folder of their own in a store.
+        """Write the rows to a store as Parquet files, one for each key combination.
 
-        target: (datastore, path), DataPath, or a datastore. name: registers what is made. partition_as_file_dataset: as files
-        by whose paths they are told apart, in the place of a table.
+        `target` is (datastore, path), a DataPath, or a datastore. `name` registers the result.
+        partition_as_file_dataset=True returns a file dataset whose paths contain the keys, instead of a table.
 
         Raises:
-            UserErrorException: no such column, or no datastore.
+            UserErrorException: The column or the datastore does not exist.
         """
         keys = [partition_keys] if isinstance(partition_keys, str) else [*partition_keys]
         frame = self.to_pandas_dataframe()
@@ -84,7 +87,7 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         return made.register(store.workspace, name, create_new_version=True) if name else made
 
     def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, Any]]:
-        """Each combination of the keys' values that a row has."""
+        """Return the distinct combinations of the keys' values."""
         keys = self.checked_keys(partition_keys)
         if not keys:
             return []
@@ -92,20 +95,23 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         return found
 
     def keep_columns(self, columns: Any, validate: bool = False) -> TabularDataset:
-        """These columns alone."""
+        """Return the dataset with only these columns."""
         return super().keep_columns(columns)  # type: ignore[return-value]
 
     def filter(self, expression: Condition) -> TabularDataset:
-        """The rows for which a condition holds: `dataset.filter((dataset["a"] > 1) & (dataset["b"] == "x"))`."""
+        """Return the rows that satisfy a condition.
+
+        For example `dataset.filter((dataset["a"] > 1) & (dataset["b"] == "x"))`.
+        """
         if not isinstance(expression, Condition):
             raise UserErrorException(f"filter({expression!r}): give a condition such as dataset['age'] > 30.")
         return self._with(("filter", expression.plain))
 
     def __getitem__(self, key: str) -> ColumnExpression:
-        """A column, to be compared."""
+        """Return a column for comparisons."""
         return ColumnExpression(key)
 
-    # --- moments
+    # --- timestamps
 
     def with_timestamp_columns(
         self,
@@ -114,7 +120,7 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         validate: bool = False,
         **others: Any,
     ) -> TabularDataset:
-        """The dataset with a column by which time_before and the others choose."""
+        """Set the column that time_before and similar methods use."""
         return dataclasses.replace(
             self,
             reading={
@@ -125,27 +131,27 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
 
     @property
     def timestamp_columns(self) -> tuple[str | None, None]:
-        """The column that with_timestamp_columns has named."""
+        """The timestamp column, and None."""
         return (self.reading.get("timestamp"), None)
 
     def time_before(self, end_time: Any, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
-        """The rows up to a moment."""
+        """Return the rows up to a time."""
         return self.filter(self._moment("<=" if include_boundary else "<", end_time))
 
     def time_after(self, start_time: Any, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
-        """The rows from a moment on."""
+        """Return the rows from a time on."""
         return self.filter(self._moment(">=" if include_boundary else ">", start_time))
 
     def time_between(
         self, start_time: Any, end_time: Any, include_boundary: bool = True, validate: bool = True
     ) -> TabularDataset:
-        """The rows between two moments."""
+        """Return the rows between two times."""
         return self.time_after(start_time, include_boundary).time_before(end_time, include_boundary)
 
     def time_recent(
         self, time_delta: dt.timedelta, include_boundary: bool = True, validate: bool = True
     ) -> TabularDataset:
-        """The rows of the last so much time."""
+        """Return the rows of the most recent period."""
         return self.time_after(dt.datetime.now(dt.timezone.utc) - time_delta, include_boundary)
 
     def _moment(self, verb: str, moment: Any) -> Condition:
@@ -156,14 +162,17 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
 
 
 def _as_name(column: Any) -> str:
-    """The one value of a column in a folder's name, as Hive has it where it is missing."""
+    """Return a column's single value as a folder name, as Hive writes it."""
     if column.isna().iloc[0]:
         return "__HIVE_DEFAULT_PARTITION__"
     return str(column.iloc[0]).replace("%", "%25").replace("/", "%2F")
 
 
 class Condition:
-    """plain: as the steps of a dataset have it."""
+    """A filter condition.
+
+    `plain` is its form in the dataset's definition.
+    """
 
     def __init__(self, plain: tuple[Any, ...]) -> None:
         self.plain = plain
@@ -184,7 +193,7 @@ class Condition:
 
 
 class ColumnExpression:
-    """A column of a dataset; compared, it is a condition."""
+    """A column; comparing it returns a Condition."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -221,12 +230,12 @@ class ColumnExpression:
     __hash__ = None  # type: ignore[assignment]
 
     def is_null(self) -> Condition:
-        """Where nothing is."""
+        """Return the condition that the value is missing."""
         return Condition(("null", self._name))
 
 
 def of_native(native: Any) -> Any:
-    """A dataset of Paceline's with the SDK's calls; anything else, such as a path, as it is."""
+    """Return Paceline's dataset with the SDK's methods; other values unchanged."""
     if isinstance(native, AbstractDataset):
         return native
     if isinstance(native, file.TabularDataset):

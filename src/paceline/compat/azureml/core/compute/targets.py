@@ -1,4 +1,4 @@
-"""Compute targets (`azureml.core.compute`): names for this machine, or for targets that were added to Paceline.
+"""Compute targets (`azureml.core.compute`): this machine, or Paceline's targets.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.compute.computetarget
 """
@@ -37,7 +37,7 @@ _RESERVED = ("local", "amlcompute", "containerinstance")
 
 
 class Provisioning(Strict):
-    """What `provisioning_configuration` and `attach_configuration` give."""
+    """The settings that `provisioning_configuration` and `attach_configuration` return."""
 
     def __init__(self, kind: str, **values: Any) -> None:
         self.kind = kind
@@ -47,10 +47,11 @@ class Provisioning(Strict):
 
 @sdk_class
 class ComputeTarget:
-    """A target by its name: of the class that its type has.
+    """A compute target, looked up by name; its class follows from its type.
 
     Raises:
-        ComputeTargetException: nothing of this name was created or added; the message begins with ComputeTargetNotFound.
+        ComputeTargetException: No target of this name was created or added. The message begins with
+            ComputeTargetNotFound.
     """
 
     _type = "AmlCompute"
@@ -73,10 +74,12 @@ class ComputeTarget:
 
     @staticmethod
     def create(workspace: Any, name: str, provisioning_configuration: Provisioning) -> ComputeTarget:
-        """Create a target: a name that means this machine, unless a target of this name was added to Paceline.
+        """Create a target.
+
+        The name refers to this machine, unless a target of this name was added to Paceline.
 
         Raises:
-            ComputeTargetException: the name can't be one.
+            ComputeTargetException: The name is not valid.
         """
         _check_name(name)
         config = provisioning_configuration
@@ -91,24 +94,24 @@ class ComputeTarget:
 
     @staticmethod
     def attach(workspace: Any, name: str, attach_configuration: Provisioning) -> ComputeTarget:
-        """As `create`; of a RemoteCompute's configuration an SSH host is added."""
+        """Create a target; add the SSH host of a RemoteCompute's configuration."""
         return ComputeTarget.create(workspace, name, attach_configuration)
 
     @staticmethod
     def list(workspace: Any) -> list[Any]:
-        """All targets of the workspace, but for `local`."""
+        """Return all targets of the workspace except `local`."""
         names = [*(name for name in workspace_targets(workspace) if name != "local")]
         names += [name for name in records.documents(workspace, "compute").names() if name not in names]
         return [ComputeTarget(workspace, name) for name in names]
 
     @classmethod
     def _made_elsewhere(cls, workspace: Any, name: str) -> ComputeTarget:
-        """Return the target that a driver only names: in Azure it was made in the portal, here it is this machine."""
+        """Return a target that was created in Azure's portal: here, this machine."""
         made: ComputeTarget = object.__new__(AmlCompute)
         made._set(workspace, name, {"type": "AmlCompute"})
         return made
 
-    # --- what it is
+    # --- properties
 
     @property
     def type(self) -> str:
@@ -147,14 +150,14 @@ class ComputeTarget:
         return ComputeStatus(self._data)
 
     def get_status(self) -> Any:
-        """The state of its nodes: those that were asked for."""
+        """The state of the target's nodes: the requested number of them."""
         return self.status
 
     def refresh_state(self) -> None:
-        """Does nothing: state is asked for when it is read."""
+        """Do nothing: every read fetches the current state."""
 
     def wait_for_completion(self, show_output: bool = False, is_delete_operation: bool = False, **others: Any) -> None:
-        """Return at once: nothing has to be made."""
+        """Return at once: there is nothing to provision."""
         if show_output:
             print(
                 "Succeeded\nAmlCompute wait for completion finished\n\nMinimum number of nodes requested have been provisioned"
@@ -176,7 +179,7 @@ class ComputeTarget:
         max_nodes: int | None = None,
         idle_seconds_before_scaledown: int | None = None,
     ) -> None:
-        """Keep other numbers; this machine has the nodes that it has."""
+        """Record other node counts; this machine does not change."""
         given = {
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,
@@ -190,13 +193,16 @@ class ComputeTarget:
         return [{"nodeId": "local", "address": "127.0.0.1", "port": None, "nodeState": "idle", "runId": None}]
 
     def delete(self) -> None:
-        """Forget a name that was created; a target of Paceline's is removed by `paceline compute remove`."""
+        """Forget a created name.
+
+        `paceline compute remove` removes a target that was added to Paceline.
+        """
         records.documents(self.workspace, "compute").remove(self.name)
 
     detach = delete
 
     def start(self, wait_for_completion: bool = False, show_output: bool = False) -> None:
-        """Does nothing, as `stop` and `restart`: it always runs."""
+        """Do nothing, like `stop` and `restart`: the machine always runs."""
 
     stop = restart = start
 
@@ -205,7 +211,10 @@ class ComputeTarget:
 
 
 class WorkspaceTargets(NamedObjects[Any]):
-    """Name -> target. `ws.compute_targets[name]` has a target for any name; `in` and `get` know those that are there."""
+    """The workspace's targets by name.
+
+    `ws.compute_targets[name]` returns a target for any name; `in` and `get` know only existing ones.
+    """
 
     def __init__(self, workspace: Any) -> None:
         super().__init__({target.name: target for target in ComputeTarget.list(workspace)})
@@ -217,7 +226,10 @@ class WorkspaceTargets(NamedObjects[Any]):
 
 
 class ComputeStatus:
-    """`serialize()` has what drivers print; the same in snake case as attributes."""
+    """The status of a target.
+
+    `serialize()` returns the dict that drivers print; the same values are attributes in snake case.
+    """
 
     def __init__(self, data: dict[str, Any]) -> None:
         least, most = int(data.get("min_nodes") or 0), int(data.get("max_nodes") or 1)
@@ -254,7 +266,7 @@ class ComputeStatus:
 
 
 class AmlCompute(ComputeTarget):
-    """A cluster: this machine, or a target that was added under its name."""
+    """A cluster: this machine, or the target that was added under its name."""
 
     @staticmethod
     def provisioning_configuration(
@@ -278,7 +290,10 @@ class AmlCompute(ComputeTarget):
         enable_node_public_ip: bool = True,
         **others: Any,
     ) -> Provisioning:
-        """What `ComputeTarget.create` takes. Sizes and priorities are kept, and can't be had."""
+        """Return settings for `ComputeTarget.create`.
+
+        Machine sizes and priorities are recorded, but have no effect.
+        """
         for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ComputeTargetException(f"{name}={value!r} is no number of nodes.")
@@ -296,7 +311,7 @@ class AmlCompute(ComputeTarget):
 
     @staticmethod
     def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
-        """This machine's."""
+        """Return this machine's size."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         return [
             {
@@ -316,7 +331,7 @@ class AmlCompute(ComputeTarget):
         is_delete_operation: bool = False,
         **others: Any,
     ) -> None:
-        """Return at once: nothing has to be made."""
+        """Return at once: there is nothing to provision."""
         super().wait_for_completion(show_output)
 
 
@@ -332,7 +347,7 @@ class BatchAiCompute(ComputeTarget):
         cluster_max_nodes: int | None = None,
         **others: Any,
     ) -> Provisioning:
-        """What `ComputeTarget.create` takes."""
+        """Return settings for `ComputeTarget.create`."""
         return Provisioning(
             "BatchAI",
             vm_size=vm_size,
@@ -359,10 +374,12 @@ class RemoteCompute(ComputeTarget):
         private_key_file: str = "",
         private_key_passphrase: str = "",
     ) -> Provisioning:
-        """What `ComputeTarget.attach` takes. The password is not used: logins are those of ssh, by a key.
+        """Return settings for `ComputeTarget.attach`.
+
+        Paceline ignores the password: ssh logs in with a key.
 
         Raises:
-            ComputeTargetException: no address.
+            ComputeTargetException: The address is missing.
         """
         if not address:
             raise ComputeTargetException("address is missing: the host by whose name ssh reaches it.")
@@ -372,7 +389,10 @@ class RemoteCompute(ComputeTarget):
 
     @staticmethod
     def attach(workspace: Any, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
-        """Attach a machine: with an attach configuration, or by user name, address and SSH port as the SDK of 2018 did."""
+        """Attach a machine.
+
+        Takes an attach configuration, or user name, address and SSH port as in the SDK of 2018.
+        """
         given = arguments[0] if arguments else named.get("attach_configuration")
         if not isinstance(given, Provisioning):
             words = ("username", "address", "ssh_port")
@@ -383,9 +403,9 @@ class RemoteCompute(ComputeTarget):
 
 
 class _Cloud(ComputeTarget):
-    """A kind of target that Azure alone has."""
+    """A kind of target that exists only in Azure."""
 
-    #: `paceline azureml check` says it, too.
+    #: `paceline azureml check` prints this as well.
     refused = "it is a service of Azure, and not to be had here. Train on AmlCompute, or on a target of Paceline's."
 
     @classmethod
@@ -400,7 +420,7 @@ class ComputeInstance(AmlCompute):
 
     @staticmethod
     def provisioning_configuration(vm_size: str = "", ssh_public_access: bool = False, **others: Any) -> Provisioning:  # type: ignore[override]
-        """What `ComputeTarget.create` takes."""
+        """Return settings for `ComputeTarget.create`."""
         return Provisioning("ComputeInstance", vm_size=vm_size, min_nodes=1, max_nodes=1)
 
 
@@ -411,7 +431,7 @@ class DsvmCompute(AmlCompute):
     def provisioning_configuration(  # type: ignore[override]
         vm_size: str | None = None, ssh_port: int | None = None, location: str | None = None
     ) -> Provisioning:
-        """What `ComputeTarget.create` takes."""
+        """Return settings for `ComputeTarget.create`."""
         return Provisioning("VirtualMachine", vm_size=vm_size or "", min_nodes=1, max_nodes=1, location=location)
 
 
@@ -422,12 +442,12 @@ class AksCompute(AmlCompute):
     def provisioning_configuration(  # type: ignore[override]
         agent_count: int | None = None, vm_size: str | None = None, **others: Any
     ) -> Provisioning:
-        """What `ComputeTarget.create` takes."""
+        """Return settings for `ComputeTarget.create`."""
         return Provisioning("AKS", vm_size=vm_size or "", min_nodes=agent_count or 1, max_nodes=agent_count)
 
     @staticmethod
     def attach_configuration(**others: Any) -> Provisioning:
-        """What `ComputeTarget.attach` takes."""
+        """Return settings for `ComputeTarget.attach`."""
         return Provisioning("AKS")
 
     class ClusterPurpose:
@@ -436,11 +456,11 @@ class AksCompute(AmlCompute):
 
 
 class KubernetesCompute(AmlCompute):
-    """A cluster: this machine, or a target that was added under its name."""
+    """A cluster: this machine, or the target that was added under its name."""
 
     @staticmethod
     def attach_configuration(resource_id: Any = None, namespace: Any = None, **others: Any) -> Provisioning:
-        """What `ComputeTarget.attach` takes."""
+        """Return settings for `ComputeTarget.attach`."""
         return Provisioning("Kubernetes")
 
 
@@ -469,7 +489,7 @@ class BatchCompute(_Cloud):
 
 
 class DataFactoryCompute(_Cloud):
-    """Copies of data, on Azure."""
+    """Azure's data copy service."""
 
 
 _CLASSES: dict[str, type[ComputeTarget]] = {
@@ -503,7 +523,7 @@ def _kept(workspace: Any, name: Any) -> dict[str, Any] | None:
 
 
 def _add_ssh(workspace: Any, name: str, config: Provisioning) -> None:
-    """Add the host of a RemoteCompute to Paceline."""
+    """Add the host of a RemoteCompute to Paceline's targets."""
     if config.kind != "VirtualMachine" or not config.values.get("address"):
         return
     from paceline.targets import configured

@@ -1,5 +1,6 @@
-"""Images of 2018 (`azureml.core.image`): a script and models under a name, from which a web service is made. No image is built.
+"""Images of the SDK of 2018 (`azureml.core.image`): a script and its models.
 
+Web services are created from them. No container image is built.
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.image.containerimage
 """
 
@@ -17,10 +18,10 @@ __all__ = ["ContainerImage", "Image"]
 
 
 class ImageConfiguration:
-    """What `image_configuration` gives.
+    """The settings that `image_configuration` returns.
 
     Raises:
-        WebserviceException: the script is not there.
+        WebserviceException: The script does not exist.
     """
 
     def __init__(self, execution_script: str, conda_file: str | None) -> None:
@@ -28,12 +29,12 @@ class ImageConfiguration:
         self.inference_config()
 
     def inference_config(self) -> InferenceConfig:
-        """The same in the words of 1.0."""
+        """Return the equivalent InferenceConfig."""
         return InferenceConfig(entry_script=self.execution_script, conda_file=self.conda_file, runtime="python")
 
 
 class Image:
-    """name, version, id, models, creation_state of an image."""
+    """A named, versioned script with its models."""
 
     def __init__(self, workspace: Any, name: str | None = None, version: int | None = None, **others: Any) -> None:
         found = records.version(workspace, "images", str(name), version)
@@ -50,7 +51,7 @@ class Image:
 
     @staticmethod
     def create(workspace: Any, name: str, models: Sequence[Any], image_config: ImageConfiguration) -> Image:
-        """Keep models and a script under a name; the next version of it."""
+        """Store models and a script as the next version of a name."""
         data = {
             "script": str(Path(image_config.execution_script).absolute()),
             "conda_file": str(Path(image_config.conda_file).absolute()) if image_config.conda_file else None,
@@ -61,7 +62,7 @@ class Image:
 
     @staticmethod
     def list(workspace: Any, **others: Any) -> Sequence[Image]:
-        """The latest version of each."""
+        """Return the latest version of each image."""
         return [ContainerImage(workspace, name) for name in records.names(workspace, "images")]
 
     def wait_for_creation(self, show_output: bool = False) -> None:
@@ -70,7 +71,7 @@ class Image:
             print("Succeeded\nImage creation operation finished for image " + self.id)
 
     def delete(self) -> None:
-        """Does nothing: an image takes no space."""
+        """Do nothing: an image takes no space."""
 
 
 class ContainerImage(Image):
@@ -90,5 +91,5 @@ class ContainerImage(Image):
         description: str | None = None,
         **others: Any,
     ) -> ImageConfiguration:
-        """What `create` takes."""
+        """Return settings for `create`."""
         return ImageConfiguration(execution_script, conda_file)

@@ -1,4 +1,4 @@
-"""Models that answer requests (`azureml.core.webservice`): Paceline's services, by the SDK's names.
+"""Web services (`azureml.core.webservice`) on Paceline's services.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.core.webservice.webservice
 """
@@ -26,7 +26,10 @@ _NO_ENDPOINT = (
 
 
 class DeploymentConfiguration(Strict):
-    """What `deploy_configuration` gives. kind: the class of the service that is made of it."""
+    """The settings that `deploy_configuration` returns.
+
+    `kind` is the class of the resulting service.
+    """
 
     def __init__(self, kind: str, **values: Any) -> None:
         self.kind = kind
@@ -38,10 +41,10 @@ class DeploymentConfiguration(Strict):
 
 
 class Webservice:
-    """A service by its name: of the class that it was deployed as.
+    """A deployed service, looked up by name, in the class of its deployment.
 
     Raises:
-        WebserviceException: there is none; the message has WebserviceNotFound in it.
+        WebserviceException: The service does not exist. The message contains WebserviceNotFound.
     """
 
     _kind: ClassVar[str] = "ACI"
@@ -62,7 +65,7 @@ class Webservice:
     _workspace: Any
     _service: Any
 
-    # --- made
+    # --- deployment
 
     @staticmethod
     def deploy_from_model(
@@ -74,7 +77,7 @@ class Webservice:
         deployment_target: Any = None,
         overwrite: bool = False,
     ) -> Webservice:
-        """Serve models, by an image's configuration of 2018."""
+        """Serve models by a ContainerImage's configuration (SDK of 2018)."""
         return deploy(workspace, name, models, image_config.inference_config(), deployment_config, overwrite=overwrite)
 
     @staticmethod
@@ -86,7 +89,7 @@ class Webservice:
         deployment_target: Any = None,
         overwrite: bool = False,
     ) -> Webservice:
-        """Serve what an image of 2018 has."""
+        """Serve the models of an image (SDK of 2018)."""
         config = image.image_config.inference_config()
         return deploy(workspace, name, image.models, config, deployment_config, overwrite=overwrite)
 
@@ -100,7 +103,7 @@ class Webservice:
         deployment_target: Any = None,
         overwrite: bool = False,
     ) -> Webservice:
-        """Register files, and serve them."""
+        """Register files as models and serve them."""
         from paceline.compat.azureml.core.model import Model
 
         models = [Model.register(workspace, path, os.path.basename(path.rstrip("/"))) for path in model_paths]
@@ -110,13 +113,13 @@ class Webservice:
 
     @staticmethod
     def list(workspace: Any, compute_type: str | None = None, **others: Any) -> Sequence[Webservice]:
-        """The services of the workspace."""
+        """Return the workspace's services."""
         from paceline.services.service import Service
 
         found = [Webservice(workspace, name) for name in Service.list(workspace)]
         return [service for service in found if compute_type in (None, service.compute_type)]
 
-    # --- what it is
+    # --- properties
 
     @property
     def name(self) -> str:
@@ -157,33 +160,33 @@ class Webservice:
         return {key: value for key, value in self._service.tags.items() if key != "azureml.kind"}
 
     def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> None:
-        """Block until it answers.
+        """Block until the service answers.
 
         Raises:
-            WebserviceException: it can't be served; the message has the reason, and the end of its log.
+            WebserviceException: The deployment failed. The message has the reason and the end of the log.
         """
         self._asked(lambda: self._service.wait_for_deployment(show_output, timeout_sec))
         if show_output:
             print(f'Succeeded\n{self.compute_type} service creation operation finished, operation "Succeeded"')
 
     def run(self, input_data: Any) -> Any:
-        """What the script answers.
+        """Send a request and return the script's answer.
 
         Raises:
-            WebserviceException: it answered with an error, or not at all.
+            WebserviceException: The service answered with an error, or not at all.
         """
         return self._asked(lambda: self._service.run(input_data))
 
     def get_logs(self, num_lines: int = 5000, **others: Any) -> str:
-        """The last lines of its log."""
+        """Return the last lines of the service's log."""
         return str(self._service.get_logs(num_lines))
 
     def get_keys(self) -> tuple[str, str]:
-        """(primary, secondary)."""
+        """Return the primary and the secondary key."""
         return self._asked(self._service.get_keys)  # type: ignore[no-any-return]
 
     def regen_key(self, key: str, set_key: str | None = None) -> None:
-        """Replace a key: "Primary" or "Secondary"."""
+        """Replace the "Primary" or the "Secondary" key."""
         self._asked(lambda: self._service.regen_key(str(key).lower(), set_key))
 
     def get_token(self) -> Any:
@@ -191,7 +194,10 @@ class Webservice:
         raise WebserviceException("there are no tokens. Use get_keys().")
 
     def update(self, *arguments: Any, **named: Any) -> None:
-        """Serve other models, or by another script: models=, inference_config=; image=. All else stays, with a line."""
+        """Change the served models or script.
+
+        Accepts `models` and `inference_config`, or `image`. Logs a line about other arguments and ignores them.
+        """
         notes = SubmissionNotes()
         if (image := named.get("image")) is not None:
             named = {"models": image.models, "inference_config": image.image_config.inference_config(), **named}
@@ -208,7 +214,7 @@ class Webservice:
             self._asked(lambda: self._service.update(**given))
 
     def delete(self) -> None:
-        """End it, and forget it."""
+        """Stop the service and remove it."""
         self._asked(self._service.delete)
 
     def serialize(self) -> dict[str, Any]:
@@ -222,7 +228,7 @@ class Webservice:
         }
 
     def update_deployment_state(self) -> None:
-        """Does nothing: the state is asked for when it is read."""
+        """Do nothing: every read fetches the current state."""
 
     def _asked(self, call: Any) -> Any:
         try:
@@ -235,7 +241,7 @@ class Webservice:
 
 
 class AciWebservice(Webservice):
-    """A service on this machine, as Azure's container instances had it."""
+    """A service on this machine with the interface of Azure Container Instances."""
 
     _kind = "ACI"
 
@@ -259,7 +265,10 @@ class AciWebservice(Webservice):
         collect_model_data: bool | None = None,
         **others: Any,
     ) -> DeploymentConfiguration:
-        """What `Model.deploy` takes. cpu_cores, memory_gb, location and the like are kept, and mean nothing here."""
+        """Return settings for `Model.deploy`.
+
+        cpu_cores, memory_gb, location and similar settings are recorded without effect.
+        """
         return DeploymentConfiguration(
             "ACI",
             auth_enabled=auth_enabled,
@@ -271,7 +280,10 @@ class AciWebservice(Webservice):
 
 
 class AksWebservice(Webservice):
-    """The same, as Azure's Kubernetes clusters had it: with keys unless they are not wanted."""
+    """A service on this machine with the interface of Azure Kubernetes Service.
+
+    Requests need a key unless auth_enabled=False.
+    """
 
     _kind = "AKS"
 
@@ -298,7 +310,10 @@ class AksWebservice(Webservice):
         description: str | None = None,
         **others: Any,
     ) -> DeploymentConfiguration:
-        """What `Model.deploy` takes. num_replicas: model processes."""
+        """Return settings for `Model.deploy`.
+
+        `num_replicas` is the number of model processes.
+        """
         enabled = True if auth_enabled is None else auth_enabled
         return DeploymentConfiguration(
             "AKS", auth_enabled=enabled, tags=tags, description=description, workers=num_replicas
@@ -306,10 +321,10 @@ class AksWebservice(Webservice):
 
 
 class AksEndpoint(AksWebservice):
-    """Several versions behind one name, each with a share of the requests: not to be had.
+    """Several versions behind a name, each with a share of the requests: refused.
 
     Raises:
-        WebserviceException: always. A service can be updated, and set back to what it served before.
+        WebserviceException: Always. A service supports updates and rollbacks instead.
     """
 
     refused: ClassVar[str] = _NO_ENDPOINT
@@ -324,7 +339,7 @@ class AksEndpoint(AksWebservice):
 
 
 class LocalWebservice(Webservice):
-    """A service on this machine, at a port."""
+    """A service on a port of this machine."""
 
     _kind = "Local"
     STATE_DEPLOYING, STATE_RUNNING, STATE_FAILED = "deploying", "running", "failed"
@@ -332,7 +347,10 @@ class LocalWebservice(Webservice):
 
     @staticmethod
     def deploy_configuration(port: int | None = None) -> DeploymentConfiguration:
-        """What `Model.deploy` takes. port: default a free one."""
+        """Return settings for `Model.deploy`.
+
+        The default port is a free one.
+        """
         return DeploymentConfiguration("Local", port=port)
 
     @property
@@ -350,12 +368,12 @@ class LocalWebservice(Webservice):
         return int(uri.split(":")[2].split("/")[0]) if uri else None
 
     def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> None:
-        """Block until it answers, and say where."""
+        """Block until the service answers, then print its address."""
         super().wait_for_deployment(False, timeout_sec)
         print(f"Local webservice is running at http://localhost:{self.port}")
 
     def reload(self, wait: bool = False) -> None:
-        """Serve the entry script and its files as they are now."""
+        """Restart the service with the current entry script and files."""
         self._asked(self._service.reload)
         if wait:
             self.wait_for_deployment()
@@ -375,10 +393,10 @@ _CLASSES: dict[str, type[Webservice]] = {"ACI": AciWebservice, "AKS": AksWebserv
 def deploy(
     workspace: Any, name: str, models: Sequence[Any], inference_config: Any, deployment_config: Any, *, overwrite: bool
 ) -> Webservice:
-    """Make a service of models, a script and a configuration.
+    """Create a service from models, a script and a configuration.
 
     Raises:
-        WebserviceException: a wrong value.
+        WebserviceException: A value is wrong.
     """
     from paceline.services.service import Service
 
@@ -410,14 +428,17 @@ def deploy(
 
 
 def script_of(config: Any, notes: SubmissionNotes) -> dict[str, Any]:
-    """What an InferenceConfig says, in the words of Paceline's services; nothing where there is none."""
+    """Return an InferenceConfig as options of Paceline's services.
+
+    The result is empty without an InferenceConfig.
+    """
     if config is None:
         return {}
     found: dict[str, Any] = {"entry_script": config.entry_script}
     variables: dict[str, str] = {}
     if config.source_directory:
         found["source_directory"] = config.source_directory
-        # By this the server lets the script run in the folder above, where it finds `./<source folder>/file`.
+        # The server then runs the script in the parent folder, where `./<source folder>/file` resolves.
         variables["AZUREML_SOURCE_DIRECTORY"] = os.path.basename(os.path.realpath(config.source_directory))
     if config.environment is not None:
         spec, _ = sdk_packages.without(spec_of(config.environment, notes))
