@@ -67,6 +67,7 @@ class ASHA(NamedPolicy):
         check_budget("ASHA", self.budget, self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
+        """Return trial number -> reason, for the live trials to stop."""
         found: dict[int, str] = {}
         rungs: dict[int, list[float]] = {}
         for trial in trials:
@@ -99,11 +100,13 @@ class ASHA(NamedPolicy):
         return self.promote
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
+        """Return trial number -> decision, for live trials that have reached a rung."""
         return {} if self.budget else promotion.judge(self._ladder, trials, goal)
 
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
+        """Return the trial to continue now, or None."""
         return promotion.following(self._ladder, trials, goal, self.waits, is_last=is_last, without=without)
 
     def waits(self, trial: Trial) -> bool:
@@ -117,6 +120,7 @@ class ASHA(NamedPolicy):
         return (self.budget, end) if self.budget and end else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
+        """Return why a waiting trial was not continued."""
         return promotion.left_behind(self._ladder, trial, trials, goal)
 
     @property

@@ -96,6 +96,7 @@ class MedianStopping(NamedPolicy):
         check_intervals("MedianStopping", self.evaluation_interval, self.delay_evaluation)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
+        """Return trial number -> reason, for the live trials to stop."""
         found: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             averages = [
@@ -138,6 +139,7 @@ class TruncationSelection(NamedPolicy):
             raise SweepError(f"TruncationSelection: truncation_percentage={self.truncation_percentage} is not 1 to 99.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
+        """Return trial number -> reason, for the live trials to stop."""
         found: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
@@ -187,6 +189,7 @@ class Bandit(NamedPolicy):
             raise SweepError(f"Bandit: the slack {slack!r} is no number above 0.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
+        """Return trial number -> reason, for the live trials to stop."""
         found: dict[int, str] = {}
         leaders: dict[int, float] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):

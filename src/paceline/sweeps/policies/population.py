@@ -129,6 +129,7 @@ class PopulationBasedTraining(NamedPolicy):
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
+        """Return why a waiting trial was not continued."""
         return f"PBT: the sweep has ended before generation {len(trial.legs) + 1} of it began"
 
     def to_json(self) -> dict[str, Any]:
