@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from paceline.doctor import clock
-from paceline.doctor.clock import check_clocks
+from paceline.doctor import doctor
+from paceline.doctor.doctor import check_clocks
 from tests.doctor.conftest import answers
 
 
@@ -45,7 +45,7 @@ def test_two_clocks_that_are_off_alike_agree_with_each_other(two, examination):
 
 @pytest.mark.parametrize("slow", [{"there_s": 1.2}, {"back_s": 1.2}])
 def test_a_slow_answer_is_not_taken_for_a_wrong_clock(two, examination, monkeypatch, slow):
-    monkeypatch.setattr(clock, "_SAMPLES", 1)
+    monkeypatch.setattr(doctor, "_SAMPLES", 1)
     two[0].wrong, two[1].wrong = ahead(0.6 if "there_s" in slow else -0.6, **slow), ahead(0)
     assert [finding.level for finding in check_clocks(examination)] == ["ok", "ok", "ok"]
 

@@ -10,7 +10,7 @@ import pytest
 import paceline as pl
 from paceline.errors import ModelError
 from paceline.job.environment import EnvironmentSpec
-from paceline.models import packages
+from paceline.models import lineage
 from paceline.models.lineage import of_run
 from paceline.runs import states, store
 from paceline.runs.context import WorkerContext
@@ -130,9 +130,9 @@ def test_outside_of_a_run_a_script_is_told_what_it_would_do(capsys):
 
 
 def test_another_interpreter_is_asked_what_it_has(tmp_path):
-    found = packages.ask(sys.executable, {"PACELINE_ASKED": "1"})
-    assert found["packages"] == packages.installed_here()["packages"]
-    assert packages.ask(str(tmp_path / "gone"), {}) == {}
+    found = lineage.ask(sys.executable, {"PACELINE_ASKED": "1"})
+    assert found["packages"] == lineage.installed_here()["packages"]
+    assert lineage.ask(str(tmp_path / "gone"), {}) == {}
     write_tree(tmp_path, {"fails": "#!/bin/sh\nexit 3\n"})
     (tmp_path / "fails").chmod(0o755)
-    assert packages.ask(str(tmp_path / "fails"), {}) == {}
+    assert lineage.ask(str(tmp_path / "fails"), {}) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.reports.code import file_changes
+from paceline.reports.diff import file_changes
 
 
 def test_each_file_that_differs_is_told_once_with_its_lines(tmp_path: Path) -> None:

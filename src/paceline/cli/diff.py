@@ -13,8 +13,7 @@ from paceline.cli.options import JSON, Duration, VerbOption, takes
 from paceline.errors import UserError
 from paceline.reports import usage as usages
 from paceline.reports.bug_report import bug_report, text
-from paceline.reports.code import FileChange
-from paceline.reports.diff import MetricChange, RunDiff, compare
+from paceline.reports.diff import FileChange, MetricChange, RunDiff, compare
 from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible

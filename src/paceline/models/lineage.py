@@ -6,16 +6,19 @@ The model's record holds all of it, because a run may be removed before its mode
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
+import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
 from paceline.data.transfer.progress import Meter, Progress
 from paceline.errors import ModelError
 from paceline.models import registry
-from paceline.models.packages import ask, installed_here
 from paceline.models.record import InputData, Lineage, MetricSummary, ModelRecord, RunEnvironment, TrainingData
 from paceline.models.sources import ModelSource
 from paceline.runs import read, series, states, store
@@ -27,6 +30,9 @@ from paceline.system.files import read_json
 
 #: Fields of an input in `data.json`.
 _INPUT = ("name", "dataset", "fingerprint", "content", "sources", "files", "bytes", "mode")
+
+_TIMEOUT_S = 60.0
+_MARK = "PACELINE-PACKAGES "
 
 
 def of_run(folder: RunFolder, record: RunRecord) -> Lineage:
@@ -189,3 +195,51 @@ def check_home(folder: RunFolder) -> None:
 def run_folder(workspace_dir: Path, run: Any) -> RunFolder:
     """Return the folder of a `Run` or run id."""
     return store.find(workspace_dir / "runs", run if isinstance(run, str) else str(getattr(run, "id", run)))
+
+
+def installed_here() -> dict[str, object]:
+    """Return python, python_version, and the sorted "name==version" of each distribution."""
+    found = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        # Of two distributions with one name, `import` uses the first.
+        if name and name.lower() not in found:
+            found[name.lower()] = "%s==%s" % (name, distribution.version)  # noqa: UP031
+    return {
+        "python": sys.executable,
+        "python_version": platform.python_version(),
+        "packages": [found[name] for name in sorted(found)],
+    }
+
+
+def ask(python: str, variables: dict[str, str]) -> dict[str, object]:
+    """Return `installed_here` of another interpreter, or {} if it does not answer.
+
+    variables: added to its environment.
+    """
+    if os.path.realpath(python) == os.path.realpath(sys.executable) and not variables and sys.prefix == _prefix(python):
+        return installed_here()
+    with open(__file__, encoding="utf-8") as own:
+        text = own.read() + "\nprint(%r + json.dumps(installed_here()))\n" % _MARK  # noqa: UP031
+    try:
+        done = subprocess.run(
+            [python, "-"],
+            input=text.encode(),
+            capture_output=True,
+            env={**os.environ, **variables, "PYTHONSAFEPATH": "1"},
+            timeout=_TIMEOUT_S,
+            check=False,
+            cwd="/",
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    for line in done.stdout.decode(errors="replace").splitlines():
+        if line.startswith(_MARK):
+            found = json.loads(line[len(_MARK) :])
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _prefix(python: str) -> str:
+    """Return the environment of an interpreter. The link in a venv belongs to the venv."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(python)))

@@ -20,7 +20,7 @@ from paceline.runs import states
 from paceline.runs.follow import duration_text
 from paceline.runs.metrics import json_safe
 from paceline.runs.visible import visible
-from paceline.sweeps.pictures import page as pictures
+from paceline.sweeps.pictures import draw as pictures
 from paceline.system.units import value_text
 
 #: Values of a template, by name. Only the template knows their types.

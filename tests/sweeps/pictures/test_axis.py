@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.sweeps.pictures.axis import Numbers, Options, axis_of, numbers_axis
+from paceline.sweeps.pictures.figure_data import Numbers, Options, axis_of, numbers_axis
 
 
 def test_numbers_lie_by_their_size_or_by_their_logarithm():

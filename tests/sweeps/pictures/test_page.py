@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from paceline.sweeps.pictures.draw import page
 from paceline.sweeps.pictures.figure_data import sketch
 from paceline.sweeps.pictures.importance import Importance
-from paceline.sweeps.pictures.page import page
 from tests.sweeps.pictures.trials import HOSTILE, SPEC, make_trials
 
 

@@ -7,8 +7,7 @@ from html import escape
 
 from paceline.runs import states
 from paceline.runs.visible import visible
-from paceline.sweeps.pictures.axis import Numbers
-from paceline.sweeps.pictures.figure_data import BEST, FAILED, GREY, Column, Front, History, Line, line_of
+from paceline.sweeps.pictures.figure_data import BEST, FAILED, GREY, Column, Front, History, Line, Numbers, line_of
 from paceline.sweeps.pictures.importance import Importance
 
 WIDTH = 960
