@@ -1,7 +1,8 @@
-"""The one line for a driver that was written for the Azure ML SDK v1: `import paceline.azureml`, before its own imports.
+"""An import that lets drivers written for the Azure ML SDK v1 run on Paceline.
 
-From there on `import azureml...` finds Paceline's names in this process, also where the real SDK is installed. Training scripts
-need no such line. `python -m paceline.azureml driver.py` runs a driver as it is. See docs/from-azureml.md.
+Write `import paceline.azureml` before the driver's own imports. Then `import azureml...` finds Paceline's names in this
+process, even if the real SDK is installed. Training scripts need no change. `python -m paceline.azureml driver.py` runs
+an unchanged driver. See docs/from-azureml.md.
 """
 
 from paceline.compat.azureml.aliases import install

@@ -1,4 +1,8 @@
-"""`python -m paceline.azureml driver.py [argument ...]`, or `-m package.driver`: run a driver for the Azure SDK as it is."""
+"""Run an unchanged driver for the Azure ML SDK v1.
+
+Usage: python -m paceline.azureml driver.py [argument ...]
+   or: python -m paceline.azureml -m package.driver [argument ...]
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ def main() -> None:
         print(f"paceline: error: there is no program {script!r}. Give the path of a Python file.", file=sys.stderr)
         raise SystemExit(2)
     del sys.argv[0]
-    # The program's own folder in the place of the working directory, which `-m` has put first.
+    # `-m` put the working directory first; replace it with the program's own folder.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    # Its `__file__` is absolute, as Python makes it: drivers look for files two folders above it.
+    # Python makes `__file__` absolute, and drivers look for files two folders above it.
     runpy.run_path(os.path.abspath(script), run_name="__main__")
 
 
@@ -36,7 +40,7 @@ def _run_module() -> None:
         raise SystemExit(2)
     module = sys.argv[2]
     del sys.argv[:2]
-    # As `python -m` has it, also where Python was started by another path than the working directory.
+    # `python -m` does this, even if the import path started elsewhere.
     sys.path[0] = os.getcwd()
     if spec_of(module) is None:
         print(f"paceline: error: there is no module {module!r}. Name one that `python -m` finds here.", file=sys.stderr)

@@ -89,8 +89,7 @@ OUR_OWN = (
 def install() -> None:
     """Let later `import azureml...` in this process find Paceline's modules.
 
-    Args:
-        second call does nothing.
+    A second call does nothing.
     """
     if FINDER in sys.meta_path:
         return

@@ -1,8 +1,9 @@
-"""The names for every program of a Python environment, without a line in any of them: a module among its packages, and a .pth
-file that loads it at each start.
+"""Installation of the SDK's names for every program of a Python environment.
 
-A distribution of its own that had `azureml/__init__.py` would be overwritten by the next package of the SDK's that is installed,
-such as azureml-mlflow: each of them has a file of that name. https://docs.python.org/3/library/site.html
+It puts a module and a .pth file, which loads the module at each start, among the environment's packages.
+
+A separate distribution with `azureml/__init__.py` would not work: each SDK package, such as azureml-mlflow, overwrites
+that file. https://docs.python.org/3/library/site.html
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _SOURCE = Path(__file__).parents[1] / "shim" / "azureml_everywhere" / f"{MODULE}
 
 
 def install() -> Path:
-    """Let every program of this interpreter's environment find the names; the folder of packages that now has them.
+    """Install the names for this interpreter and return the changed folder.
 
     Raises:
-        UserError: that folder can't be written.
+        UserError: The folder is not writable.
     """
     folder = _folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_SOURCE, folder / f"{MODULE}.py")
-        # Last: a program that starts meanwhile finds what the line names.
+        # Write the .pth file last: a program that starts in between must find the module it names.
         write_whole(folder / f"{MODULE}.pth", f"import {MODULE}\n")
     except OSError as error:
         raise UserError(
@@ -41,15 +42,15 @@ def install() -> Path:
 
 
 def uninstall() -> list[Path]:
-    """Take the names away again; the folders of packages that had them.
+    """Remove the names and return the changed folders.
 
     Raises:
-        UserError: one of them can't be written.
+        UserError: A folder is not writable.
     """
     found = [folder for folder in _folders() if (folder / f"{MODULE}.pth").exists()]
     for folder in found:
         try:
-            # The line first: it must never name what is not there.
+            # Remove the .pth file first: it must never name a missing module.
             (folder / f"{MODULE}.pth").unlink()
             for file in (folder / f"{MODULE}.py", *folder.glob(f"__pycache__/{MODULE}.*.pyc")):
                 file.unlink(missing_ok=True)

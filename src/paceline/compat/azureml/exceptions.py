@@ -1,4 +1,4 @@
-"""The SDK's exceptions (`azureml.exceptions`), and how Paceline's own arrive as these.
+"""The SDK's exceptions (`azureml.exceptions`), and the mapping of Paceline's.
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.exceptions
 """
@@ -41,19 +41,22 @@ __all__ = [
     "WorkspaceException",
 ]
 
-# A package for the import system: the SDK has the classes in `azureml.exceptions._azureml_exception`.
+# Make this module a package: the SDK defines the classes in `azureml.exceptions._azureml_exception`.
 __path__: list[str] = []
 
 Kind = TypeVar("Kind", bound=type)
-#: inspect.CO_GENERATOR; that module takes longer to load than all else here.
+#: inspect.CO_GENERATOR. Importing inspect takes longer than all other imports here.
 _IS_GENERATOR = 0x20
 
 
 class AzureMLException(errors.PacelineError):
-    """The root of the SDK's exceptions. `message`: its text."""
+    """The root of the SDK's exceptions.
+
+    `message` is its text.
+    """
 
     def __init__(self, exception_message: object = "", **others: Any) -> None:
-        # Not super's: beside it may stand one of Paceline's classes, whose own is called otherwise.
+        # Skip super(): the next class may be one of Paceline's with a different signature.
         Exception.__init__(self, str(exception_message))
         self.inner_exception: BaseException | None = others.get("inner_exception")
 
@@ -63,81 +66,87 @@ class AzureMLException(errors.PacelineError):
 
 
 class UserErrorException(AzureMLException):
-    """A value that the caller gave is wrong."""
+    """An invalid value from the caller."""
 
 
 class AuthenticationException(UserErrorException):
-    """Never raised: nobody logs in."""
+    """A failed login. Never raised: Paceline has no logins."""
 
 
 class ActivityFailedException(AzureMLException):
-    """The run has failed. `message`: JSON of `error`, as in the run's details."""
+    """A failed run.
+
+    `message` is the JSON of `error` in the run's details.
+    """
 
 
 class ActivityCanceledException(AzureMLException):
-    """What was waited for was canceled."""
+    """A canceled run or operation."""
 
 
 class ComputeTargetException(AzureMLException):
-    """A compute target is unknown, or can't be what is asked of it."""
+    """An unknown compute target, or a request that a target can't fulfil."""
 
 
 class DiscoveryUrlNotFoundException(AzureMLException):
-    """Never raised: there is no service to discover."""
+    """A failed service discovery. Never raised: there is no such service."""
 
 
 class ExperimentExecutionException(AzureMLException):
-    """A run could not be started, or the waiting for it was broken off."""
+    """A run that could not start, or an interrupted wait for a run."""
 
 
 class ExperimentNotFoundException(AzureMLException):
-    """There is no such experiment, or no such run in it."""
+    """A missing experiment, or a run that the experiment lacks."""
 
 
 class ScenarioNotSupportedException(AzureMLException):
-    """What is asked for has no place here."""
+    """A feature of Azure that Paceline does not offer."""
 
 
 class ImageException(AzureMLException):
-    """An image could not be made."""
+    """An image that could not be built."""
 
 
 class ModelNotFoundException(AzureMLException):
-    """There is no such model."""
+    """A missing model."""
 
 
 class ModelPathNotFoundException(AzureMLException):
-    """A model is to be registered of files that are not there."""
+    """A model registration from missing files."""
 
 
 class ProjectSystemException(AzureMLException):
-    """A folder of a project can't be used."""
+    """An unusable project folder."""
 
 
 class RunConfigurationException(AzureMLException):
-    """A run's configuration is wrong."""
+    """An invalid run configuration."""
 
 
 class RunEnvironmentException(AzureMLException):
-    """This process belongs to no run, and `allow_offline=False` was said."""
+    """A call of `get_context(allow_offline=False)` outside a run."""
 
 
 class ServiceException(AzureMLException):
-    """An engine did not answer: a scheduler, a host, a store."""
+    """A scheduler, host or store that did not answer."""
 
     status_code = 503
 
 
 class SnapshotException(AzureMLException):
-    """The source directory can't be copied as it is."""
+    """A source directory that could not be copied."""
 
 
 class TrainingException(AzureMLException):
-    """What an estimator was given can't be run."""
+    """Estimator settings that can't run."""
 
 
 class WebserviceException(AzureMLException):
-    """A model or a web service can't be what is asked of it. status_code: of the answer that a service gave, or None."""
+    """A failed operation on a model or web service.
+
+    `status_code` is the service's HTTP status, or None.
+    """
 
     def __init__(self, exception_message: object = "", status_code: int | None = None, **others: Any) -> None:
         super().__init__(exception_message, **others)
@@ -145,22 +154,22 @@ class WebserviceException(AzureMLException):
 
 
 class LocalWebserviceException(WebserviceException):
-    """The same, of a web service on this machine."""
+    """A failed operation on a web service of this machine."""
 
 
 class WorkspaceException(AzureMLException):
-    """There is no such workspace, or it can't be made."""
+    """A workspace that is missing, or can't be created."""
 
 
 class HyperDriveConfigException(AzureMLException):
-    """The configuration of a sweep is wrong."""
+    """An invalid sweep configuration."""
 
 
 class HyperDriveRuntimeException(AzureMLException):
-    """A sweep can't be asked for this."""
+    """An operation that sweeps do not support."""
 
 
-#: The nearest class above an error's own decides.
+#: Paceline's error -> the SDK's; the entry for the nearest base class applies.
 _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
     errors.UserError: UserErrorException,
     errors.TargetError: ComputeTargetException,
@@ -177,7 +186,10 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
 
 
 def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
-    """Raise the SDK's exception for one of Paceline's, with its sentence; of Paceline's own class as well."""
+    """Raise the SDK's exception for one of Paceline's, with the same message.
+
+    The exception is an instance of both classes.
+    """
     if isinstance(error, AzureMLException):
         raise error
     above = next(above for above in type(error).__mro__ if above in _OF)
@@ -189,12 +201,12 @@ def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
 
 @functools.cache
 def _both(bases: tuple[type[AzureMLException], type[errors.PacelineError]]) -> type[AzureMLException]:
-    # Paceline's own code, which calls the methods of these classes as well, catches its own errors.
+    # Paceline's own code calls these classes too, and catches its own errors.
     return type(bases[0].__name__, bases, {"__module__": bases[0].__module__, "__doc__": bases[0].__doc__})
 
 
 def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose errors of Paceline's arrive as the SDK's; those of a generator's steps, too."""
+    """Wrap a function or generator so that it raises the SDK's exceptions."""
     if function.__code__.co_flags & _IS_GENERATOR:
 
         @functools.wraps(function)
@@ -217,7 +229,10 @@ def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sdk_class(kind: Kind) -> Kind:
-    """The class, whose public calls raise the SDK's exceptions, those too that it inherits from Paceline's own."""
+    """Make a class's public methods raise the SDK's exceptions.
+
+    This includes the methods that it inherits from Paceline.
+    """
     seen: set[str] = set()
     for above in kind.__mro__[:-1]:
         is_done = above is not kind and "_is_sdk_class" in vars(above)
@@ -237,5 +252,5 @@ def sdk_class(kind: Kind) -> Kind:
     return kind
 
 
-# A fault of a dataset is one exception here.
+# All faults of a dataset are one exception here.
 DatasetValidationError = DatasetExecutionError = UserErrorException

@@ -1,6 +1,6 @@
-"""The environment of a job for Azure, as one that can be built here: the policy of docs/from-azureml.md.
+"""Translation of Azure environments into buildable ones (docs/from-azureml.md).
 
-Where the job goes on with something else than it has asked for, a sentence says so.
+A note reports each replacement.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.job.environment_rules import NAME
 from paceline.system.plugins import version_of
 
-#: conda's name -> pip's, of packages that are the same in kind in both.
+#: conda's name -> pip's, for packages that exist in both.
 _PIP_OF = {
     **{
         name: name
@@ -42,12 +42,12 @@ _PIP_OF = {
     "opencv": "opencv-python-headless",
     "msgpack-python": "msgpack",
 }
-#: Parts of an interpreter, and of a machine or its drivers, which are here or are not.
+#: Parts of the interpreter, the machine or its drivers: not installable.
 _OF_PYTHON = ("pip", "setuptools", "wheel")
 _OF_MACHINE = ("cudatoolkit", "cudnn", "mkl", "nccl", "cuda", "pytorch-cuda", "openmpi")
-#: What other names of a package's are called where it is installed.
+#: Alternative package name -> name of the installed package.
 _SAME = {"tensorflow-gpu": "tensorflow", "tensorflow-cpu": "tensorflow", "pytorch": "torch", "sklearn": "scikit-learn"}
-#: Of this interpreter.
+#: The version of this interpreter.
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _PARTS = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(.*)$")
 
@@ -55,14 +55,16 @@ _PARTS = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(.*)$")
 def spec_of(
     environment: Environment | None, notes: SubmissionNotes, *, use_docker: bool | None = None
 ) -> EnvironmentSpec:
-    """The environment to be built for a run. use_docker: as DockerConfiguration says, above the environment's own word.
+    """Return the environment to build for a run.
+
+    `use_docker` comes from DockerConfiguration and overrides the environment's own setting.
 
     Raises:
-        UserErrorException: it names an interpreter that is not here, or asks in vain with PACELINE_AZUREML=strict.
+        UserErrorException: The interpreter is missing, or PACELINE_AZUREML=strict forbids a replacement.
     """
     if environment is None:
         return EnvironmentSpec()
-    # Under this name the run's details have it. What can't be a name here is the SDK's to judge, and no reason to stop.
+    # The run's details show this name. Drop a name that is invalid here: the SDK may accept it.
     name = environment.name if NAME.fullmatch(environment.name) else None
     variables = {
         str(name): str(value)
@@ -112,7 +114,7 @@ def _spec(environment: Environment, notes: SubmissionNotes, *, use_docker: bool 
 
 
 def with_notebooks(spec: EnvironmentSpec, notes: SubmissionNotes) -> EnvironmentSpec:
-    """The environment with what runs a notebook, where that is not installed here and can be added."""
+    """Return the environment with the packages that run notebooks, if it lacks them."""
     missing = [name for name in ("nbconvert", "ipykernel") if importlib.util.find_spec(name) is None]
     if not missing or spec.docker_image or spec.python or spec.uses_conda:
         return spec
@@ -141,7 +143,7 @@ def _image(environment: Environment, notes: SubmissionNotes, *, use_docker: bool
 
 
 def _with_framework(packages: list[str], module: str, whose: str, notes: SubmissionNotes) -> list[str]:
-    """The packages, and with them the framework that the environment was made for, where that is not installed here."""
+    """Return the packages plus the environment's framework, if it is not installed."""
     name = _SAME.get(module, module)
     if not module or importlib.util.find_spec(module) is not None or name in map(package_name, packages):
         return packages
@@ -162,7 +164,7 @@ def _interpreter(python: Any) -> str | None:
 
 
 def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[list[str], list[str]]:
-    """What pip installs, and what conda has to."""
+    """Return the packages for pip and the packages for conda."""
     pip: list[str] = []
     conda: list[str] = []
     moved: list[str] = []
@@ -193,14 +195,14 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
         )
         conda = []
     asked = [*dependencies.pip_packages]
-    # What every environment has unless it says otherwise is nothing that anybody has asked for.
+    # Every environment has this package by default, so it is no request of the driver's.
     for line in asked if asked != ["azureml-defaults"] else ():
         name = package_name(line)
         if name == "horovod":
             notes.add("horovod is not installed: scripts have its calls from Paceline.")
         else:
             pip.append(line)
-    # Those of the SDK are left out, and said, when the run is submitted.
+    # The submission leaves the SDK's packages out and reports it.
     return [_without_old_pin(line, notes) for line in dict.fromkeys(pip)], conda
 
 
@@ -226,7 +228,7 @@ def _without_old_pin(line: str, notes: SubmissionNotes) -> str:
 
 
 def _pip_version(line: str) -> str:
-    """Conda's `=1.2` as pip's `==1.2.*`; any other condition is the same for both."""
+    """Return conda's `=1.2` as pip's `==1.2.*`; other conditions are the same."""
     match = _PARTS.match(line)
     rest = (match[3] if match else "").strip().replace(" ", "")
     if rest.startswith("==") or not rest.startswith("="):

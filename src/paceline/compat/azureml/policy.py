@@ -1,7 +1,7 @@
-"""What of a job for Azure can't be had on one's own machines, and what is done instead (docs/from-azureml.md).
+"""The policy for Azure features that other machines lack (docs/from-azureml.md).
 
-The job goes on with what is here where the result is the same in kind; each such change is a sentence, shown once at submission
-and kept with the run (`warnings` in its record). With PACELINE_AZUREML=strict each is an error.
+The job uses a replacement where the result is of the same kind. A note reports each replacement: shown once at
+submission, and stored in the run's `warnings`. With PACELINE_AZUREML=strict each note is an error.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _log = logging.getLogger("paceline.azureml")
 
 
 class SubmissionNotes:
-    """The sentences of one submission."""
+    """The notes of a submission."""
 
     def __init__(self) -> None:
         self._said: dict[str, None] = {}
 
     def add(self, text: str) -> None:
-        """Note a change, once.
+        """Add a note, unless it is already present.
 
         Raises:
             UserErrorException: PACELINE_AZUREML=strict.
@@ -31,11 +31,11 @@ class SubmissionNotes:
         self._said.setdefault(text)
 
     def all(self) -> tuple[str, ...]:
-        """Each sentence."""
+        """Return all notes."""
         return tuple(self._said)
 
     def show(self) -> tuple[str, ...]:
-        """Log the sentences that this program has not logged yet; these."""
+        """Log the notes that this program has not logged yet, and return them."""
         found = tuple(text for text in self._said if text not in _shown)
         for text in found:
             _shown.add(text)
@@ -47,7 +47,7 @@ _shown: set[str] = set()
 
 
 def is_strict() -> bool:
-    """Whether nothing may be replaced.
+    """Return whether replacements are errors.
 
     Raises:
         UserErrorException: PACELINE_AZUREML is neither empty, "lenient" nor "strict".

@@ -1,4 +1,4 @@
-"""What the SDK keeps in its service and Paceline in no record of its own: small JSON files below `<workspace>/azureml/`."""
+"""JSON records below `<workspace>/azureml/`, for data that only the SDK stores."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.system.names import name_rule
 from paceline.system.registry import Documents, Versions
 
-#: Names of what is kept.
+#: The rule for names of records.
 RULE = name_rule("_.-", 255)
 
 T = TypeVar("T")
 
 
 def add_version(workspace: Any, kind: str, name: str, data: dict[str, Any]) -> int:
-    """The version under which this is registered: the latest where nothing has changed, else the next.
+    """Register a record and return its version.
+
+    An unchanged record keeps its latest version.
 
     Raises:
-        UserErrorException: the name is none.
+        UserErrorException: The name is not valid.
     """
     if not RULE.fullmatch(name):
         raise UserErrorException(
@@ -35,7 +37,7 @@ def add_version(workspace: Any, kind: str, name: str, data: dict[str, Any]) -> i
 
 
 def version(workspace: Any, kind: str, name: str, number: int | None = None) -> tuple[int, dict[str, Any]] | None:
-    """The number and the content of a version, the latest by default; None where there is none."""
+    """Return the number and content of a version, by default the latest, or None."""
     registry = _registry(workspace, kind)
     if not isinstance(name, str) or not RULE.fullmatch(name):
         return None
@@ -52,7 +54,7 @@ def names(workspace: Any, kind: str) -> list[str]:
 
 
 def documents(workspace: Any, kind: str) -> Documents:
-    """What has one content for each name."""
+    """Return records with a single version for each name."""
     return Documents(_folder(workspace) / kind, RULE)
 
 
@@ -65,12 +67,12 @@ def _folder(workspace: Any) -> Path:
 
 
 def late(module: str, name: str) -> Any:
-    """A name of a module of this package (`core.model`), loaded now."""
+    """Import an object of a module of this package, such as `core.model`."""
     return getattr(importlib.import_module(f"paceline.compat.azureml.{module}"), name)
 
 
 class NamedObjects(dict[str, T]):
-    """Name -> object; called, it gives itself."""
+    """Objects by name; calling it returns itself."""
 
     def __call__(self) -> NamedObjects[T]:
         return self

@@ -1,4 +1,7 @@
-"""Classes of the SDK that need a service of Azure. Each says what to do instead."""
+"""Classes of the SDK that need a service of Azure.
+
+Each names its replacement.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
 _NO_DATABRICKS = "There is no Databricks: run the script by a PythonScriptStep."
 _NO_NETWORK = "A workspace is a folder, to which no network leads. Leave the endpoint out."
 
-#: Each class that does nothing but refuse, with what to do instead. `paceline azureml check` says the same.
+#: Each refused class -> its replacement. `paceline azureml check` prints the same text.
 INSTEAD = {
     # azureml.core.profile
     "ModelProfile": "Measure a service: paceline service bench NAME.",
@@ -42,9 +45,9 @@ __all__ = [*INSTEAD]  # noqa: PLE0604 - the names are strings
 
 
 class Refused:
-    """Base of classes whose every call raises ScenarioNotSupportedException."""
+    """The base of classes that always raise ScenarioNotSupportedException."""
 
-    #: What to do instead.
+    #: The replacement.
     refused: ClassVar[str] = ""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -61,7 +64,11 @@ def __getattr__(name: str) -> type[Refused]:
     kind = type(
         name,
         (Refused,),
-        {"refused": INSTEAD[name], "__doc__": "Raises ScenarioNotSupportedException.", "__module__": __name__},
+        {
+            "refused": INSTEAD[name],
+            "__doc__": "A class that always raises ScenarioNotSupportedException.",
+            "__module__": __name__,
+        },
     )
     globals()[name] = kind
     return kind

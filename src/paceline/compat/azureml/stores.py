@@ -1,4 +1,4 @@
-"""The names of datastores that every workspace in Azure has."""
+"""The datastore names that every Azure workspace has."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from paceline.job.data_reference import Source
 
-#: They mean the default store, unless one of that name was registered.
+#: They refer to the default store, unless a store of that name was registered.
 DEFAULT_NAMES = ("workspaceblobstore", "workspacefilestore", "workspaceartifactstore", "workspaceworkingdirectory")
 
-#: The files of runs have places in a store in Azure: `ExperimentRun/dcid.<run id>/outputs`. Here they lie with the run.
+#: In Azure, a run's files are in a store, at `ExperimentRun/dcid.<run id>/outputs`. Here they are in the run's folder.
 ARTIFACTS = "workspaceartifactstore"
 _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 
 
 def place_in(workspace: Any, name: str | None, path: str) -> Source:
-    """Return where a path of a store lies here."""
+    """Return the local source of a path in a store."""
     if name == ARTIFACTS and (match := _OF_RUN.fullmatch(path)) is not None:
         from paceline.runs.folder import RunFolder
 
@@ -26,7 +26,7 @@ def place_in(workspace: Any, name: str | None, path: str) -> Source:
 
 
 def real_name(workspace: Any, name: str | None) -> str:
-    """The name under which the store is known here."""
+    """Return Paceline's name of a store."""
     from paceline.data.stores.datastore import Datastore
 
     if name is None or (name in DEFAULT_NAMES and name not in Datastore.list(workspace)):

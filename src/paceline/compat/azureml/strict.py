@@ -1,4 +1,4 @@
-"""Objects that drivers change until they submit, and whose misspelt attributes are errors, as in the SDK."""
+"""Mutable configuration objects that reject misspelled attributes, as in the SDK."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Strict:
-    """Takes an attribute after its `__init__` only where it has one of that name already."""
+    """A base class that rejects new attributes after `__init__`."""
 
-    #: Names that old drivers set and that mean nothing any more.
+    #: Obsolete names, which old drivers still set.
     _ignored: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -18,7 +18,7 @@ class Strict:
 
         def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
             made(self, *arguments, **named)
-            # Of several classes above one another, the outermost has set all there is.
+            # With several nested __init__, only the outermost has set all attributes.
             if type(self) is cls:
                 object.__setattr__(self, "_is_made", True)
 
@@ -38,7 +38,7 @@ class Strict:
         return json.dumps(self._plain(), indent=4, default=str)
 
     def _plain(self) -> dict[str, Any]:
-        """What is printed: camel case names, as the SDK has them."""
+        """Return the printed form, with the SDK's camel case names."""
         return {
             camel_case(key): value._plain() if isinstance(value, Strict) else value
             for key, value in vars(self).items()
@@ -47,6 +47,6 @@ class Strict:
 
 
 def camel_case(name: str) -> str:
-    """`nodeCount` of `node_count`."""
+    """Return `nodeCount` for `node_count`."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)

@@ -1,4 +1,7 @@
-"""A ScriptRunConfig as a job: everything is read here, when it is submitted, for drivers change it until then."""
+"""The conversion of a ScriptRunConfig into a job.
+
+It happens at submission, because drivers change the configuration until then.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +25,28 @@ from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
 from paceline.launchers.environment import AZURE_VARIABLE
 
-#: The communicators that mean Open MPI. Whoever wrote IntelMpi got Open MPI as well.
+#: Communicators that select Open MPI. In Azure, too, IntelMpi ran Open MPI.
 _MPI = ("IntelMpi", "OpenMpi", "Mpi")
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What a submission needs."""
+    """The inputs of a submission."""
 
     job: Job
     source_directory: Path
     notes: tuple[str, ...]
-    #: Those of them that this program was shown now, and not before.
+    #: The notes that this program has now shown for the first time.
     said: tuple[str, ...]
 
 
 def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Prepared:
-    """The job of a ScriptRunConfig.
+    """Convert a ScriptRunConfig into a job.
 
-    run_id: that the run will have; outputs lie in folders of this name.
+    `run_id` is the future run's id, after which its output folders are named.
 
     Raises:
-        AzureMLException: a value is wrong.
+        AzureMLException: A value is wrong.
     """
     notes = SubmissionNotes()
     run = config.settled().run_config
@@ -64,7 +67,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         references += more
     else:
         entry = _entry(run.script, words, directory)
-    # What an argument says of data counts above what the configuration has under the same name.
+    # An argument overrides the configuration's data of the same name.
     said = {one.name for one in references}
     references += [one for one in _configured(run, workspace, run_id) if one.name not in said]
     target = resolve(run.target, workspace, notes)
@@ -97,10 +100,10 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
 
 
 def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[str], list[DataReference]]:
-    """Each argument as a word, and the data among them.
+    """Return each argument as a word, and the data among them.
 
     Raises:
-        UserErrorException: one can't be given to a script.
+        UserErrorException: A value can't be a script argument.
     """
     words: list[str] = []
     references: list[DataReference] = []
@@ -117,15 +120,17 @@ def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[st
 
 
 def _plain_reference(reference: DataReference) -> DataReference:
-    """One of the SDK's is equal to no other class's, though it says the same."""
+    """Convert to the plain class: instances of different classes never compare equal."""
     if not isinstance(reference, SdkDataReference):
         return reference
     return DataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
 
 
 def _names_of(workspace: Any) -> dict[str, str]:
-    """The name of the driver's workspace, by which a worker knows that it was submitted by the Azure names, and the others
-    where a worker would have other ones.
+    """Return environment variables with the driver's workspace names.
+
+    The workspace's name tells a worker that the SDK's names submitted it. Other names are present only if they differ
+    from a worker's defaults.
     """
     names = {"SUBSCRIPTION": workspace.subscription_id, "RESOURCEGROUP": workspace.resource_group}
     others = {f"AZUREML_ARM_{key}": name for key, name in names.items() if name != "local"}
@@ -133,7 +138,7 @@ def _names_of(workspace: Any) -> dict[str, str]:
 
 
 def _note_places(values: list[Any], notes: SubmissionNotes) -> None:
-    """Say which paths of Azure's containers data does not appear at."""
+    """Note data that will not appear at its path in Azure's containers."""
     for value in values:
         place = getattr(value, "path_on_compute", None)
         if isinstance(place, str) and place.startswith("/"):
@@ -142,13 +147,13 @@ def _note_places(values: list[Any], notes: SubmissionNotes) -> None:
 
 
 def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference | None:
-    """Data that stands for a folder; None for anything else."""
+    """Return data as a reference, or None for other values."""
     if isinstance(value, DataReference):
         return value
     if hasattr(value, "reference") and hasattr(value, "destination"):
         output: DataReference = value.reference(workspace, run_id)
         return output
-    # A datastore and a dataset know how.
+    # Datastores and datasets convert themselves.
     if hasattr(value, "as_reference"):
         found = value.as_reference()
         return found if isinstance(found, DataReference) else None
@@ -157,7 +162,7 @@ def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference 
         # `to_config` of a run's outputs names no store.
         is_here = value.datastore_name is None and path.startswith("/")
         return DataReference(
-            name="input",  # its user's to give
+            name="input",  # the caller sets the name
             sources=(Source(path=path) if is_here else place_in(workspace, value.datastore_name, path.strip("/")),),
             mode=value.mode or "mount",
             overwrite=bool(value.overwrite),
@@ -166,10 +171,10 @@ def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference 
 
 
 def distribution(run: RunConfiguration) -> dict[str, Any]:
-    """node_count, process_count_per_node and backend.
+    """Return node_count, process_count_per_node and backend.
 
     Raises:
-        RunConfigurationException: processes that can't be shared out evenly.
+        RunConfigurationException: The nodes can't share the processes evenly.
     """
     communicator, nodes, per_node = run.communicator or "None", int(run.node_count or 1), 1
     backend: str | None
@@ -197,13 +202,16 @@ def distribution(run: RunConfiguration) -> dict[str, Any]:
             raise RunConfigurationException(
                 f"communicator={communicator!r} is none of None, IntelMpi, OpenMpi, Nccl, Gloo and ParameterServer."
             )
-        # "gloo" is the backend of plain processes with torch's variables; which one the script joins by is its own to say.
+        # "gloo" starts plain processes with torch's variables; the script chooses its own backend.
         backend = "gloo" if nodes * per_node > 1 else None
     return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": backend}
 
 
 def _has_gpus(target: str, shape: Mapping[str, Any], notes: SubmissionNotes) -> bool:
-    """Whether each worker can have a GPU; of other machines only they know, and refuse what they have not got."""
+    """Return whether each worker can have a GPU.
+
+    Only this machine is checked: other targets refuse GPUs that they lack.
+    """
     if target != "local":
         return True
     from paceline.observe.node.gpus import devices
@@ -219,11 +227,11 @@ def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, A
     if not script:
         raise UserErrorException("there is neither a script nor a command. Give ScriptRunConfig(script='train.py').")
     if script.endswith(".ipynb"):
-        # Executed in place by nbconvert, as the SDK's contributed package did; the outputs stay with the run.
+        # nbconvert executes it in place, like the SDK's contributed package; the outputs stay with the run.
         name = Path(script).name
         convert = ["python", "-m", "nbconvert", "--to", "notebook", "--execute", script, "--output-dir", "outputs"]
         if _is_python(directory / script):
-            # Not the kernel that it was written with, such as python36: one of that name would be another interpreter.
+            # Replace the notebook's kernel, such as python36: that name may belong to another interpreter.
             convert.append("--ExecutePreprocessor.kernel_name=python3")
         return {"entry_script": "bash", "arguments": ("-c", shlex.join([*convert, "--output", name]))}
     return {"entry_script": Path(script).as_posix(), "arguments": tuple(words)}
@@ -241,12 +249,15 @@ def _is_python(notebook: Path) -> bool:
 
 
 def _command(command: Any, workspace: Any, run_id: str) -> tuple[dict[str, Any], list[DataReference]]:
-    """Return the shell line and its data. The SDK joins a list's items by blanks and quotes none, so one may be many words."""
+    """Return the shell command and its data.
+
+    The SDK joins a list's items with spaces and does not quote, so an item may contain several words.
+    """
     if isinstance(command, str):
         return {"entry_script": "bash", "arguments": ("-c", command)}, []
     items = list(command)
     words, references = words_of(items, workspace, run_id)
-    # A path that Paceline puts in stays one word.
+    # Quote only the paths that Paceline inserts.
     line = " ".join(
         word if isinstance(item, str) else f'"{word}"' if word.startswith("$") else shlex.quote(word)
         for item, word in zip(items, words, strict=True)

@@ -1,4 +1,4 @@
-"""Which of Paceline's compute targets a name of the SDK's means."""
+"""The mapping from the SDK's compute target names to Paceline's targets."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException
 from paceline.compat.azureml.policy import SubmissionNotes
 
-#: Of clusters that Azure would have made by themselves.
+#: Names of clusters that Azure would create on demand.
 _LOCAL = ("local", "amlcompute", "containerinstance", "")
 
 
 def resolve(name: Any, workspace: Any, notes: SubmissionNotes) -> str:
-    """Return the target's name here: one that was added to Paceline, else "local", which is noted.
+    """Return a target added to Paceline, otherwise "local" with a note.
 
-    A driver may name a cluster that somebody made in the portal.
+    A driver may name a cluster that exists only in Azure's portal.
 
     Raises:
-        ComputeTargetException: The value can't be a target's name.
+        ComputeTargetException: The value is not a valid target name.
     """
     name = getattr(name, "name", name) or "local"
     if not isinstance(name, str):
@@ -41,7 +41,7 @@ def resolve(name: Any, workspace: Any, notes: SubmissionNotes) -> str:
 
 
 def workspace_targets(workspace: Any) -> list[str]:
-    """The names of Paceline's own targets in the workspace."""
+    """Return the names of Paceline's targets in the workspace."""
     from paceline.targets.configured import ComputeTargets
 
     return list(ComputeTargets(workspace.path))

@@ -1,4 +1,4 @@
-"""`azureml.telemetry`: nothing is collected, and nothing is sent."""
+"""`azureml.telemetry`: collects and sends nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["UserType", "get_diagnostics_collection_info", "get_telemetry_log_han
 
 
 class UserType:
-    """Who is telling."""
+    """Kinds of users."""
 
     INTERNAL, EXTERNAL = "internal", "external"
 
@@ -23,7 +23,7 @@ def get_diagnostics_collection_info(*arguments: Any, **named: Any) -> tuple[bool
 
 
 def get_telemetry_log_handler(*arguments: Any, **named: Any) -> Any:
-    """Return a handler that keeps nothing."""
+    """Return a handler that discards all records."""
     import logging
 
     return logging.NullHandler()

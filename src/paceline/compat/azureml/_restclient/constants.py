@@ -10,9 +10,9 @@ RUN_ORIGIN = "ExperimentRun"
 
 
 class RunStatus:
-    """Names of run states. Paceline never reports Provisioning, Unapproved or Paused.
+    """Names of run states.
 
-    Nor does it report Pausing.
+    Paceline never reports Provisioning, Unapproved, Pausing or Paused.
     """
 
     QUEUED = "Queued"

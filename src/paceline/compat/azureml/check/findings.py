@@ -289,10 +289,7 @@ def found_at(name: str) -> Any:
 
 
 def _looked_up(name: str) -> tuple[Any, str | None]:
-    """Return the object of an SDK name and the reason why it is missing.
-
-    Either may be None.
-    """
+    """Return (object, None) for an SDK name, or (None, reason) if it is missing."""
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
         return None, None  # used by scoring scripts, which find it in the service

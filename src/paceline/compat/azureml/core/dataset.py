@@ -71,8 +71,8 @@ class TabularDatasetFactory:
     ) -> Any:
         """Return a dataset of the rows of CSV files.
 
-        `header` is True, False, or a PromoteHeadersBehavior. Values may always span lines, whatever
-        `support_multi_line` says.
+        `header` is True, False, or a PromoteHeadersBehavior. Values may span lines even
+        with support_multi_line=False.
         """
         has_header = header if isinstance(header, bool) else "NO_HEADERS" not in str(header).upper()
         return of_native(
@@ -151,7 +151,7 @@ class TabularDatasetFactory:
 
     @staticmethod
     def from_sql_query(*arguments: Any, **named: Any) -> Any:
-        """Raise UserErrorException: query by a library of your database's, and register the frame."""
+        """Raise UserErrorException: query with a database library, register the frame."""
         raise UserErrorException("Dataset.Tabular.from_sql_query is not here. Query, then register_pandas_dataframe.")
 
 

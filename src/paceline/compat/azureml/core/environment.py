@@ -123,8 +123,8 @@ class DockerBuildContext(Refused):
 class Environment(Strict):
     """The software that a script needs.
 
-    Every part may change until a run is submitted: `python`, `docker` and `environment_variables`. `version` is None
-    until the environment is registered.
+    Every part may change until a run is submitted: `python`, `docker` and `environment_variables`. Registration sets
+    `version`.
 
     Args:
         name: Letters, digits, `-`, `_` and `.`.
@@ -319,8 +319,7 @@ class Environment(Strict):
     def label(workspace: Any, name: str, version: str, labels: Sequence[str]) -> None:
         """Label a version, so that `get` finds it.
 
-        Args:
-            label refers to a single version of each name.
+        A label refers to a single version of each name.
 
         Raises:
             UserErrorException: The version does not exist.

@@ -123,7 +123,7 @@ class Experiment(workspace.Experiment):
         """Start a run that this program logs to.
 
         Creates `./outputs`, and collects the files that appear there and in `./logs`. `outputs` names another folder;
-        False collects none. `snapshot_directory` is stored with the run unless it is None.
+        False collects none. `snapshot_directory` is stored with the run; None stores nothing.
         """
         return super().start_logging(  # type: ignore[return-value]  # of `run_class`
             outputs, snapshot_directory, display_name or name, run_id

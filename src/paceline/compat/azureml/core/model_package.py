@@ -24,7 +24,7 @@ class ModelPackage:
     """A folder with a Dockerfile, models and a script.
 
     `state` is "Succeeded". `location` is the image's name once it is built, otherwise the folder.
-    `package_build_log_uri` is None.
+    There is no `package_build_log_uri`.
     """
 
     def __init__(self, workspace: Any, folder: Path, name: str) -> None:

@@ -200,8 +200,8 @@ def table_of(
         name: Name of the output.
         data: The output.
         options: Arguments of the method.
-        pattern: Must be None.
-        inside: File pattern, as in `DataReference`.
+        pattern: Not supported: any pattern raises the error.
+        inside: File or folder that the script creates in the output, as in `DataReference`.
 
     Raises:
         UserErrorException: An option is wrong, or pattern is not None.

@@ -1,4 +1,4 @@
-"""`azureml.monitoring`: what a web service was asked and has answered, collected as CSV."""
+"""`azureml.monitoring`: the requests and answers of a web service, as CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["ModelDataCollector"]
 
 
 class ModelDataCollector:
-    """Appends what `collect` is given to `modeldata/<model>/<designation>.csv`, below $PACELINE_MODEL_DATA or here."""
+    """A collector that appends rows to `modeldata/<model>/<designation>.csv`.
+
+    The file is below $PACELINE_MODEL_DATA, otherwise below the working directory.
+    """
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class ModelDataCollector:
         self._names = list(feature_names) if feature_names is not None else None
 
     def collect(self, input_data: Any, user_correlation_id: str = "") -> str:
-        """Append a row for each row of an array, a list or a frame; the id of these rows."""
+        """Append the rows of an array, list or frame, and return their id."""
         is_frame = hasattr(input_data, "values") and not callable(input_data.values)
         rows = input_data.values if is_frame else input_data
         rows = rows.tolist() if hasattr(rows, "tolist") else list(rows)
@@ -53,5 +56,5 @@ class ModelDataCollector:
         return request
 
     def add_correlation_headers(self, headers: dict[str, str], correlations: dict[str, str]) -> dict[str, str]:
-        """The headers with the ids of `collect` in them."""
+        """Return the headers with the ids from `collect` added."""
         return {**headers, **{f"x-ms-aml-{key}": str(value) for key, value in correlations.items()}}

@@ -1,4 +1,4 @@
-"""`azureml.opendatasets`: Azure's public data. What scikit-learn carries along stands in; the rest needs the network."""
+"""`azureml.opendatasets`: Azure's public data, as far as scikit-learn includes it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["MNIST", "Diabetes"]
 
 
 class Diabetes:
-    """The diabetes data of scikit-learn, which Azure's is a copy of: AGE, SEX, BMI, BP, S1 to S6, Y."""
+    """The diabetes data, from scikit-learn: AGE, SEX, BMI, BP, S1 to S6, Y."""
 
     @staticmethod
     def get_tabular_dataset(**others: Any) -> Any:
-        """The data as a frame with `to_pandas_dataframe()`.
+        """Return the data as an object with `to_pandas_dataframe()`.
 
         Raises:
             UserErrorException: scikit-learn or pandas is not installed.
@@ -43,9 +43,9 @@ class _Frame:
 
 
 class MNIST:
-    """Handwritten digits: not carried along."""
+    """Handwritten digits: not included, so refused."""
 
-    #: `paceline azureml check` says it, too; so also below.
+    #: `paceline azureml check` prints this text and the texts below.
     refused = (
         "MNIST is not carried along. Download its four .gz files into a folder, and take Dataset.File.from_files('folder'); "
         "scikit-learn's load_digits() needs no download."
@@ -60,7 +60,7 @@ class MNIST:
 
 
 class _Service:
-    """Data of Azure's that no library carries along."""
+    """A dataset of Azure's that no library includes."""
 
     refused = (
         "Azure's service of open data is not here. Download the files from their publisher, and take "
@@ -72,14 +72,14 @@ class _Service:
 
     @classmethod
     def get_tabular_dataset(cls, *arguments: Any, **named: Any) -> Any:
-        """Raise UserErrorException, as each call does."""
+        """Raise UserErrorException, as all methods do."""
         raise UserErrorException(f"{cls.__name__}: {cls.refused}")
 
     get_file_dataset = get_tabular_dataset
 
 
 def __getattr__(name: str) -> Any:
-    # NoaaIsdWeather, NycTlcGreen, PublicHolidays and some dozens more.
+    # NoaaIsdWeather, NycTlcGreen, PublicHolidays and dozens more.
     if name.startswith("_") or not name[:1].isupper():
         raise AttributeError(f"module 'azureml.opendatasets' has no attribute {name!r}")
     return type(name, (_Service,), {})

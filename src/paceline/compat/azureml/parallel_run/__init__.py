@@ -1,6 +1,7 @@
-"""What the workers of a ParallelRunStep run: `init()` and `run(mini_batch)` of the user's script, over all mini-batches.
+"""The workers of a ParallelRunStep.
 
-The first rank shares them out (`sharing`), over a connection that only the run's own workers can make. Each rank lets a process
-of its own run the script (`scoring`), which can be replaced where a call takes too long or the process dies.
+They call `init()` and `run(mini_batch)` of the user's script for all mini-batches. The first rank dispatches
+mini-batches (`sharing`) over connections that only the run's own workers can open. Each rank runs the script in a
+separate process (`scoring`), and replaces the process after a timeout or crash.
 https://learn.microsoft.com/azure/machine-learning/v1/how-to-debug-parallel-run-step
 """

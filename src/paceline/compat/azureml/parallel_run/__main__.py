@@ -1,4 +1,7 @@
-"""A rank of a ParallelRunStep: `python -m paceline.compat.azureml.parallel_run SETTINGS [argument of the script ...]`."""
+"""A rank of a ParallelRunStep.
+
+Run it as `python -m paceline.compat.azureml.parallel_run SETTINGS [argument of the script ...]`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
         print("There is nothing in the inputs.", flush=True)
     path = None
     if settings.output is not None:
-        # What a PipelineData stands for is not there yet.
+        # The folder of a PipelineData does not exist yet.
         folder = batches.folder_of(settings.output)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / settings.file if settings.file else None
@@ -38,10 +41,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def work(ask: asking.Ask, settings: ParallelRunSettings, arguments: Sequence[str]) -> None:
-    """Run mini-batches until there are none left.
+    """Run mini-batches until none are left.
 
     Raises:
-        UserErrorException: the script can't be loaded, or its init() has failed.
+        UserErrorException: The script can't be loaded, or its init() has failed.
     """
     scorer: Scorer | None = None
     answer = ask({"kind": "ready"})
@@ -62,5 +65,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except UserErrorException as error:
-        # Without our frames: what has failed is the user's script, whose traceback stands in the log.
+        # Drop Paceline's frames: the user's script failed, and its traceback is in the log.
         raise error.with_traceback(None) from None

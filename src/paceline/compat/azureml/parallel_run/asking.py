@@ -1,4 +1,7 @@
-"""The connection between the first rank, which shares mini-batches out, and the others. The run's secret opens it."""
+"""The connection through which ranks request mini-batches from the first rank.
+
+The run's secret authenticates it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Listening:
-    """Answers the other ranks, of which there are `count`."""
+    """The server on the first rank, for `count` other ranks."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -28,16 +31,19 @@ class Listening:
         self._left = threading.Semaphore(0)
         if count:
             self._socket = socket.create_server(_address(), backlog=count)
-            # A thread for each from there on: whoever connects and says nothing holds nobody up.
+            # Serve each connection in its own thread, so that a silent client delays no other.
             threading.Thread(target=accept_each, args=(self._socket, self._answer), daemon=True).start()
 
     def share(self, sharing: Sharing) -> None:
-        """Begin to answer: the others may have connected long ago."""
+        """Begin to answer; clients may have connected long before."""
         self._sharing = sharing
         self._made.set()
 
     def wait(self) -> None:
-        """Until each has heard that there is nothing left: one that came too late would find nobody."""
+        """Block until every rank has heard that no mini-batches are left.
+
+        A rank that connects later would find no server.
+        """
         for _ in range(self._count):
             self._left.acquire()
 
@@ -58,7 +64,7 @@ class Listening:
                     self._left.release()
                     return
         except Exception:
-            # It has died: its supervisor ends the run.
+            # The rank has died; its supervisor ends the run.
             if number is not None and self._sharing is not None:
                 self._sharing.lost(number)
         finally:
@@ -66,7 +72,10 @@ class Listening:
 
 
 def of_first_rank() -> Ask:
-    """Asks over the network. The first rank may be about to listen: it is tried until it does, for without it the run ends."""
+    """Return a function that sends requests to the first rank.
+
+    Retries until the first rank listens: if it dies, the run ends anyway.
+    """
     while True:
         try:
             found = socket.create_connection(_address())

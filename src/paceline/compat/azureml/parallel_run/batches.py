@@ -1,4 +1,7 @@
-"""The mini-batches of a step's inputs. The first rank makes them; every rank finds what they name in its own place."""
+"""The mini-batches of a step's inputs.
+
+The first rank creates them; each rank reads the named files and rows from its own copy of the input.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,14 @@ from paceline.errors import DataError
 
 @dataclass(frozen=True)
 class Batch:
-    """number: from 0, over all inputs. input: its name. files: their paths in the input; or first, last: rows of the table,
-    and with keys group: which of their combinations, whose rows are meant then.
+    """A mini-batch.
+
+    Args:
+        number: From 0, over all inputs.
+        input: Name of the input.
+        files: Paths in the input, for files.
+        first, last: Range of rows, for a table.
+        group: For a table with keys, the number of the key combination that selects the rows.
     """
 
     number: int
@@ -31,10 +40,10 @@ class Batch:
 
 
 def all_of(settings: ParallelRunSettings) -> list[Batch]:
-    """All mini-batches, input by input.
+    """Return all mini-batches, input by input.
 
     Raises:
-        DataError: an input is no table.
+        DataError: An input is not a table.
     """
     found: list[Batch] = []
     for name in settings.files:
@@ -60,7 +69,10 @@ def all_of(settings: ParallelRunSettings) -> list[Batch]:
 
 
 def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Any]) -> Any:
-    """What `run` is given: a list of paths, or a frame. tables: those that were read before, and their rows' groups."""
+    """Return the argument of `run`: a list of paths, or a frame.
+
+    `tables` caches the tables and row groups already read.
+    """
     if batch.files:
         top = folder_of(batch.input)
         return [str(top / name) if name else str(top) for name in batch.files]
@@ -73,7 +85,10 @@ def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Any])
 
 
 def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[str, Any]:
-    """Key -> value of a mini-batch. given: what `run` is given."""
+    """Return a mini-batch's key values by key.
+
+    `given` is the argument of `run`.
+    """
     if not settings.keys:
         return {}
     if batch.files:
@@ -82,7 +97,10 @@ def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[s
 
 
 def _plain(column: Any) -> Any:
-    """The one value of a column as Python's: scripts write it into names of files. None for one that is missing."""
+    """Return a column's single value as a Python value.
+
+    Scripts write it into file names. A missing value becomes None.
+    """
     value = column.iloc[0]
     return None if column.isna().iloc[0] else value.item() if hasattr(value, "item") else value
 
@@ -101,19 +119,22 @@ def _values(settings: ParallelRunSettings, name: str, file: str) -> dict[str, An
 
 
 def _groups(frame: Any, keys: tuple[str, ...]) -> Any:
-    """The number of its combination of keys for each row, from 0 in the order of their values."""
+    """Return the number of each row's key combination.
+
+    Numbers begin with 0, in the order of the key values.
+    """
     if missing := [key for key in keys if key not in frame.columns]:
         raise DataError(f"partition_keys: there is no column {missing[0]!r}; there are {[*map(str, frame.columns)]}.")
     return frame.groupby([*keys], sort=True, dropna=False).ngroup()
 
 
 def folder_of(name: str) -> Path:
-    """Where this worker finds an input or an output."""
+    """Return this worker's folder of an input or output."""
     return Path(os.environ[f"AZUREML_DATAREFERENCE_{name}"])
 
 
 def table_of(name: str) -> Any:
-    """All rows of an input."""
+    """Return all rows of an input."""
     from paceline.compat.azureml.core.run import Run
 
     return Run.get_context().input_datasets[name].to_pandas_dataframe()
@@ -128,13 +149,20 @@ def _files(top: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelRunSettings:
-    """entry: the user's script, relative to the working directory. files, tables: names of the inputs.
+    """The settings of a ParallelRunStep.
 
-    batch_size: files of a mini-batch, or about so many bytes of a table. timeout_s: the longest call of run(). tries: of each
-    mini-batch. error_threshold: items that may fail, -1 for any number. failed_batches, failed_percent: mini-batches that may,
-    alike. keys: by whose values mini-batches are made, in the place of batch_size. formats: name of an input of files -> its
-    partition_format. output: name of the output, None where the step has none. file: that the rows are appended to there,
-    None for none.
+    Args:
+        entry: The user's script, relative to the working directory.
+        files, tables: Names of the inputs.
+        batch_size: Number of files, or approximate bytes of a table, in a mini-batch.
+        timeout_s: Longest call of run().
+        tries: Attempts for each mini-batch.
+        error_threshold: Number of items that may fail; -1 allows any number.
+        failed_batches, failed_percent: Limits for failed mini-batches; -1 allows any number.
+        keys: Keys whose values define the mini-batches, instead of batch_size.
+        formats: Name of a file input -> its partition_format.
+        output: Name of the output, or None.
+        file: Name of the file in the output to which the rows are appended, or None.
     """
 
     entry: str
@@ -153,11 +181,11 @@ class ParallelRunSettings:
     logging_level: str = "INFO"
 
     def text(self) -> str:
-        """As JSON."""
+        """Return the settings as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def of_text(cls, text: str) -> ParallelRunSettings:
-        """Those that `text` wrote."""
+        """Parse settings from the JSON of `text`."""
         values: dict[str, Any] = json.loads(text)
         return cls(**{**values, **{name: tuple(values[name]) for name in ("files", "tables", "keys")}})

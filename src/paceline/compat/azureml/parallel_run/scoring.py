@@ -1,8 +1,8 @@
-"""The process that has loaded the user's script, and what a rank sees of it.
+"""The process that runs the user's script, and the rank's handle on it.
 
-    python -m paceline.compat.azureml.parallel_run.scoring FD SETTINGS [argument ...]
+python -m paceline.compat.azureml.parallel_run.scoring FD SETTINGS [argument ...]
 
-They speak over a socket, FD, so that the script's own output goes where a worker's output goes.
+Both use the socket FD, so that the script's output stays in the worker's output.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSetti
 
 
 class Scorer:
-    """A process in which init() has been called.
+    """A process in which init() has succeeded.
 
     Raises:
-        UserErrorException: the script can't be loaded, or its init() has failed.
+        UserErrorException: The script can't be loaded, or its init() has failed.
     """
 
     def __init__(self, settings: ParallelRunSettings, arguments: Sequence[str]) -> None:
@@ -49,7 +49,10 @@ class Scorer:
             raise UserErrorException(f"{settings.entry} can't be used: {answer['why']}")
 
     def score(self, batch: Batch) -> dict[str, Any]:
-        """What run() has given, as `Sharing.handle` takes it. A process that did not answer in time is gone."""
+        """Run a mini-batch and return the result for `Sharing.handle`.
+
+        Kills the process after a timeout.
+        """
         try:
             self._link.send_bytes(json.dumps(vars(batch)).encode())
             answer = self._answer(self._settings.timeout_s)
@@ -58,7 +61,7 @@ class Scorer:
         return {**answer, "number": batch.number}
 
     def end(self) -> None:
-        """Let it call shutdown() and end; one that does not is killed."""
+        """Let the process call shutdown() and exit; kill it if it does not."""
         self._link.close()
         try:
             self._process.wait(self._settings.timeout_s if self.is_alive else 0)
@@ -115,7 +118,7 @@ def main(argv: Sequence[str]) -> None:
             given = content(batch, settings, tables)
             more = (MiniBatchContext(batch, settings, given),) if takes_context else ()
             rows, items = _rows(script.run(given, *more))
-        # Whatever it raises, sys.exit too, is of this mini-batch.
+        # Every exception, sys.exit included, counts against this mini-batch.
         except BaseException as error:
             traceback.print_exc()
             tell(kind="failed", why=_told(error))
@@ -133,14 +136,17 @@ def _loaded(settings: ParallelRunSettings, arguments: list[str]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "its ending was looked at"
     assert spec.loader is not None, "it is a file"
-    # Under its own name, by which what it pickles is found again.
+    # Use the script's own name, so that pickled objects can be loaded again.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 class MiniBatchContext:
-    """What `run(mini_batch, mini_batch_context)` is told. partition_key_value: key -> value; minibatch_index: from 0."""
+    """The second argument of `run(mini_batch, mini_batch_context)`.
+
+    `partition_key_value` maps keys to values; `minibatch_index` begins with 0.
+    """
 
     def __init__(self, batch: Batch, settings: ParallelRunSettings, given: Any) -> None:
         self.partition_key_value = values_of(batch, settings, given)
@@ -149,7 +155,7 @@ class MiniBatchContext:
 
     @property
     def dataset(self) -> Any:
-        """The mini-batch as a dataset."""
+        """Return the mini-batch as a dataset."""
         from paceline.compat.azureml.core.dataset import FileDatasetFactory
         from paceline.compat.azureml.core.run import Run
 
@@ -175,13 +181,13 @@ def _takes_two(function: Any) -> bool:
 
 
 def _rows(result: Any) -> tuple[list[str], int]:
-    """The lines that a result means, and of how many items it is.
+    """Return a result as lines, and its number of items.
 
     Raises:
-        UserErrorException: it is neither a list nor a frame.
+        UserErrorException: The result is neither a list nor a frame.
     """
     if hasattr(result, "to_csv"):
-        # As the service writes frames: blanks between the columns, no header.
+        # The service writes frames with spaces between columns and no header.
         return result.to_csv(sep=" ", header=False, index=False).splitlines(), len(result)
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__len__") or not hasattr(result, "__iter__"):
         raise UserErrorException(f"run() has returned a {type(result).__name__}; it has to be a list or a DataFrame.")
@@ -193,7 +199,7 @@ def _told(error: BaseException) -> str:
 
 
 def _offer_entry_script(settings: ParallelRunSettings) -> None:
-    """Let `from azureml_user.parallel_run import EntryScript` find what scripts ask for: a logger and folders."""
+    """Provide `azureml_user.parallel_run.EntryScript`: a logger and folders."""
 
     class EntryScript:
         logger = logging.getLogger("entry_script")

@@ -1,4 +1,4 @@
-"""Which rank has which mini-batch, what came of each, and when too many have failed."""
+"""The dispatch of mini-batches to ranks, and the limits for failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSetti
 
 
 class Sharing:
-    """Shares mini-batches out; may be asked by several threads. Rows are written in the order of the mini-batches."""
+    """A thread-safe dispatcher of mini-batches.
+
+    It writes the rows in the order of the mini-batches.
+    """
 
     def __init__(self, batches: list[Batch], settings: ParallelRunSettings, output: Path | None) -> None:
         self._settings = settings
@@ -23,12 +26,15 @@ class Sharing:
         self._written = 0
         self._file: IO[str] | None = output.open("w", encoding="utf-8") if output else None
         self.failed_items = self.failed_batches = 0
-        #: Why the step has failed.
+        #: The reason why the step has failed.
         self.failure: str | None = None
         self._changed = threading.Condition()
 
     def next(self) -> Batch | None:
-        """A mini-batch; None when there are none left, or the step has failed. Waits while one that is at work may fail yet."""
+        """Return the next mini-batch, or None if none is left or the step failed.
+
+        Waits while a running mini-batch may still fail and need a retry.
+        """
         with self._changed:
             while not self._waiting and self._at_work and self.failure is None:
                 self._changed.wait()
@@ -40,7 +46,7 @@ class Sharing:
             return batch
 
     def done(self, number: int, rows: list[str], items: int) -> None:
-        """A call of run() has returned. items: how many it says were good."""
+        """Record a result of run() with `items` good items."""
         with self._changed:
             batch = self._at_work.pop(number)
             self.failed_items += max(0, len(batch) - items)
@@ -49,7 +55,7 @@ class Sharing:
             self._check(f"items of mini-batch {number + 1} without a result: {len(batch) - items}")
 
     def failed(self, number: int, why: str) -> None:
-        """A call of run() has raised, or did not return."""
+        """Record that run() has raised or timed out."""
         with self._changed:
             batch = self._at_work.pop(number)
             print(f"mini-batch {number + 1} of {self._count}, try {self._tries[number]}: {why}", flush=True)
@@ -63,20 +69,20 @@ class Sharing:
             self._check(f"the last was mini-batch {number + 1}: {why}")
 
     def lost(self, number: int) -> None:
-        """The rank that had it is gone."""
+        """Return a dead rank's mini-batch to the queue."""
         with self._changed:
             if number in self._at_work:
                 self._waiting.appendleft(self._at_work.pop(number))
                 self._changed.notify_all()
 
     def give_up(self, why: str) -> None:
-        """End the step: no mini-batch could be run."""
+        """Fail the step: no mini-batch can run."""
         with self._changed:
             self.failure = self.failure or why
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say how it ended; the rows are written."""
+        """Close the output file and print a summary."""
         if self._file is not None:
             self._file.close()
         good = self._count - self.failed_batches
@@ -106,7 +112,7 @@ class Sharing:
         self._changed.notify_all()
 
     def handle(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer to what a rank asks or says, as plain values."""
+        """Handle a rank's message and return the response."""
         kind = question["kind"]
         if kind == "done":
             self.done(question["number"], question["rows"], question["items"])

@@ -1,4 +1,4 @@
-"""The values of a step's configuration for one run of it: parameters have their values, data its places."""
+"""Substitution of parameters and data in a step's configuration, for a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from paceline.pipelines import data as native
 
 
 class Filling:
-    """run_id: of the step. parameters: name -> value. outputs: what the step leaves."""
+    """The values for a run of a step.
+
+    Args:
+        run_id: Id of the step's run.
+        parameters: Name -> value.
+        outputs: The step's outputs.
+    """
 
     def __init__(self, workspace: Any, run_id: str, parameters: Mapping[str, Any], outputs: Iterable[Any]) -> None:
         self.workspace = workspace
@@ -24,11 +30,11 @@ class Filling:
         self._outputs = list(outputs)
 
     def value(self, value: Any) -> Any:
-        """What stands in a configuration in place of this."""
+        """Return the value with parameters and data substituted."""
         if isinstance(value, PipelineParameter):
             given = self._parameters.get(value.name, value.default_value)
             return given.create_data_reference(value.name) if isinstance(given, DataPath) else self.value(given)
-        # (parameter, binding): a path that is given at submission, and how the step finds it.
+        # (parameter, binding): a path set at submission, and the way the step receives it.
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], PipelineParameter):
             path = self._parameters.get(value[0].name, value[0].default_value)
             if not isinstance(path, DataPath):
@@ -45,17 +51,20 @@ class Filling:
         return value
 
     def words(self, values: Any) -> list[Any]:
-        """A list of arguments with all in its place."""
+        """Return a list of arguments with all values substituted."""
         return [self.value(one) for one in argument_list(values)]
 
     def config(self, config: ScriptRunConfig, data: Iterable[Any]) -> ScriptRunConfig:
-        """A copy of the configuration with all in its place. data: what it takes or leaves beside its arguments."""
+        """Return a copy of a configuration with all values substituted.
+
+        `data` holds the inputs and outputs outside the arguments.
+        """
         made = config.settled()
         run = made.run_config
         run.arguments = self.words(run.arguments)
         if isinstance(run.command, list):
             run.command = [self.value(one) for one in run.command]
-        # What stands in the words is known from there.
+        # The arguments already declare this data.
         words = [*run.arguments, *(run.command if isinstance(run.command, list) else ())]
         there = {reference.name for reference in map(self.reference, words) if reference is not None}
         references = dict(run.data_references)
@@ -72,14 +81,14 @@ class Filling:
         return made
 
     def reference(self, value: Any) -> DataReference | None:
-        """Data as a reference; None for anything else."""
+        """Return data as a reference, or None for other values."""
         from paceline.compat.azureml.submission import reference_of
 
         return reference_of(value, self.workspace, self._run_id)
 
 
 def flat_values(values: Any) -> Iterator[Any]:
-    """All values in lists, tuples, dicts and what consumes a parameter."""
+    """Yield all values in nested lists, tuples, dicts and parameter inputs."""
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, (list, tuple)):

@@ -1,4 +1,4 @@
-"""`azureml.tensorboard`: TensorBoard over the logs of runs."""
+"""`azureml.tensorboard`: TensorBoard for the logs of runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ _START_S = 30.0
 
 
 class Tensorboard:
-    """TensorBoard on the `logs/` that runs write, which it follows while they run.
+    """A TensorBoard server that follows the `logs/` of runs.
 
-    runs: one or several. local_root: a folder for links to them; default a temporary one. port: where it listens, on this machine
-    alone.
+    Args:
+        runs: A run, or several.
+        local_root: Folder for links to the runs; default: a temporary one.
+        port: Port on this machine.
 
     Raises:
         UserErrorException: TensorBoard is not installed.
@@ -40,7 +42,7 @@ class Tensorboard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, start_browser: bool = False) -> str:
-        """Start it; the URL, which is printed as well."""
+        """Start the server, print its URL and return it."""
         program = Path(sys.executable).with_name("tensorboard")
         found = str(program) if program.exists() else shutil.which("tensorboard")
         if found is None:
@@ -49,7 +51,7 @@ class Tensorboard:
         for run in self._runs:
             link = self._root / (run.display_name if self._by_name else run.id)
             if not link.is_symlink():
-                # The run's own folder: what is logged later is seen as well, also in outputs.
+                # Link the run's whole folder, so TensorBoard sees later logs, including logs in outputs.
                 link.symlink_to(run.folder.path.absolute(), target_is_directory=True)
         self._process = subprocess.Popen(
             [found, "--logdir", str(self._root), "--port", str(self._port), "--host", "127.0.0.1"],
@@ -63,7 +65,7 @@ class Tensorboard:
         return url
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()

@@ -1,4 +1,4 @@
-"""`azureml.tensorboard.export`: a run's metrics as TensorBoard's files."""
+"""`azureml.tensorboard.export`: a run's metrics as TensorBoard files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ __all__ = ["export_to_tensorboard"]
 
 @sdk_errors
 def export_to_tensorboard(run_data: Any, logsdir: str, logger: Any = None, recursive: bool = True) -> None:
-    """Write the numbers that runs have logged, a folder for each run. recursive: those of their children, too.
+    """Write the numbers that runs have logged, in a folder for each run.
+
+    `recursive` includes the runs' children.
 
     Raises:
-        UserErrorException: what writes these files is not installed.
+        UserErrorException: The writer of these files is not installed.
     """
     from paceline.trackers.export import to_tensorboard
 
     for run in run_data if isinstance(run_data, (list, tuple)) else [run_data]:
         for one in [run, *(run.get_children(recursive=True) if recursive else ())]:
-            one.record()  # which brings the folder up to date where the run is elsewhere
+            one.record()  # updates the folder of a remote run
             to_tensorboard([one.folder], Path(logsdir))

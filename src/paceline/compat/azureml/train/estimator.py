@@ -1,5 +1,6 @@
-"""The SDK's estimators of all eras (`azureml.train.estimator`, `.dnn`, `.sklearn`): each becomes a ScriptRunConfig at submission.
+"""Estimators (`azureml.train.estimator`, `.dnn`, `.sklearn`).
 
+A submission converts them into ScriptRunConfigs.
 https://learn.microsoft.com/python/api/azureml-train-core/azureml.train.estimator.estimator
 """
 
@@ -34,7 +35,7 @@ _log = logging.getLogger("paceline.azureml")
 
 
 class Mpi(MpiConfiguration):
-    """Workers started by Open MPI."""
+    """Open MPI workers."""
 
     def __init__(self, process_count_per_node: int = 1) -> None:
         super().__init__(process_count_per_node)
@@ -54,31 +55,33 @@ class ParameterServer(TensorflowConfiguration):
 
 
 class Gloo:
-    """torch's backend of that name."""
+    """torch's gloo backend."""
 
     def __str__(self) -> str:
         return "gloo"
 
 
 class Nccl:
-    """torch's backend of that name."""
+    """torch's nccl backend."""
 
     def __str__(self) -> str:
         return "nccl"
 
 
 class MMLBaseEstimator(ScriptRunConfig):
-    """What the estimators have in common. All parameters but the folder are given by name.
+    """The common base of the estimators.
 
-    script_params: argument -> value; "" for a flag. Neither `compute_target` nor `vm_size`, unknown parameters, counts below 1
-    and contradictions are refused. vm_size, vm_priority, image_registry_details, source_directory_data_store, use_docker: wishes.
+    All parameters except the folder are keywords. A missing target (`compute_target` or `vm_size`), unknown parameters,
+    counts below 1 and contradictions are refused. vm_size, vm_priority, image_registry_details,
+    source_directory_data_store and use_docker are preferences. `script_params` maps arguments to values; "" makes a
+    flag.
 
     Raises:
-        TrainingException: a value is wrong.
+        TrainingException: A value is wrong.
     """
 
     _framework: ClassVar[str | None] = None
-    #: What its environment has of itself.
+    #: The framework's module that the environment includes.
     _module: ClassVar[str] = ""
     _backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl", "ps")
     _default_version: ClassVar[str | None] = None
@@ -178,12 +181,12 @@ class MMLBaseEstimator(ScriptRunConfig):
 
     @property
     def conda_dependencies(self) -> CondaDependencies | None:
-        """The packages, which may be changed."""
+        """The packages; drivers may change them."""
         return self.run_config.environment.python.conda_dependencies
 
     @classmethod
     def get_supported_versions(cls) -> list[str]:
-        """The versions of the framework that the SDK had; the one that is installed is used."""
+        """Return the SDK's framework versions; runs use the installed version."""
         return list(cls._versions)
 
     def _distribute(self, nodes: int, per_node: int, workers: int, servers: int, backend: Any, training: Any) -> None:
@@ -219,10 +222,12 @@ class MMLBaseEstimator(ScriptRunConfig):
         run.communicator = {"mpi": "IntelMpi", "ps": "ParameterServer", "gloo": "Gloo", "nccl": "Nccl"}[backend]
 
     def with_overrides(self, **overrides: Any) -> MMLBaseEstimator:
-        """A copy with what `submit` may override: script_params (merged), inputs, source_directory_data_store.
+        """Return a copy with overrides from `submit`.
+
+        Accepts script_params (merged), inputs and source_directory_data_store.
 
         Raises:
-            UserErrorException: anything else.
+            UserErrorException: Another parameter is present.
         """
         overrides.pop("source_directory_data_store", None)
         made = copy.copy(self)
@@ -233,7 +238,7 @@ class MMLBaseEstimator(ScriptRunConfig):
         return made
 
     def script_run_config(self, workspace: Any) -> ScriptRunConfig:
-        """The same as a ScriptRunConfig, with its script_params as arguments."""
+        """Return the ScriptRunConfig, with script_params as arguments."""
         made = copy.copy(self)
         made.run_config = copy.copy(self.run_config)
         words: list[Any] = []
@@ -270,11 +275,14 @@ class MMLBaseEstimator(ScriptRunConfig):
 
 
 class Estimator(MMLBaseEstimator):
-    """Any script. Backends: mpi, and those of the frameworks."""
+    """An estimator for any script.
+
+    It supports the mpi backend and the frameworks' backends.
+    """
 
 
 class PyTorch(MMLBaseEstimator):
-    """A PyTorch script."""
+    """An estimator for a PyTorch script."""
 
     _framework = "PyTorch"
     _module = "torch"
@@ -284,7 +292,7 @@ class PyTorch(MMLBaseEstimator):
 
 
 class TensorFlow(MMLBaseEstimator):
-    """A TensorFlow script."""
+    """An estimator for a TensorFlow script."""
 
     _framework = "TensorFlow"
     _module = "tensorflow"
@@ -294,7 +302,7 @@ class TensorFlow(MMLBaseEstimator):
 
 
 class Chainer(MMLBaseEstimator):
-    """A Chainer script."""
+    """An estimator for a Chainer script."""
 
     _backends = ("mpi",)
     _default_version = "5.1.0"
@@ -302,7 +310,7 @@ class Chainer(MMLBaseEstimator):
 
 
 class SKLearn(MMLBaseEstimator):
-    """A scikit-learn script: one process."""
+    """An estimator for a scikit-learn script, with a single process."""
 
     _module = "sklearn"
     _backends = ()
@@ -343,7 +351,7 @@ def _environment(
     made.docker.shm_size = shm_size
     if image is not None:
         made.docker.enabled, made.docker.base_image = True, image
-        # What the image has installed is meant, unless packages are named as well.
+        # Use the image's own packages, unless the driver names some as well.
         made.python.user_managed_dependencies = not (conda_packages or pip_packages or conda_file or pip_file)
     dependencies = made.python.conda_dependencies
     assert dependencies is not None

@@ -8,17 +8,20 @@ __all__ = ["RunDetails"]
 
 
 class RunDetails:
-    """RunDetails(run).show(): in a notebook the run as it goes on; elsewhere a line. Neither waits for the run."""
+    """A run's state, shown by `RunDetails(run).show()`.
+
+    A notebook shows updates; elsewhere it prints a line. Neither waits for the run.
+    """
 
     def __init__(self, run_instance: Any) -> None:
         self._run = run_instance
 
     def show(self, render_lib: Any = None, widget_settings: Any = None) -> None:
-        """Show it: in a notebook as it goes on."""
+        """Show the run; a notebook shows updates."""
         self._run.show()
 
     def get_widget_data(self, widget_settings: Any = None) -> dict[str, Any]:
-        """What is known of the run."""
+        """Return the run's data."""
         run = self._run
         return {
             "status": run.get_status(),

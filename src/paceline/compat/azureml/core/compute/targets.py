@@ -37,7 +37,7 @@ _RESERVED = ("local", "amlcompute", "containerinstance")
 
 
 class Provisioning(Strict):
-    """The settings that `provisioning_configuration` and `attach_configuration` return."""
+    """The result of `provisioning_configuration` and `attach_configuration`."""
 
     def __init__(self, kind: str, **values: Any) -> None:
         self.kind = kind
@@ -150,7 +150,7 @@ class ComputeTarget:
         return ComputeStatus(self._data)
 
     def get_status(self) -> Any:
-        """The state of the target's nodes: the requested number of them."""
+        """Return a status with the requested number of nodes."""
         return self.status
 
     def refresh_state(self) -> None:

@@ -135,7 +135,7 @@ class Webservice:
 
     @property
     def state(self) -> str:
-        """ "Transitioning", "Healthy", "Unhealthy" or "Failed"."""
+        """The state: "Transitioning", "Healthy", "Unhealthy" or "Failed"."""
         found = str(self._service.state)
         return {"Stopped": "Unhealthy", "NotResponding": "Unhealthy"}.get(found, found)
 
@@ -196,7 +196,7 @@ class Webservice:
     def update(self, *arguments: Any, **named: Any) -> None:
         """Change the served models or script.
 
-        Accepts `models` and `inference_config`, or `image`. Logs a line about other arguments and ignores them.
+        Accepts `models` and `inference_config`, or `image`. Notes and ignores other arguments.
         """
         notes = SubmissionNotes()
         if (image := named.get("image")) is not None:
@@ -355,7 +355,7 @@ class LocalWebservice(Webservice):
 
     @property
     def state(self) -> str:
-        """ "deploying", "running", "failed", "deleted" or "unknown"."""
+        """The state: "deploying", "running", "failed", "deleted" or "unknown"."""
         try:
             found = str(self._service.state)
         except PacelineError:

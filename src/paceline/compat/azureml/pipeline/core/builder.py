@@ -1,4 +1,4 @@
-"""Steps, and the data between them (`azureml.pipeline.core.builder`).
+"""Steps, and the data that connects them (`azureml.pipeline.core.builder`).
 
 https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.pipelinedata
 """
@@ -29,15 +29,20 @@ __all__ = ["PipelineData", "PipelineStep", "StepSequence"]
 
 @sdk_class
 class PipelineData(native.PipelineData):
-    """What one step leaves and later ones take. In arguments it is a path whose folder is there: the script makes a folder, or a
-    file, of this name itself.
+    """The output of a step, and input of later steps.
 
-    datastore: default: the workspace's. output_name: default: name. output_path_on_compute: where the script leaves it, in place
-    of the path in its arguments: a folder that is there. output_overwrite: files that are there may be replaced.
-    pipeline_output_name: by which `PipelineRun.get_pipeline_output` gives it. output_mode, data_type, is_directory: accepted.
+    In arguments it is a path in an existing folder: the script creates a folder or file there.
+
+    Args:
+        datastore: Default: the workspace's.
+        output_name: Default: `name`.
+        output_path_on_compute: Existing folder to which the script writes, instead of the path in its arguments.
+        output_overwrite: Whether existing files may be replaced.
+        pipeline_output_name: Name for `PipelineRun.get_pipeline_output`.
+        output_mode, data_type, is_directory: Accepted without effect.
 
     Raises:
-        UserErrorException: the name is none.
+        UserErrorException: The name is not valid.
     """
 
     def __init__(
@@ -67,37 +72,37 @@ class PipelineData(native.PipelineData):
     def as_download(  # type: ignore[override]
         self, input_name: str | None = None, path_on_compute: str | None = None, overwrite: bool | None = None
     ) -> DataReference:
-        """The same as a copy on each node of the step that takes it."""
+        """Return the data as an input that is copied to each node."""
         return self._found(input_name, "download", path_on_compute)
 
     def as_mount(self, input_name: str | None = None) -> DataReference:
-        """The place itself where the store is a folder of the step's machine."""
+        """Return the data as an input that is mounted if the store is a local folder."""
         return self._found(input_name, "mount", None)
 
     def as_input(self, input_name: str | None = None) -> DataReference:
-        """The same under another name."""
+        """Return the data as an input under another name."""
         return self._found(input_name, "mount", None)
 
     def as_dataset(self) -> PipelineData:
-        """The same: a step that takes it finds the files."""
+        """Return the data itself: the next step receives its files."""
         return self
 
     def as_named_input(self, name: str) -> DataReference:
-        """The same under another name."""
+        """Return the data as an input under another name."""
         return self._found(name, "mount", None)
 
     def as_direct(self) -> DataReference:
-        """As `as_mount`."""
+        """Return the data as a mounted input."""
         return self._found(None, "mount", None)
 
     def get_env_variable_name(self) -> str:
-        """The variable in which a step finds the path."""
+        """Return the environment variable that holds the path in a step."""
         return f"AZUREML_DATAREFERENCE_{self.name}"
 
     def create_input_binding(
         self, input_name: str | None = None, mode: str | None = None, **others: Any
     ) -> DataReference:
-        """As `as_mount` or `as_download`."""
+        """Return the data as a mounted or downloaded input."""
         return self._found(input_name, mode or "mount", others.get("path_on_compute"))
 
     def parse_delimited_files(
@@ -110,9 +115,10 @@ class PipelineData(native.PipelineData):
         set_column_types: Any = None,
         quoted_line_breaks: bool = False,
     ) -> OutputTabularDatasetConfig:
-        """The same as a table for a later step: its files are CSV. Options as of `Dataset.Tabular.from_delimited_files`.
+        """Return the data's CSV files as a table for a later step.
 
-        file_extension, quoted_line_breaks: accepted; all files are read, and lines may break in quotes.
+        The options are those of `Dataset.Tabular.from_delimited_files`. file_extension and quoted_line_breaks are
+        accepted: all files are read, and quoted values may span lines.
         """
         options = {"include_path": include_path, "separator": separator, "header": header}
         options |= {"partition_format": partition_format, "set_column_types": set_column_types}
@@ -125,14 +131,14 @@ class PipelineData(native.PipelineData):
         file_extension: str = "",
         set_column_types: Any = None,
     ) -> OutputTabularDatasetConfig:
-        """The same, of Parquet files."""
+        """Return the data's Parquet files as a table for a later step."""
         options = {"include_path": include_path, "partition_format": partition_format}
         return table_of(
             "from_parquet_files", self.name, self, {**options, "set_column_types": set_column_types}, inside=self.inside
         )
 
     def left(self, workspace: Any, run_id: str) -> DataReference:
-        """Where the step of this run id leaves it."""
+        """Return a reference to the output of the step with this run id."""
         made = copy.copy(self)
         made.datastore = real_name(workspace, self.datastore)
         found = made.destination(run_id, made.datastore)
@@ -146,7 +152,10 @@ class PipelineData(native.PipelineData):
 
 
 class StepSequence:
-    """Steps that run one after the other, in the order of the list; those of a list in it at once."""
+    """Steps that run one after the other, in the order of the list.
+
+    The steps of a nested list run at the same time.
+    """
 
     def __init__(self, steps: Any = None) -> None:
         self.steps = list(steps or ())
@@ -155,16 +164,18 @@ class StepSequence:
         return iter(self.steps)
 
     def run_after(self, step: Any) -> None:
-        """Run all of them after a step."""
+        """Run all of the steps after a step."""
         for one in flat_steps(self.steps):
             one.run_after(step)
 
 
 class PipelineStep:
-    """A step. Those of `azureml.pipeline.steps` say what they run by `_configuration`.
+    """A step.
+
+    The steps of `azureml.pipeline.steps` define their job in `_configuration`.
 
     Raises:
-        UserErrorException: the name or the arguments are none.
+        UserErrorException: The name or the arguments are not valid.
     """
 
     def __init__(
@@ -184,7 +195,7 @@ class PipelineStep:
         self.allow_reuse = True
         self.source_directory: str | None = None
         self._after: list[PipelineStep] = []
-        #: Steps that belong to it and run behind it: who names it names them.
+        #: Steps that belong to this step and run after it; listing it lists them.
         self.followers: list[PipelineStep] = []
         for data in self._given():
             data.producer = self
@@ -193,7 +204,7 @@ class PipelineStep:
         return f"{type(self).__name__}(name={self.name!r})"
 
     def run_after(self, step: Any) -> None:
-        """Begin only when this step, or each of a StepSequence, is Completed."""
+        """Start only when a step, or each step of a StepSequence, has completed."""
         self._after += flat_steps(step.steps if isinstance(step, StepSequence) else [step])
 
     @property
@@ -201,10 +212,10 @@ class PipelineStep:
         return self._after
 
     def needs(self) -> list[PipelineStep]:
-        """The steps that have to be Completed before.
+        """Return the steps that must complete first.
 
         Raises:
-            UserErrorException: it takes data that no step leaves.
+            UserErrorException: An input is no step's output.
         """
         own, found = {id(data) for data in self._given()}, list(self._after)
         for given in flat_values(self._values()):
@@ -220,16 +231,16 @@ class PipelineStep:
         return found
 
     def parameters(self) -> dict[str, Any]:
-        """Name -> default of each PipelineParameter that stands in it."""
+        """Return the step's PipelineParameters: name -> default value."""
         return {
             one.name: one.default_value for one in flat_values(self._values()) if isinstance(one, PipelineParameter)
         }
 
     def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
-        """The step for its run.
+        """Return the planned step for a run.
 
         Raises:
-            AzureMLException: a value is wrong.
+            AzureMLException: A value is wrong.
         """
         from paceline.compat.azureml.submission import prepared
 
@@ -251,11 +262,11 @@ class PipelineStep:
         return filling.config(self._configuration(filling, source_directory), [*self.inputs, *self._outputs()])
 
     def _values(self) -> list[Any]:
-        """All that the step is made of in which data or parameters may stand."""
+        """Return all values that may contain data or parameters."""
         return [self.arguments, self.inputs, self.outputs]
 
     def _outputs(self) -> list[Any]:
-        """What it leaves: those of outputs=, and the OutputFileDatasetConfigs of its arguments."""
+        """Return the outputs: from outputs=, and OutputFileDatasetConfigs in arguments."""
         found = [one for one in self.outputs if isinstance(one, (PipelineData, OutputFileDatasetConfig))]
         origins = {id(one.origin) for one in found if isinstance(one, OutputFileDatasetConfig)}
         for value in flat_values(self._values()):
@@ -265,15 +276,17 @@ class PipelineStep:
         return found
 
     def _given(self) -> list[Any]:
-        """What stands for its outputs in other steps."""
+        """Return the objects that represent the outputs in other steps."""
         return [getattr(one, "origin", one) for one in self._outputs()]
 
 
 def flat_steps(steps: Any) -> list[PipelineStep]:
-    """The steps of lists and sequences. Those of a sequence are put in their order on the way.
+    """Return the steps of nested lists and sequences as a flat list.
+
+    Orders the steps of a sequence.
 
     Raises:
-        UserErrorException: one is no step.
+        UserErrorException: An item is not a step.
     """
     found: list[PipelineStep] = []
     if isinstance(steps, PipelineStep):

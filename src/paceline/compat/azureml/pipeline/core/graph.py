@@ -1,4 +1,4 @@
-"""Parts of a graph (`azureml.pipeline.core.graph`).
+"""Parts of a pipeline graph (`azureml.pipeline.core.graph`).
 
 https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.graph.pipelineparameter
 """
@@ -18,10 +18,10 @@ __all__ = ["InputPortBinding", "OutputPortBinding", "PipelineParameter", "PortDa
 
 @sdk_class
 class PipelineParameter(native.PipelineParameter):
-    """A value that is given at submission: a text, a number, a bool, a DataPath or a dataset.
+    """A value set at submission: string, number, bool, DataPath or dataset.
 
     Raises:
-        UserErrorException: the name is none, or the default is of another kind.
+        UserErrorException: The name is not valid, or the default has another type.
     """
 
     def __init__(self, name: str, default_value: Any) -> None:
@@ -32,22 +32,24 @@ class PipelineParameter(native.PipelineParameter):
             )
         super().__init__(name, default_value)
 
-    # A dataset may be a parameter's value; so what consumes datasets takes a parameter in the place of one.
+    # The value may be a dataset, so functions that take a dataset accept a parameter as well.
     def as_named_input(self, name: str) -> Any:
-        """The dataset that is the parameter's value, as an input of this name."""
+        """Return the parameter's dataset as an input of this name."""
         from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
 
         return DatasetConsumptionConfig(name, self)
 
 
 class TrainingOutput:
-    """What of a sweep a PipelineData of `HyperDriveStep(outputs=)` gets.
+    """The part of a sweep's results for a PipelineData of `HyperDriveStep(outputs=)`.
 
-    type: "Model", a file or a folder of the best trial; "Metrics", those of all trials, as JSON. model_file: default: all that
-    the best trial has in `outputs`. iteration, metric: of AutoML.
+    Args:
+        type: "Model" is a file or folder of the best trial; "Metrics" is a JSON of all trials' metrics.
+        model_file: Default: the best trial's whole `outputs`.
+        iteration, metric: Only for AutoML, so refused.
 
     Raises:
-        UserErrorException: another type, or what belongs to AutoML.
+        UserErrorException: The type is unknown or belongs to AutoML.
     """
 
     def __init__(
@@ -63,12 +65,13 @@ class TrainingOutput:
 
 
 class InputPortBinding:
-    """InputPortBinding(name, bind_object=None, bind_mode="mount", ...): an input of a step under a name of its own.
+    """An input of a step under its own name.
 
-    bind_object: a PipelineData, an OutputPortBinding, a DataReference, a PortDataReference or a dataset.
+    Takes `(name, bind_object=None, bind_mode="mount", ...)`. bind_object is a PipelineData, an OutputPortBinding, a
+    DataReference, a PortDataReference or a dataset.
 
     Raises:
-        UserErrorException: It is none of these.
+        UserErrorException: bind_object has another type.
     """
 
     def __new__(
@@ -97,7 +100,10 @@ class InputPortBinding:
 
 
 class OutputPortBinding:
-    """OutputPortBinding(name, datastore=None, output_name=None, bind_mode="mount", ...): a PipelineData of the same values."""
+    """A PipelineData with the same arguments.
+
+    Takes `(name, datastore=None, output_name=None, bind_mode="mount", ...)`.
+    """
 
     def __new__(
         cls,
@@ -128,7 +134,7 @@ class OutputPortBinding:
 
 
 class PortDataReference:
-    """What a step has left, in its datastore."""
+    """The output of a step in its datastore."""
 
     def __init__(self, context: Any, pipeline_run_id: str, data_reference: Any) -> None:
         self._workspace, self._run_id, self._reference = context, pipeline_run_id, data_reference
@@ -139,7 +145,7 @@ class PortDataReference:
 
     @property
     def path_on_datastore(self) -> str:
-        """Its folder, or its file, in the store."""
+        """The path of the output's folder or file in the store."""
         path = self._reference.sources[0].path
         return f"{path}/{self._reference.inside}" if self._reference.inside else str(path)
 
@@ -156,16 +162,19 @@ class PortDataReference:
         return Datastore.get(self._workspace, self.datastore_name)
 
     def download(self, local_path: str, overwrite: bool | None = None, show_progress: bool | None = None) -> int:
-        """Copy the files into a folder, below their path in the store; how many were copied."""
+        """Copy the files into a folder and return their number.
+
+        The copies keep their paths in the store.
+        """
         count: int = self.datastore.download(
             local_path, self.path_on_datastore, bool(overwrite), show_progress is not False
         )
         return count
 
     def as_mount(self) -> Any:
-        """The same as an input of another run."""
+        """Return the data as a mounted input of another run."""
         return self._reference
 
     def as_download(self, *arguments: Any, **named: Any) -> Any:
-        """The same as an input of another run."""
+        """Return the data as an input of another run."""
         return self._reference.as_download()

@@ -1,4 +1,4 @@
-"""A pipeline of the SDK's (`azureml.pipeline.core.pipeline`).
+"""Pipelines (`azureml.pipeline.core.pipeline`).
 
 https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.pipeline.pipeline
 """
@@ -23,12 +23,16 @@ __all__ = ["Pipeline"]
 
 @sdk_class
 class Pipeline:
-    """Steps in the order of their data: a list, lists in it, or a StepSequence. What the listed steps need belongs to it.
+    """Steps ordered by their data: a list, nested lists, or a StepSequence.
 
-    default_datastore: of PipelineData that name none. default_source_directory: of steps that name none.
+    The pipeline includes the steps on which the listed steps depend.
+
+    Args:
+        default_datastore: For PipelineData without a datastore.
+        default_source_directory: For steps without a source directory.
 
     Raises:
-        UserErrorException: what is no step, a circle, or data that no step leaves.
+        UserErrorException: An item is not a step, the graph has a cycle, or an input is no step's output.
     """
 
     def __init__(
@@ -53,14 +57,14 @@ class Pipeline:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Name -> default of each PipelineParameter that stands in a step."""
+        """Return the PipelineParameters of all steps: name -> default value."""
         return {name: value for step in self.steps for name, value in step.parameters().items()}
 
     def validate(self) -> list[str]:
-        """What is wrong with it, in sentences; none, for what is wrong is raised.
+        """Check the pipeline, and return an empty list of problems.
 
         Raises:
-            AzureMLException: what would be wrong at submission.
+            AzureMLException: The pipeline can't be submitted.
         """
         self._spec("check_0_00000000", self.parameters, regenerate_outputs=False)
         return []
@@ -75,7 +79,7 @@ class Pipeline:
         credential_passthrough: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Submit it to an experiment of this name; the PipelineRun."""
+        """Submit the pipeline to an experiment and return the PipelineRun."""
         experiment = late("core.experiment", "Experiment")(self.workspace, experiment_name)
         return self._submit_to(
             experiment,
@@ -87,7 +91,7 @@ class Pipeline:
         )
 
     def _set_experiment_name(self, name: str) -> None:
-        """Do nothing: a pipeline belongs to the experiment that it is submitted to."""
+        """Do nothing: the submission decides on the experiment."""
 
     def publish(self, *arguments: Any, **named: Any) -> Any:
         """Raise ScenarioNotSupportedException."""
@@ -95,7 +99,7 @@ class Pipeline:
 
     @staticmethod
     def load_yaml(workspace: Any, filename: str, *arguments: Any, **named: Any) -> Any:
-        """Raise ScenarioNotSupportedException: Paceline's files have other keys (docs/pipelines.md)."""
+        """Raise ScenarioNotSupportedException: use docs/pipelines.md's file format."""
         raise refuse("load_yaml()")
 
     def _submit_to(
@@ -158,5 +162,5 @@ class Pipeline:
 
 
 def _told(value: Any) -> Any:
-    """A parameter's value as the record has it."""
+    """Return a parameter's value in the form for the record."""
     return value if isinstance(value, (str, int, float, bool)) else str(getattr(value, "name", None) or value)

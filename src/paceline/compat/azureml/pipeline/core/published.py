@@ -1,4 +1,7 @@
-"""What of pipelines is a service of Azure's: published pipelines, endpoints, drafts, modules."""
+"""Pipeline services of Azure: published pipelines, endpoints, drafts, modules.
+
+All are refused.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ _INSTEAD = (
 
 
 def refuse(what: str) -> ScenarioNotSupportedException:
-    """The exception for a call that would publish a pipeline, or ask for one."""
+    """Return the exception for a call that would publish or look up a pipeline."""
     return ScenarioNotSupportedException(f"{what} is not here. {_INSTEAD}")
 
 
 class PublishedPipeline(Refused):
-    """Raises ScenarioNotSupportedException."""
+    """A published pipeline: raises ScenarioNotSupportedException."""
 
     refused = _INSTEAD
 
@@ -34,25 +37,25 @@ class PublishedPipeline(Refused):
 
     @classmethod
     def list(cls, *arguments: Any, **named: Any) -> Any:
-        """None: there are none."""
+        """Return an empty list."""
         return []
 
     get_all = list
 
 
 class PipelineEndpoint(PublishedPipeline):
-    """Raises ScenarioNotSupportedException."""
+    """A pipeline endpoint: raises ScenarioNotSupportedException."""
 
 
 class PipelineDraft(PublishedPipeline):
-    """Raises ScenarioNotSupportedException."""
+    """A pipeline draft: raises ScenarioNotSupportedException."""
 
 
 class Module(PublishedPipeline):
-    """Raises ScenarioNotSupportedException."""
+    """A module: raises ScenarioNotSupportedException."""
 
     refused = "There are no modules: name the script itself in a PythonScriptStep."
 
 
 class ModuleVersion(Module):
-    """Raises ScenarioNotSupportedException."""
+    """A module version: raises ScenarioNotSupportedException."""

@@ -1,4 +1,4 @@
-"""Pipelines that were submitted, and their steps (`azureml.pipeline.core.run`).
+"""Runs of pipelines and steps (`azureml.pipeline.core.run`).
 
 https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.run.pipelinerun
 """
@@ -20,17 +20,17 @@ from paceline.runs.record import RunRecord
 
 __all__ = ["PipelineRun", "StepRun", "StepRunOutput"]
 
-#: What the SDK has as its longest waiting: for ever.
+#: The SDK's value for no time limit.
 _FOR_EVER = 9223372036854775807
 _PAUSE_S = 0.2
 
 
 @sdk_class
 class PipelineRun(Run, pipeline_run.PipelineRun):
-    """A pipeline that was submitted.
+    """A submitted pipeline.
 
     Raises:
-        UserErrorException: the run is no pipeline.
+        UserErrorException: The run is not a pipeline.
     """
 
     def __init__(self, experiment: Any, run_id: str, _service_endpoint: Any = None, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
 
     @staticmethod
     def get(workspace: Any, run_id: str) -> Any:
-        """The pipeline of this run id."""
+        """Return the pipeline of this run id."""
         return Run.get(workspace, run_id)
 
     @staticmethod
@@ -53,20 +53,20 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
         raise refuse("get_pipeline_runs")
 
     def get_steps(self) -> Iterator[Any]:
-        """The runs of the steps that have begun, in the order of the steps."""
+        """Yield the runs of the started steps, in the order of the steps."""
         for record in pipeline_run.records(self.folder, self.spec):
             if record is not None:
                 yield self._handle(self.experiment, record)
 
     def find_step_run(self, name: str) -> list[Any]:
-        """The runs of the steps of this name that have begun: one, as a rule."""
+        """Return the started runs of the steps of this name, usually one."""
         return [step for step in self.get_steps() if (step.record().step or {}).get("name") == name]
 
     def get_pipeline_output(self, pipeline_output_name: str) -> PortDataReference:
-        """What the pipeline gives under this name.
+        """Return the pipeline output of this name.
 
         Raises:
-            UserErrorException: there is no such output, or its step is not Completed.
+            UserErrorException: The output does not exist, or its step has not completed.
         """
         spec = self.spec
         if pipeline_output_name not in spec.outputs:
@@ -94,21 +94,21 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
     def wait_for_completion(  # type: ignore[override]  # the SDK's status in place of details
         self, show_output: bool = True, timeout_seconds: float = _FOR_EVER, raise_on_error: bool = True
     ) -> str:
-        """Wait for the end; the status.
+        """Wait until the pipeline ends and return its status.
 
         Raises:
-            ActivityFailedException: a step has failed, unless raise_on_error=False.
-            ExperimentExecutionException: the time is over, or Ctrl-C. The pipeline goes on.
+            ActivityFailedException: A step has failed and raise_on_error is true.
+            ExperimentExecutionException: The timeout or Ctrl-C has ended the wait. The pipeline goes on.
         """
         return _wait(self, show_output, timeout_seconds, raise_on_error)
 
 
 class _Step(Run):
-    """What all runs of steps have."""
+    """The common base of all runs of steps."""
 
     @property
     def name(self) -> str:
-        """The step's."""
+        """The step's name."""
         return str((self.record().step or {}).get("name") or self.id)
 
     @property
@@ -125,22 +125,22 @@ class _Step(Run):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Its properties; of a step that was reused also from where."""
+        """Return the properties; a reused step's include its origin."""
         told = (self.record().step or {}).get("reused_from")
         reused = {"azureml.isreused": "true", "azureml.reusedrunid": told} if told else {}
         return {**super().properties, **reused}
 
     def get_outputs(self) -> dict[str, StepRunOutput]:
-        """Name -> what the step leaves."""
+        """Return the outputs by name."""
         leaves = self._that_leaves()
         job = leaves.record().job if leaves is not None else None
         return {one.name: StepRunOutput(leaves, one) for one in (job.inputs if job else ()) if one.is_output}
 
     def get_output(self, name: str) -> StepRunOutput:
-        """What the step leaves under this name.
+        """Return the output of this name.
 
         Raises:
-            UserErrorException: it leaves nothing of this name.
+            UserErrorException: The step has no such output.
         """
         found = self.get_outputs()
         if name not in found:
@@ -148,11 +148,11 @@ class _Step(Run):
         return found[name]
 
     def get_output_data(self, name: str) -> PortDataReference:
-        """Where that is."""
+        """Return the data of an output."""
         return self.get_output(name).get_port_data_reference()
 
     def _that_leaves(self) -> Any:
-        """The run that leaves the step's outputs; None where it has not begun."""
+        """Return the run that writes the step's outputs, or None before it starts."""
         return self
 
 
@@ -170,19 +170,22 @@ class StepRun(_Step, ScriptRun):
     def wait_for_completion(  # type: ignore[override]
         self, show_output: bool = True, timeout_seconds: float = _FOR_EVER, raise_on_error: bool = True, **others: Any
     ) -> str:
-        """Wait for the step's end; its status. As `PipelineRun.wait_for_completion`."""
+        """Wait until the step ends and return its status.
+
+        It raises the exceptions of `PipelineRun.wait_for_completion`.
+        """
         return _wait(self, show_output, timeout_seconds, raise_on_error)
 
     def get_job_log(self) -> str:
-        """What was said of the run, and what its first worker has printed."""
+        """Return the run's messages and the output of its first worker."""
         return self._text_of("driver.log") + self._text_of("rank_0.log")
 
     def get_stdout_log(self) -> str:
-        """What its first worker has printed."""
+        """Return the output of the first worker."""
         return self._text_of("rank_0.log")
 
     def get_stderr_log(self) -> str:
-        """The same: both go into one log."""
+        """Return the output of the first worker: one log holds both streams."""
         return self._text_of("rank_0.log")
 
     def _text_of(self, name: str) -> str:
@@ -197,7 +200,7 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
     def __init__(
         self, experiment: Any = None, step_run_id: str = "", *others: Any, step_run: Any = None, **kwargs: Any
     ) -> None:
-        # HyperDriveStepRun(step_run=...), or HyperDriveStepRun(experiment, id) as here.
+        # The SDK calls HyperDriveStepRun(step_run=...); this package calls HyperDriveStepRun(experiment, id).
         given = step_run if step_run is not None else experiment if not step_run_id else None
         if given is not None:
             experiment, step_run_id = given.experiment, given.id
@@ -209,7 +212,7 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
 
 
 class StepRunOutput:
-    """What a step leaves."""
+    """An output of a step."""
 
     def __init__(self, step_run: Any, reference: Any) -> None:
         self._step, self._reference = step_run, reference
@@ -219,7 +222,7 @@ class StepRunOutput:
         return str(self._reference.name)
 
     def get_port_data_reference(self) -> PortDataReference:
-        """Where it is."""
+        """Return the output's data."""
         job = self._step.record().job
         assert job is not None, "a step has a job"
         return PortDataReference(

@@ -1,4 +1,4 @@
-"""Schedules (`azureml.pipeline.core.schedule`): there is no service here that keeps them."""
+"""Schedules (`azureml.pipeline.core.schedule`): refused, as no service runs them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Schedule", "ScheduleRecurrence", "TimeZone"]
 
 
 class ScheduleRecurrence:
-    """How often: accepted, for what makes a schedule of it to refuse."""
+    """The frequency of a schedule: accepted; creating the schedule raises the error."""
 
     def __init__(self, frequency: str, interval: int, **others: Any) -> None:
         self.frequency, self.interval = frequency, interval
@@ -18,14 +18,14 @@ class ScheduleRecurrence:
 
 
 class TimeZone:
-    """Names of time zones: any."""
+    """Any names of time zones."""
 
     def __class_getitem__(cls, name: str) -> str:
         return name
 
 
 class Schedule(Refused):
-    """Raises ScenarioNotSupportedException, as its `create` and `get` do."""
+    """A schedule: raises ScenarioNotSupportedException, as `create` and `get` do."""
 
     refused = "Let cron, or a systemd timer, run the program that submits the pipeline."
 
@@ -38,7 +38,7 @@ class Schedule(Refused):
 
     @classmethod
     def list(cls, *arguments: Any, **named: Any) -> Any:
-        """None: there are no schedules."""
+        """Return an empty list."""
         return []
 
     get_all = get_schedules_for_pipeline_id = list

@@ -1,4 +1,4 @@
-"""A script's `run(mini_batch)` over all files or rows of a dataset (`azureml.pipeline.steps.ParallelRunStep`).
+"""A script's `run(mini_batch)` over a whole dataset (ParallelRunStep).
 
 https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.steps.parallelrunstep
 """
@@ -29,29 +29,36 @@ _MODULE = "paceline.compat.azureml.parallel_run"
 _ACTIONS = ("append_row", "summary_only")
 _SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.IGNORECASE)
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-#: Of a mini-batch, where none is asked for: files, and the size of a table's.
+#: The default size of a mini-batch: number of files, or size of a table.
 _FILES, _BYTES = 10, "1MB"
 
 
 @sdk_class
 @dataclasses.dataclass(eq=False, repr=False)
 class ParallelRunConfig:
-    """How a ParallelRunStep runs its script, which has `run(mini_batch)` and may have `init()` and `shutdown()`.
+    """The settings of a ParallelRunStep.
 
-    error_threshold: files or rows that may fail before the step does; -1 for any number. allowed_failed_count,
-    allowed_failed_percent: mini-batches that may. output_action: "append_row", what run() returns becomes lines of one file in
-    the output (append_row_file_name, default parallel_run_step.txt), in the order of the mini-batches; "summary_only", it is
-    counted.
-    mini_batch_size: files (default 10), or of a table about so much ("1MB"). process_count_per_node: default 1.
-    partition_keys: a mini-batch for each combination of these columns of a table, or of these names in the partition_format of
-    files; mini_batch_size counts for nothing then.
-    run_invocation_timeout: seconds, of a call of run(). run_max_try: how often a mini-batch is tried. description: accepted.
+    The script defines `run(mini_batch)`, and optionally `init()` and `shutdown()`.
 
-    node_count, process_count_per_node, mini_batch_size, error_threshold, run_invocation_timeout, run_max_try and logging_level
-    may each be a PipelineParameter.
+    Args:
+        error_threshold: Files or rows that may fail before the step fails; -1 for any number.
+        allowed_failed_count, allowed_failed_percent: Limits for failed mini-batches.
+        output_action: "append_row" appends run()'s results, in the order of the mini-batches, to a file in the output;
+            "summary_only" only counts them.
+        append_row_file_name: Default: parallel_run_step.txt.
+        mini_batch_size: Number of files (default 10), or approximate size of a table ("1MB").
+        process_count_per_node: Default 1.
+        partition_keys: Columns of a table, or names in the partition_format of files. Each combination of their values
+            is a mini-batch; mini_batch_size is ignored.
+        run_invocation_timeout: Longest call of run(), in seconds.
+        run_max_try: Attempts for each mini-batch.
+        description: Accepted without effect.
+
+    node_count, process_count_per_node, mini_batch_size, error_threshold, run_invocation_timeout, run_max_try and
+    logging_level may each be a PipelineParameter.
 
     Raises:
-        UserErrorException: a value is wrong.
+        UserErrorException: A value is wrong.
     """
 
     environment: Environment | None
@@ -86,13 +93,16 @@ class ParallelRunConfig:
 
 @sdk_class
 class ParallelRunStep(PipelineStep):
-    """Mini-batches of the inputs, shared out over the workers of one run.
+    """A step that shares mini-batches among the workers of a run.
 
-    inputs: datasets, or what other steps leave; all of files or all tables. output: where the rows go; arguments may have it as
-    well. side_inputs: what the script finds by its arguments, and is not shared out. arguments: of the script.
+    Args:
+        inputs: Datasets or other steps' outputs; either all files or all tables.
+        output: Receives the rows; it may also be in arguments.
+        side_inputs: Data for the script's arguments, not split into mini-batches.
+        arguments: Arguments of the script.
 
     Raises:
-        UserErrorException: no inputs, no ParallelRunConfig, or a value is wrong.
+        UserErrorException: There are no inputs, no ParallelRunConfig, or a value is wrong.
     """
 
     def __init__(
@@ -129,7 +139,7 @@ class ParallelRunStep(PipelineStep):
         run.environment_variables = dict(config.environment_variables or {})
         nodes = _number("node_count", filling.value(config.node_count), 1)
         per_node = _number("process_count_per_node", filling.value(config.process_count_per_node) or 1, 1)
-        # Plain processes: the script joins no group, and any framework would do.
+        # Plain processes: the script joins no process group, so any framework works.
         run.communicator, run.node_count, run.pytorch.process_count = "Gloo", nodes, nodes * per_node
         directory = config.source_directory or source_directory or "."
         if not (Path(directory) / config.entry_script).is_file():
@@ -185,12 +195,12 @@ class ParallelRunStep(PipelineStep):
 
 
 def _as_folder(filling: Filling, value: Any) -> DataReference:
-    """An input as each worker finds it: files in a folder, a table as it is."""
+    """Return an input in a worker's form: files as a folder, a table unchanged."""
     filled = filling.value(value)
     reference = filling.reference(filled)
     if reference is None:
         raise UserErrorException(f"the inputs of a step have {value!r}, which is no data.")
-    # A dataset without a name of its own is mounted; whether it is a table is its own to say.
+    # An unnamed dataset is mounted; the dataset itself tells whether it is a table.
     dataset = getattr(filled, "dataset", filled)
     if reference.table is not None or hasattr(dataset, "to_pandas_dataframe"):
         if reference.mode == "direct":
@@ -202,7 +212,7 @@ def _as_folder(filling: Filling, value: Any) -> DataReference:
 
 
 def _keys(given: Any) -> tuple[str, ...]:
-    """partition_keys: a list, or as a PipelineParameter its JSON."""
+    """Return partition_keys from a list, or from a PipelineParameter's JSON."""
     try:
         found = json.loads(given) if isinstance(given, str) else given
     except ValueError:
@@ -213,7 +223,7 @@ def _keys(given: Any) -> tuple[str, ...]:
 
 
 def _format(step: str, name: str, value: Any, keys: tuple[str, ...]) -> str:
-    """The partition_format of an input of files, which has these keys."""
+    """Return a file input's partition_format, which must contain the keys."""
     dataset = getattr(value, "dataset", value)
     known = getattr(dataset, "partition_keys", [])
     if unknown := [key for key in keys if key not in known]:

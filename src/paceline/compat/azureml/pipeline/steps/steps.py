@@ -1,4 +1,4 @@
-"""The steps that run here (`azureml.pipeline.steps`).
+"""Script, command, estimator and MPI steps (`azureml.pipeline.steps`).
 
 https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.steps
 """
@@ -19,7 +19,7 @@ from paceline.compat.azureml.train.estimator import Estimator, MMLBaseEstimator
 __all__ = ["CommandStep", "EstimatorStep", "MpiStep", "PythonScriptStep"]
 
 
-#: What a run configuration's parameters set: in which of its parts ("" for itself), and what.
+#: Parameter of a run configuration -> the section ("" for the top) and attribute that it sets.
 _RUN_PARAMS = {
     "NodeCount": ("", "node_count"),
     "MpiProcessCountPerNode": ("mpi", "process_count_per_node"),
@@ -29,7 +29,10 @@ _RUN_PARAMS = {
 
 
 class _ConfiguredStep(PipelineStep):
-    """A step with a run configuration. run_params: what changes it; params: name -> value, for the script's variables."""
+    """A step with a run configuration.
+
+    `run_params` change the configuration; `params` become the script's environment variables.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class _ConfiguredStep(PipelineStep):
         return [*super()._values(), self._params, self._run_params]
 
     def _run_config(self, filling: Filling, given: RunConfiguration | None) -> RunConfiguration:
-        """A copy of the run configuration, with what the step's parameters say."""
+        """Return a copy of the run configuration with the step's parameters applied."""
         run = RunConfiguration() if given is None else copy.copy(given)
         run.mpi, run.tensorflow = copy.copy(run.mpi), copy.copy(run.tensorflow)
         if self.compute_target is not None:
@@ -67,14 +70,19 @@ class _ConfiguredStep(PipelineStep):
 
 @sdk_class
 class PythonScriptStep(_ConfiguredStep):
-    """A script. runconfig: environment, communicator and the rest; compute_target: default that of runconfig, else this machine.
+    """A step that runs a script.
 
-    params: name -> value, in the script's variables AML_PARAMETER_<name>. runconfig_pipeline_params: NodeCount,
-    MpiProcessCountPerNode, TensorflowWorkerCount or TensorflowParameterServerCount -> PipelineParameter. allow_reuse: where
-    script, arguments, inputs and environment are those of a former step, take what that has left. version, hash_paths: accepted.
+    Args:
+        runconfig: Environment, communicator and other settings.
+        compute_target: Default: the runconfig's, otherwise this machine.
+        params: Name -> value, in the script's variables AML_PARAMETER_<name>.
+        runconfig_pipeline_params: NodeCount, MpiProcessCountPerNode, TensorflowWorkerCount or
+            TensorflowParameterServerCount -> PipelineParameter.
+        allow_reuse: Reuse the outputs of an earlier step with the same script, arguments, inputs and environment.
+        version, hash_paths: Accepted without effect.
 
     Raises:
-        UserErrorException: there is no script, or a value is wrong.
+        UserErrorException: The script does not exist, or a value is wrong.
     """
 
     def __init__(
@@ -108,10 +116,12 @@ class PythonScriptStep(_ConfiguredStep):
 
 @sdk_class
 class CommandStep(_ConfiguredStep):
-    """A command line, by a shell; a list of words and data, or a text. runconfig: a ScriptRunConfig's, or a RunConfiguration.
+    """A step that runs a shell command.
+
+    The command is a string, or a list of words and data. `runconfig` is a ScriptRunConfig's or a RunConfiguration.
 
     Raises:
-        UserErrorException: there is no command.
+        UserErrorException: The command is missing.
     """
 
     def __init__(
@@ -149,10 +159,12 @@ class CommandStep(_ConfiguredStep):
 
 @sdk_class
 class EstimatorStep(_ConfiguredStep):
-    """An estimator. estimator_entry_script_arguments: its script's, in place of script_params, which have to be empty.
+    """A step that runs an estimator.
+
+    `estimator_entry_script_arguments` replaces script_params, which must be empty.
 
     Raises:
-        UserErrorException: no estimator, or one with script_params.
+        UserErrorException: The estimator is missing, or has script_params.
     """
 
     def __init__(
@@ -185,7 +197,10 @@ class EstimatorStep(_ConfiguredStep):
 
 
 class MpiStep(EstimatorStep):
-    """A script on several nodes over MPI. The further keywords are those of an estimator (use_gpu, pip_packages, ...)."""
+    """A step that runs a script on several nodes over MPI.
+
+    Further keywords are those of an estimator (use_gpu, pip_packages, ...).
+    """
 
     def __init__(
         self,

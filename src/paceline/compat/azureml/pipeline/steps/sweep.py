@@ -1,4 +1,4 @@
-"""A sweep as a step, and what of it later steps get (`azureml.pipeline.steps.HyperDriveStep`).
+"""A sweep as a step (`azureml.pipeline.steps.HyperDriveStep`).
 
 https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.steps.hyperdrivestep
 """
@@ -19,19 +19,23 @@ from paceline.pipelines.plan import Planned
 
 __all__ = ["HyperDriveStep"]
 
-#: Its script reads the sweep's results and leaves them where it is told.
+#: The folder of the script that copies the sweep's results to the outputs.
 _SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @sdk_class
 class HyperDriveStep(PipelineStep):
-    """A sweep. estimator_entry_script_arguments: of the script of each trial, beside the values that are tried.
+    """A step that runs a sweep.
 
-    metrics_output: a PipelineData that gets the metrics of all trials, as JSON. outputs: each with a TrainingOutput, which says
-    what of the sweep it gets. A step of its own, `<name> outputs`, leaves them once the sweep is Completed.
+    After the sweep has completed, the extra step `<name> outputs` stores its results.
+
+    Args:
+        estimator_entry_script_arguments: Arguments of each trial's script, in addition to the hyperparameters.
+        metrics_output: A PipelineData for all trials' metrics, as JSON.
+        outputs: PipelineData, each with a TrainingOutput that selects a part of the results.
 
     Raises:
-        UserErrorException: no HyperDriveConfig; an output that each trial would leave.
+        UserErrorException: The HyperDriveConfig is missing, or every trial would write an output.
     """
 
     def __init__(
@@ -75,14 +79,17 @@ class HyperDriveStep(PipelineStep):
 
 
 class SweepOutputs(PipelineStep):
-    """The step behind a sweep that leaves its results: a run of this machine, where the trials' folders are."""
+    """The step that stores a sweep's results.
+
+    It runs on this machine, which has the trials' folders.
+    """
 
     def __init__(self, sweep: HyperDriveStep, wanted: list[tuple[PipelineData, TrainingOutput]]) -> None:
         words: list[Any] = ["--step", sweep.name]
         for data, output in wanted:
             words += ["--metrics", data] if output.type == "Metrics" else ["--model", data, output.model_file or ""]
         super().__init__(f"{sweep.name} outputs", None, [data for data, _ in wanted], words)
-        # What it leaves depends on the sweep alone, which always runs.
+        # Its results depend only on the sweep, which always runs.
         self.allow_reuse = False
         self.run_after(sweep)
 

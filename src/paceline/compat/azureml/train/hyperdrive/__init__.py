@@ -1,4 +1,4 @@
-"""`azureml.train.hyperdrive`: hyperparameters tuned over runs, by Paceline's sweeps."""
+"""`azureml.train.hyperdrive`: hyperparameter tuning with Paceline's sweeps."""
 
 from paceline.compat.azureml.train.hyperdrive.parameter_expressions import (
     choice,

@@ -1,6 +1,6 @@
-"""The SDK's expressions (`azureml.train.hyperdrive.parameter_expressions`).
+"""Search spaces (`azureml.train.hyperdrive.parameter_expressions`).
 
-As there, the bounds of loguniform and qloguniform are logarithms, unlike those of `paceline.loguniform`.
+As in the SDK, the bounds of loguniform and qloguniform are logarithms, unlike those of `paceline.loguniform`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ __all__ = [
 
 @sdk_errors
 def choice(*options: Any) -> Any:
-    """One of the options, which may be given as one list or range."""
+    """Choose an option.
+
+    The options may also be a single list or range.
+    """
     if len(options) == 1 and isinstance(options[0], (range, tuple)):
         options = (list(options[0]),)
     return expressions.choice(*options)
@@ -35,35 +38,35 @@ def choice(*options: Any) -> Any:
 
 @sdk_errors
 def randint(upper: int) -> Any:
-    """An integer from 0 up to, and without, `upper`."""
+    """Choose an integer from 0 to `upper` - 1."""
     return expressions.randint(upper)
 
 
 @sdk_errors
 def uniform(min_value: float, max_value: float) -> Any:
-    """A number between the two."""
+    """Choose a number from min_value to max_value."""
     return expressions.uniform(min_value, max_value)
 
 
 @sdk_errors
 def quniform(min_value: float, max_value: float, q: float) -> Any:
-    """round(uniform(min_value, max_value) / q) * q."""
+    """Choose round(uniform(min_value, max_value) / q) * q."""
     return expressions.quniform(min_value, max_value, q)
 
 
 @sdk_errors
 def loguniform(min_value: float, max_value: float) -> Any:
-    """exp(uniform(min_value, max_value))."""
+    """Choose exp(uniform(min_value, max_value))."""
     return expressions.loguniform(_exp(min_value), _exp(max_value))
 
 
 @sdk_errors
 def qloguniform(min_value: float, max_value: float, q: float) -> Any:
-    """round(exp(uniform(min_value, max_value)) / q) * q."""
+    """Choose round(exp(uniform(min_value, max_value)) / q) * q."""
     return expressions.qloguniform(_exp(min_value), _exp(max_value), q)
 
 
-# Their parameters are called as the SDK's are: mu, sigma and q.
+# Their parameters have the SDK's names: mu, sigma and q.
 normal = sdk_errors(expressions.normal)
 qnormal = sdk_errors(expressions.qnormal)
 lognormal = sdk_errors(expressions.lognormal)

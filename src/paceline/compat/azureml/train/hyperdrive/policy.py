@@ -1,4 +1,7 @@
-"""What stops a trial early (`azureml.train.hyperdrive.policy`): Paceline's policies, with the SDK's order of parameters."""
+"""Early termination policies (`azureml.train.hyperdrive.policy`).
+
+They are Paceline's policies with the SDK's parameter order.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ __all__ = [
 
 
 class EarlyTerminationPolicy:
-    """`policy`: Paceline's own."""
+    """A policy; `policy` is Paceline's."""
 
     policy: Any = None
 
@@ -26,14 +29,14 @@ class EarlyTerminationPolicy:
 
 
 class NoTerminationPolicy(EarlyTerminationPolicy):
-    """Each trial runs to its end."""
+    """A policy that never stops a trial."""
 
 
 class BanditPolicy(EarlyTerminationPolicy):
-    """Stops what is behind the best by more than the slack.
+    """A policy that stops trials behind the best by more than the slack.
 
     Raises:
-        HyperDriveConfigException: both slacks or none; intervals that can't be.
+        HyperDriveConfigException: Both slacks or none are present, or an interval is not valid.
     """
 
     @sdk_errors
@@ -53,10 +56,10 @@ class BanditPolicy(EarlyTerminationPolicy):
 
 
 class MedianStoppingPolicy(EarlyTerminationPolicy):
-    """Stops what is worse than the median of the running averages.
+    """A policy that stops trials below the median of the running averages.
 
     Raises:
-        HyperDriveConfigException: intervals that can't be.
+        HyperDriveConfigException: An interval is not valid.
     """
 
     @sdk_errors
@@ -65,10 +68,12 @@ class MedianStoppingPolicy(EarlyTerminationPolicy):
 
 
 class TruncationSelectionPolicy(EarlyTerminationPolicy):
-    """Stops the worst `truncation_percentage` of 100 at each interval.
+    """A policy that stops the worst trials at each interval.
+
+    `truncation_percentage` is their percentage.
 
     Raises:
-        HyperDriveConfigException: a percentage that is no integer from 1 to 99; intervals that can't be.
+        HyperDriveConfigException: The percentage is not an integer from 1 to 99, or an interval is not valid.
     """
 
     @sdk_errors

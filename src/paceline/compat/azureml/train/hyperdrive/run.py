@@ -1,4 +1,4 @@
-"""A sweep that was submitted (`azureml.train.hyperdrive.run`).
+"""Submitted sweeps (`azureml.train.hyperdrive.run`).
 
 https://learn.microsoft.com/python/api/azureml-train-core/azureml.train.hyperdrive.hyperdriverun
 """
@@ -22,7 +22,7 @@ from paceline.sweeps.trial import Trial, cost, is_better
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
 
-#: The metric of a sweep itself.
+#: The metric of the sweep itself.
 BEST_CHILD = "best_child_by_primary_metric"
 #: Paceline's names -> the SDK's.
 _SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
@@ -30,7 +30,10 @@ _SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
 
 @sdk_class
 class HyperDriveRun(Run):
-    """The run that has trials; each is a child, `<id>_<number>`."""
+    """A sweep.
+
+    Each trial is a child, `<id>_<number>`.
+    """
 
     @classmethod
     def _handle(cls, experiment: Any, record: RunRecord) -> Any:
@@ -38,12 +41,12 @@ class HyperDriveRun(Run):
 
     @property
     def hyperdrive_config(self) -> Any:
-        """What it tries, as Paceline keeps it."""
+        """The sweep's configuration, in Paceline's form."""
         return self._spec
 
     @property
     def tags(self) -> dict[str, str | None]:
-        """Its tags, and under `_aml_system_<child id>` the parameters of each child, as JSON."""
+        """The tags, plus each child's parameters as `_aml_system_<child id>` (JSON)."""
         spec = self._spec
         known: dict[str, str | None] = {
             f"_aml_system_{child}": text for child, text in self.get_hyperparameters().items()
@@ -59,17 +62,20 @@ class HyperDriveRun(Run):
             "max_concurrent_jobs": spec.concurrent,
             "max_duration_minutes": int((spec.max_duration_seconds or 0) / 60),
         }
-        # As texts of JSON under both of their names, by which such a run is known again.
+        # Set both names to JSON: readers recognize a sweep by either.
         for name, value in parts.items():
             known[name] = known[f"_aml_system_{name}"] = json.dumps(value)
         return {**super().tags, **known}
 
     def get_hyperparameters(self) -> dict[str, str]:
-        """Child's id -> its parameters, as JSON."""
+        """Return each child's parameters as JSON, by child id."""
         return {trial.run_id: json.dumps(dict(trial.values)) for trial in self._trials()}
 
     def get_metrics(self, name: str | None = None, *others: Any, **named: Any) -> dict[str, Any]:
-        """Child's id -> its metrics. Of `best_child_by_primary_metric` the sweep's own table: which child was the best when."""
+        """Return each child's metrics, by child id.
+
+        For `best_child_by_primary_metric`, return the sweep's own table: which child was the best, and when.
+        """
         if name == BEST_CHILD:
             return best_child_metric(self, name)
         return {child.id: child.get_metrics(name) for child in self.get_children()}
@@ -77,7 +83,10 @@ class HyperDriveRun(Run):
     def get_best_run_by_primary_metric(
         self, include_failed: bool = True, include_canceled: bool = True, include_resume_from_runs: bool = True
     ) -> Any:
-        """The child whose primary metric has been the best at any time; None where none has logged it."""
+        """Return the child with the best primary metric at any time.
+
+        Return None if no child has logged it.
+        """
         counts = {states.FAILED: include_failed, states.CANCELED: include_canceled}
         trials = self._trials()
         if include_resume_from_runs:
@@ -89,9 +98,10 @@ class HyperDriveRun(Run):
     def get_children_sorted_by_primary_metric(
         self, top: int = 0, reverse: bool = False, discard_no_metric: bool = False
     ) -> list[dict[str, Any]]:
-        """The children, the best first, as run_id, hyperparameters (JSON), best_primary_metric and status.
+        """Return the children, best first.
 
-        Those without the metric come last. top: so many alone; 0 for all. reverse: the worst first.
+        Each is a dict of run_id, hyperparameters (JSON), best_primary_metric and status. Children without the metric
+        come last. `top` limits their number; 0 returns all. `reverse` puts the worst first.
         """
         trials = self._sorted(self._trials())
         with_metric = [trial for trial in trials if self._best(trial) is not None]
@@ -131,10 +141,10 @@ class HyperDriveRun(Run):
 
 
 def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
-    """The sweep's own metric: a table with a row for each time that a child has logged the best value so far.
+    """Return the sweep's own metric: a row for each new best value.
 
-    Columns: metric_name, timestamp (UTC), run_id, metric_value, final (of the last row, once the sweep has ended).
-    name: of the metric that is asked for; nothing of any other.
+    Columns: metric_name, timestamp (UTC), run_id, metric_value, and final, which is true in the last row once the sweep
+    has ended. If `name` is another metric, the result is empty.
     """
     record = run.record()
     if name not in (None, BEST_CHILD) or record.sweep is None:
@@ -161,12 +171,12 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
         "metric_value": [value for _, value, _ in rows],
         "final": [record.is_terminal and number == len(rows) for number in range(1, len(rows) + 1)],
     }
-    # As any table: of a single row the values themselves.
+    # As in any table, a single row has plain values instead of lists.
     return {BEST_CHILD: {key: column[0] if len(rows) == 1 else column for key, column in table.items()}}
 
 
 def _policy(stop: Any) -> dict[str, Any]:
     if stop is None:
         return {"name": "DEFAULT"}
-    # Paceline's policies are called as the SDK's are.
+    # Paceline's policies have the SDK's names.
     return {"name": type(stop).__name__, "properties": stop.to_json()}

@@ -1,4 +1,4 @@
-"""A sweep as the SDK describes it (`azureml.train.hyperdrive.runconfig`).
+"""Sweep configurations (`azureml.train.hyperdrive.runconfig`).
 
 https://learn.microsoft.com/python/api/azureml-train-core/azureml.train.hyperdrive.hyperdriveconfig
 """
@@ -22,41 +22,46 @@ from paceline.runs import states
 __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 
 
-#: Runs that a sweep goes on from.
+#: The highest number of earlier sweeps in `resume_from`.
 _MOST_FORMER = 5
-#: Stands in the places of outputs for the id of the trial that leaves them.
+#: A placeholder in output paths for the id of the trial.
 OF_TRIAL = "{run}"
-#: Property of a run: those whose results it goes on from.
+#: The property with the earlier sweeps that a sweep continues.
 RESUMED = "azureml.hyperdrive.resume_from"
 
 
 class PrimaryMetricGoal(enum.Enum):
-    """What is better."""
+    """The direction of the primary metric."""
 
     MAXIMIZE = "MAXIMIZE"
     MINIMIZE = "MINIMIZE"
 
     @staticmethod
     def from_str(goal: str) -> PrimaryMetricGoal:
-        """The goal of this name, in any case.
+        """Return the goal of this name, ignoring case.
 
         Raises:
-            ValueError: there is none.
+            ValueError: The name is unknown.
         """
         return PrimaryMetricGoal(str(goal).upper())
 
 
 class HyperDriveConfig:
-    """A sweep: what is tried (`hyperparameter_sampling`), how it is judged, how much of it, and what each trial runs: exactly one
-    of `estimator` and `run_config`, a ScriptRunConfig.
+    """A sweep: search space, goal, limits and trials.
 
-    max_concurrent_runs: default: as many as there are runs. max_duration_minutes: default a week. policy: default none.
-    resume_from: former HyperDriveRuns (5 at most), whose results are known from the start. resume_child_runs: ended children of
-    former ones, each of which is run again with its parameters, and finds its outputs by `--resume-from`. custom_run_id: of this
-    run.
+    Each trial runs `estimator` or `run_config` (a ScriptRunConfig); exactly one must be present.
+
+    Args:
+        max_concurrent_runs: Default: the total number of runs.
+        max_duration_minutes: Default: a week.
+        policy: Default: none.
+        resume_from: At most 5 earlier HyperDriveRuns, whose results the sampler uses from the start.
+        resume_child_runs: Ended trials of earlier sweeps. Each runs again with its parameters, and receives its outputs
+            through `--resume-from`.
+        custom_run_id: Id of the sweep's run.
 
     Raises:
-        HyperDriveConfigException: a value is wrong.
+        HyperDriveConfigException: A value is wrong.
     """
 
     def __init__(
@@ -149,11 +154,12 @@ class HyperDriveConfig:
     def prepared(
         self, workspace: Any, change: Callable[[ScriptRunConfig], ScriptRunConfig] = lambda config: config
     ) -> tuple[Any, Any]:
-        """The job of its trials (`submission.Prepared`) and the sweep (`SweepSpec`). change: makes another configuration of the
-        script's, for a step of a pipeline.
+        """Return the trials' job (`submission.Prepared`) and the `SweepSpec`.
+
+        `change` derives the configuration of a pipeline step from the script's.
 
         Raises:
-            AzureMLException: a value is wrong.
+            AzureMLException: A value is wrong.
         """
         from paceline.compat.azureml.submission import prepared
         from paceline.sweeps.samplers.samplers import check_sampler
@@ -164,7 +170,7 @@ class HyperDriveConfig:
         config = self.run_config
         if self.estimator is not None:
             estimator = copy.copy(self.estimator)
-            # A fixed value of the same name gives way to those that are tried.
+            # Hyperparameters override a fixed value of the same name.
             mine = {k: v for k, v in estimator.script_params.items() if str(k).lstrip("-") not in swept}
             estimator.script_params = mine
             config = estimator.script_run_config(workspace)
@@ -187,7 +193,7 @@ class HyperDriveConfig:
             max_duration_seconds=self.max_duration_minutes * 60.0,
             points=points,
             resumed=tuple(run.id for run in self.resume_child_runs),
-            # Random points and grids learn nothing from results; the best of the former runs counts all the same.
+            # Random and grid samplers learn nothing from results, but the best earlier run still counts.
             warm_start=former if sampler == "tpe" else (),
         )
         return found, spec
@@ -197,10 +203,10 @@ class HyperDriveConfig:
         return "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
 
     def _former(self, run: Any) -> Any:
-        """The same run, a sweep that has ended and was judged as this one.
+        """Return an earlier sweep that has ended and has the same goal.
 
         Raises:
-            HyperDriveConfigException: it is none.
+            HyperDriveConfigException: The run is not such a sweep.
         """
         record = run.record()
         spec = record.sweep or {}
@@ -218,7 +224,7 @@ class HyperDriveConfig:
 
 
 class HyperDriveRunConfig(HyperDriveConfig):
-    """A sweep over an estimator, as it was called before 1.0."""
+    """A sweep over an estimator, under its name before 1.0."""
 
     def __init__(
         self,
@@ -251,10 +257,10 @@ def _runs(name: str, given: Any) -> list[Any]:
 
 
 def _point(run: Any) -> dict[str, Any]:
-    """What a former trial has tried.
+    """Return the hyperparameters of an earlier trial.
 
     Raises:
-        HyperDriveConfigException: it is no trial, or has not ended.
+        HyperDriveConfigException: The run is not a trial, or has not ended.
     """
     record = run.record()
     if record.trial is None or record.status not in states.TERMINAL:

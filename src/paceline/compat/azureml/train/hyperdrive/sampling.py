@@ -1,4 +1,4 @@
-"""How points are chosen (`azureml.train.hyperdrive.sampling`)."""
+"""Samplers (`azureml.train.hyperdrive.sampling`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ __all__ = [
 
 
 class HyperParameterSampling:
-    """parameter_space: name, with or without dashes -> expression.
+    """A sampler.
+
+    `parameter_space` maps names, with or without dashes, to expressions.
 
     Raises:
-        HyperDriveConfigException: no space, or an expression that this way has no use for.
+        HyperDriveConfigException: The space is empty, or the sampler does not support an expression.
     """
 
     sampler: ClassVar[str] = "random"
@@ -42,18 +44,18 @@ class HyperParameterSampling:
 
 
 class RandomParameterSampling(HyperParameterSampling):
-    """Each point by chance."""
+    """A sampler that chooses each point at random."""
 
 
 class GridParameterSampling(HyperParameterSampling):
-    """All points, of choices."""
+    """A sampler of all combinations of choices."""
 
     sampler = "grid"
     _takes = (Choice,)
 
 
 class BayesianParameterSampling(HyperParameterSampling):
-    """Points by what is known: by Optuna's TPE (the extra `tune`)."""
+    """A sampler that learns from results, by Optuna's TPE (the extra `tune`)."""
 
     sampler = "tpe"
     _takes = (Choice, Uniform)

@@ -1,4 +1,7 @@
-"""Leaves what a sweep of the same pipeline has come to: the metrics of all trials as JSON, files of the best."""
+"""A script that stores a sweep's results for later steps.
+
+They are the metrics of all trials as JSON, and files of the best trial.
+"""
 
 import argparse
 import json
@@ -18,7 +21,7 @@ run = Run.get_context()
 (sweep,) = PipelineRun(run.experiment, run.parent.id).find_step_run(args.step)
 
 for path in args.metrics:
-    # Each a list, however often it was logged: so a frame can be made of it.
+    # Always lists, even for a single value, so that they fit into a frame.
     told = {
         trial: {name: value if isinstance(value, list) else [value] for name, value in metrics.items()}
         for trial, metrics in sweep.get_metrics().items()
