@@ -153,7 +153,7 @@ except UserErrorException as error:
 
 
 def test_modules_of_other_names_are_those_that_have_their_classes():
-    assert "NoaaIsdWeather: Azure's service of open data is not here. " in run_python(OTHER_NAMES)
+    assert "NoaaIsdWeather: Azure's open data service is not available here. " in run_python(OTHER_NAMES)
     for name in (
         *("pipeline.steps.mpi_step.MpiStep", "core.compute.compute.ComputeTarget", "core.compute.aks.AksCompute"),
         *("core.compute.amlcompute.AmlCompute", "core.compute.computeinstance.ComputeInstance"),

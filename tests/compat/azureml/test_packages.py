@@ -75,7 +75,7 @@ def test_what_no_pip_has_is_conda_s_where_that_can_be_made(notes, monkeypatch):
 
 def test_another_python_is_said(notes):
     spec_of(made(python_version="3.6.2"), notes)
-    assert notes.all() == (f"Python 3.{sys.version_info[1]} is used where the environment asks for 3.6.2.",)
+    assert notes.all() == (f"Python 3.{sys.version_info[1]} is used instead of the requested 3.6.2.",)
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")

@@ -103,7 +103,7 @@ def test_a_notebook_is_a_script_and_brings_what_runs_it(ws, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "nbconvert" else find_spec(name))
     found = prepared(ScriptRunConfig("src", "train.ipynb"), ws)
     assert (found.job.entry_script, found.job.environment.pip_packages[-1]) == ("bash", "nbconvert")
-    assert "Notebooks are run by nbconvert" in found.notes[-1]
+    assert "Notebooks need nbconvert" in found.notes[-1]
     assert "-m nbconvert --to notebook --execute train.ipynb" in found.job.arguments[1]
 
 
@@ -189,9 +189,9 @@ def test_a_python_notebook_runs_by_the_run_s_own_python_whatever_its_kernel_is_c
 
 
 def test_wrong_use_gives_the_sdk_s_exceptions(ws):
-    with pytest.raises(UserErrorException, match="script or arguments"):
+    with pytest.raises(UserErrorException, match="excludes script and arguments"):
         ScriptRunConfig("src", "train.py", command="python train.py")
-    with pytest.raises(UserErrorException, match="neither a script nor a command"):
+    with pytest.raises(UserErrorException, match="the script or command is missing"):
         job(ws, ScriptRunConfig("src"))
     with pytest.raises(ComputeTargetException, match="can't be a target's name"):
         job(ws, ScriptRunConfig("src", "train.py", compute_target="no name!"))

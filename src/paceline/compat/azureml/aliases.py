@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     import logging
 
 _OURS = "paceline.compat.azureml"
-_OTHER = "it is no part of what Paceline has of the SDK (docs/from-azureml.md). "
+_OTHER = "Paceline does not include it (docs/from-azureml.md). "
 #: Parts of the SDK that this package lacks, each with its replacement.
 _ABSENT = {
-    "train.automl": "Search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
-    "automl": "Search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
-    "interpret": "Use interpret-community or shap by themselves.",
-    "explain": "Use interpret-community or shap by themselves.",
+    "train.automl": "Search with a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
+    "automl": "Search with a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
+    "interpret": "Use interpret-community or shap directly.",
+    "explain": "Use interpret-community or shap directly.",
     "dataprep": "Read the files with pandas, or with azureml.core.Dataset.",
-    "contrib": "Of it only azureml.contrib.services is here, in a web service; ParallelRunStep is in azureml.pipeline.steps.",
+    "contrib": "In web services azureml.contrib.services works. ParallelRunStep is in azureml.pipeline.steps.",
     "accel": "There are no FPGAs.",
-    "fsspec": "Open the files by fsspec itself.",
-    "rag": "Use the libraries that it is made of.",
+    "fsspec": "Open the files with fsspec.",
+    "rag": "Use the libraries that it combines.",
     "responsibleai": "Use responsibleai by itself.",
 }
 #: Modules of the SDK whose names another module here defines.
@@ -96,7 +96,7 @@ def install() -> None:
     loaded = sys.modules.get("azureml.core")
     if loaded is not None and not loaded.__name__.startswith(_OURS):
         _log().warning(
-            "the real azureml-core was imported before: what has its names already keeps them. Import paceline.azureml first."
+            "the real azureml-core was imported earlier and stays in use where it is. Import paceline.azureml first."
         )
     elif PathFinder.find_spec("azureml.core", _real_folders()) is not None:
         # Paceline's modules always come first, in every process.

@@ -79,7 +79,7 @@ def _spec(environment: Environment, notes: SubmissionNotes, *, use_docker: bool 
     image = _image(environment, notes, use_docker=environment.docker.enabled if use_docker is None else use_docker)
     python = environment.python
     if is_curated(environment.name):
-        notes.add(f"The curated environment {environment.name} is what is installed here.")
+        notes.add(f"The curated environment {environment.name} means the packages installed here.")
         packages = _with_framework([], module_of(environment.name), f"the environment {environment.name}", notes)
         return EnvironmentSpec(layered=bool(packages), pip_packages=tuple(packages))
     if python.user_managed_dependencies:
@@ -118,7 +118,7 @@ def with_notebooks(spec: EnvironmentSpec, notes: SubmissionNotes) -> Environment
     missing = [name for name in ("nbconvert", "ipykernel") if importlib.util.find_spec(name) is None]
     if not missing or spec.docker_image or spec.python or spec.uses_conda:
         return spec
-    notes.add(f"Notebooks are run by {' and '.join(missing)}, not installed here: pip installs it for the run.")
+    notes.add(f"Notebooks need {' and '.join(missing)}, not installed here: pip installs it for the run.")
     return dataclasses.replace(spec, layered=True, pip_packages=(*spec.pip_packages, *missing))
 
 
@@ -126,11 +126,14 @@ def _image(environment: Environment, notes: SubmissionNotes, *, use_docker: bool
     docker = environment.docker
     image = docker.base_image
     if docker.base_dockerfile is not None:
-        notes.add("A base_dockerfile is not built: the run uses what is installed here. Build it, and name its image.")
+        notes.add(
+            "Paceline does not build a base_dockerfile: the run uses the packages installed here. "
+            "Build the image and name it."
+        )
         return None
     if not use_docker or not image or image.startswith(("mcr.microsoft.com/azureml", "azureml")):
         if use_docker and image:
-            notes.add(f"Azure's own image {image} is not used: the script runs with what is installed here.")
+            notes.add(f"Azure's own image {image} is not used: the script runs with the packages installed here.")
         return None
     from paceline.containers import find_engine
 
@@ -159,7 +162,7 @@ def _interpreter(python: Any) -> str | None:
 
     found = shutil.which(str(path))
     if found is None:
-        raise UserErrorException(f"python.interpreter_path={path!r} can't be run: there is no such program here.")
+        raise UserErrorException(f"python.interpreter_path={path!r} does not exist on this machine.")
     return found
 
 
@@ -174,7 +177,7 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
         if name == "python":
             wanted = dependencies.get_python_version()
             if wanted and ".".join(wanted.split(".")[:2]) != _VERSION and wanted != "3.10.18":
-                notes.add(f"Python {_VERSION} is used where the environment asks for {wanted}.")
+                notes.add(f"Python {_VERSION} is used instead of the requested {wanted}.")
         elif name in _OF_PYTHON or name.startswith("azureml"):
             continue
         elif name in _OF_MACHINE:
@@ -187,10 +190,10 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
     if moved:
         notes.add(f"conda packages {', '.join(moved)}: taken from this interpreter, or from pip.")
     if left:
-        notes.add(f"conda packages {', '.join(left)} are left out: they are this machine's own, or not to be had.")
+        notes.add(f"conda packages {', '.join(left)} are left out: they belong to this machine, or are not available.")
     if conda and importlib.util.find_spec("rattler") is None:
         notes.add(
-            f"conda packages {', '.join(conda)} are left out: the extra that makes conda environments is not installed "
+            f"conda packages {', '.join(conda)} are left out: the extra for conda environments is not installed "
             "(pip install 'paceline[conda]')."
         )
         conda = []
@@ -199,7 +202,7 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
     for line in asked if asked != ["azureml-defaults"] else ():
         name = package_name(line)
         if name == "horovod":
-            notes.add("horovod is not installed: scripts have its calls from Paceline.")
+            notes.add("horovod is not installed: Paceline provides its API to scripts.")
         else:
             pip.append(line)
     # The submission leaves the SDK's packages out and reports it.
@@ -223,7 +226,7 @@ def _without_old_pin(line: str, notes: SubmissionNotes) -> str:
             return line
     except InvalidSpecifier:
         pass
-    notes.add(f"{name} {there}, which is installed here, is used where the environment asks for {line}.")
+    notes.add(f"{name} {there}, which is installed here, is used instead of the requested {line}.")
     return name + extras
 
 

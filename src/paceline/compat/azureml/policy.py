@@ -27,7 +27,7 @@ class SubmissionNotes:
             UserErrorException: PACELINE_AZUREML=strict.
         """
         if is_strict():
-            raise UserErrorException(f"{text} PACELINE_AZUREML=strict takes no replacement; unset it to go on.")
+            raise UserErrorException(f"{text} PACELINE_AZUREML=strict forbids replacements; unset it to continue.")
         self._said.setdefault(text)
 
     def all(self) -> tuple[str, ...]:
@@ -54,5 +54,5 @@ def is_strict() -> bool:
     """
     value = os.environ.get("PACELINE_AZUREML", "")
     if value not in ("", "lenient", "strict"):
-        raise UserErrorException(f"PACELINE_AZUREML={value!r}: write 'strict', or unset it.")
+        raise UserErrorException(f"PACELINE_AZUREML={value!r} must be 'strict', 'lenient' or unset.")
     return value == "strict"

@@ -26,7 +26,7 @@ def add_version(workspace: Any, kind: str, name: str, data: dict[str, Any]) -> i
     """
     if not RULE.fullmatch(name):
         raise UserErrorException(
-            f"{name!r} can't be a name: begin with a letter or digit, go on with those, '_', '.', '-'."
+            f"{name!r} is not a valid name: begin with a letter or digit; then letters, digits, '_', '.' and '-'."
         )
     registry = _registry(workspace, kind)
     with registry.locked():

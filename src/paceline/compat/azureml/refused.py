@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
 
-_NO_DATABRICKS = "There is no Databricks: run the script by a PythonScriptStep."
-_NO_NETWORK = "A workspace is a folder, to which no network leads. Leave the endpoint out."
+_NO_DATABRICKS = "Run the script as a PythonScriptStep."
+_NO_NETWORK = "A workspace is a folder without network access. Omit the endpoint."
 
 #: Each refused class -> its replacement. `paceline azureml check` prints the same text.
 INSTEAD = {
@@ -29,16 +29,16 @@ INSTEAD = {
     "PyPiLibrary": _NO_DATABRICKS,
     "RCranLibrary": _NO_DATABRICKS,
     # azureml.pipeline.steps
-    "AdlaStep": "There is no Data Lake Analytics: query the data in a PythonScriptStep.",
-    "AutoMLStep": "Search by a sweep: HyperDriveStep.",
-    "AutoMLStepRun": "Search by a sweep: HyperDriveStep.",
-    "AzureBatchStep": "Run the program by a CommandStep.",
-    "DataTransferStep": "Copy the files in a PythonScriptStep: its inputs are fetched, its outputs stored where they name.",
+    "AdlaStep": "Query the data in a PythonScriptStep.",
+    "AutoMLStep": "Search with a sweep: HyperDriveStep.",
+    "AutoMLStepRun": "Search with a sweep: HyperDriveStep.",
+    "AzureBatchStep": "Run the program as a CommandStep.",
+    "DataTransferStep": "Copy the files in a PythonScriptStep: it fetches its inputs and stores its outputs.",
     "DatabricksStep": _NO_DATABRICKS,
-    "KustoStep": "There is no Kusto: query the data in a PythonScriptStep.",
-    "ModuleStep": "There are no modules: name the script itself in a PythonScriptStep.",
-    "RScriptStep": "Run the script by a CommandStep: command='Rscript train.R'.",
-    "SynapseSparkStep": "There is no Synapse: run spark-submit by a CommandStep.",
+    "KustoStep": "Query the data in a PythonScriptStep.",
+    "ModuleStep": "Name the script in a PythonScriptStep.",
+    "RScriptStep": "Run the script as a CommandStep: command='Rscript train.R'.",
+    "SynapseSparkStep": "Run spark-submit as a CommandStep.",
 }
 
 __all__ = [*INSTEAD]  # noqa: PLE0604 - the names are strings
@@ -55,7 +55,7 @@ class Refused:
 
     @classmethod
     def refusal(cls) -> ScenarioNotSupportedException:
-        return ScenarioNotSupportedException(f"{cls.__name__} is not here. {cls.refused}")
+        return ScenarioNotSupportedException(f"{cls.__name__} is not supported. {cls.refused}")
 
 
 def __getattr__(name: str) -> type[Refused]:

@@ -113,7 +113,7 @@ def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[st
             references.append(reference)
             words.append(str(reference))
         elif value is None or isinstance(value, (dict, set)):
-            raise UserErrorException(f"an argument is {value!r}: give strings, numbers, paths or data.")
+            raise UserErrorException(f"an argument is {value!r}; arguments must be strings, numbers, paths or data.")
         else:
             words.append(os.fspath(value) if isinstance(value, os.PathLike) else str(value))
     return words, references
@@ -143,7 +143,7 @@ def _note_places(values: list[Any], notes: SubmissionNotes) -> None:
         place = getattr(value, "path_on_compute", None)
         if isinstance(place, str) and place.startswith("/"):
             name = str(getattr(value, "name", None) or value.datastore_name)
-            notes.add(f"The input {name!r} does not appear at {place}: the script has its path among its arguments.")
+            notes.add(f"The input {name!r} does not appear at {place}: the script receives its path as an argument.")
 
 
 def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference | None:
@@ -196,11 +196,11 @@ def distribution(run: RunConfiguration) -> dict[str, Any]:
             per_node = 1 if total is None else int(total) // nodes
             if total is not None and int(total) % nodes:
                 raise RunConfigurationException(
-                    f"process_count={total} can't be shared out evenly over node_count={nodes}. Give a multiple of it."
+                    f"process_count={total} is not a multiple of node_count={nodes}. Give a multiple of it."
                 )
         elif communicator != "None":
             raise RunConfigurationException(
-                f"communicator={communicator!r} is none of None, IntelMpi, OpenMpi, Nccl, Gloo and ParameterServer."
+                f"communicator={communicator!r} must be None, IntelMpi, OpenMpi, Nccl, Gloo or ParameterServer."
             )
         # "gloo" starts plain processes with torch's variables; the script chooses its own backend.
         backend = "gloo" if nodes * per_node > 1 else None
@@ -225,7 +225,7 @@ def _has_gpus(target: str, shape: Mapping[str, Any], notes: SubmissionNotes) -> 
 
 def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, Any]:
     if not script:
-        raise UserErrorException("there is neither a script nor a command. Give ScriptRunConfig(script='train.py').")
+        raise UserErrorException("the script or command is missing. Give ScriptRunConfig(script='train.py').")
     if script.endswith(".ipynb"):
         # nbconvert executes it in place, like the SDK's contributed package; the outputs stay with the run.
         name = Path(script).name
@@ -271,7 +271,7 @@ def _configured(run: RunConfiguration, workspace: Any, run_id: str) -> list[Data
         for name, value in (part or {}).items():
             reference = reference_of(value, workspace, run_id)
             if reference is None:
-                raise UserErrorException(f"{name!r} of the run configuration's data is {value!r}, which is no data.")
+                raise UserErrorException(f"{name!r} of the run configuration's data is {value!r}, which is not data.")
             found.append(dataclasses.replace(reference, name=str(name)))
     return found
 

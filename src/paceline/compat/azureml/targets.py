@@ -22,7 +22,7 @@ def resolve(name: Any, workspace: Any, notes: SubmissionNotes) -> str:
     """
     name = getattr(name, "name", name) or "local"
     if not isinstance(name, str):
-        raise ComputeTargetException(f"compute_target={name!r} is neither a target nor the name of one.")
+        raise ComputeTargetException(f"compute_target={name!r} must be a target or a target's name.")
     if name in workspace_targets(workspace):
         return name
     created = records.documents(workspace, "compute")

@@ -99,7 +99,7 @@ def test_names_that_numpy_2_has_again_need_no_edit(tmp_path):
 def test_a_file_of_python_2_is_said(tmp_path):
     (tmp_path / "old.py").write_text("print 'x'\n")
     (only,) = of_folder(tmp_path / "old.py")
-    assert (only.becomes, "no Python 3" in only.text) == (MISSING, True)
+    assert (only.becomes, "not Python 3" in only.text) == (MISSING, True)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_what_variables_hold_is_followed_to_what_is_refused(tmp_path):
         (24, f"{run}.sell"): MISSING,
         (33, "azureml.core.model.Model.profile"): MISSING,
     }
-    assert "Submit the pipeline where it is needed" in found[10, f"{pipeline}.publish"].text
-    assert "Submit the pipeline where it is needed" in found[13, f"{run}.publish_pipeline"].text
+    assert "Submit the pipeline directly" in found[10, f"{pipeline}.publish"].text
+    assert "Submit the pipeline directly" in found[13, f"{run}.publish_pipeline"].text
     assert "paceline compute add cpus" in found[17, "azureml.core.compute.ComputeTarget"].text
     assert "paceline service bench NAME" in found[33, "azureml.core.model.Model.profile"].text
 

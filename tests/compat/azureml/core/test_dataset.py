@@ -87,7 +87,7 @@ def test_references_as_drivers_make_them(ws, store):
     assert reference.path("d").as_download(path_on_compute="/tmp/x").path_on_compute is None
     made = DataPath(store, "t").create_data_reference("mine")
     assert (made.name, made.sources[0].datastore, made.sources[0].path) == ("mine", "default", "t")
-    with pytest.raises(UserErrorException, match="no datastore"):
+    with pytest.raises(UserErrorException, match="is not a datastore"):
         DataReference("workspaceblobstore")
 
 
@@ -148,7 +148,7 @@ def test_rows_are_chosen_by_what_is_in_them(ws, store):
     assert chosen.to_csv_files().to_path() == ["/part-00000.csv"]
     with pytest.raises(UserErrorException, match="no column 'c'"):
         table.filter(table["c"] > 1).to_pandas_dataframe()
-    with pytest.raises(UserErrorException, match="by & and"):
+    with pytest.raises(UserErrorException, match="with & and"):
         table.filter(table["a"] > 1 and table["b"] > 1)
 
 

@@ -62,5 +62,5 @@ def test_an_inference_configuration_is_checked_where_it_is_written(ws):
     with pytest.raises(WebserviceException, match=r"score\.py"):
         InferenceConfig(entry_script="score.py")
     Path("score.txt").write_text("")
-    with pytest.raises(WebserviceException, match="no Python"):
+    with pytest.raises(WebserviceException, match="not a Python file"):
         InferenceConfig("score.txt")

@@ -68,10 +68,10 @@ def test_ways_to_say_how_it_is_distributed(ws, kind, options, expected):
     [
         (PyTorch, {"compute_target": None}, "compute target or vm size"),
         (PyTorch, {"node_count": 0, "distributed_backend": "mpi"}, "node_count=0"),
-        (PyTorch, {"node_count": 2}, "without distributed_backend"),
+        (PyTorch, {"node_count": 2}, "need distributed_backend"),
         (PyTorch, {"distributed_backend": "ps"}, "ps"),
         (SKLearn, {"distributed_backend": "mpi"}, "mpi"),
-        (PyTorch, {"distributed_backend": "mpi", "distributed_training": Mpi()}, "give one of them"),
+        (PyTorch, {"distributed_backend": "mpi", "distributed_training": Mpi()}, "use only one"),
         (PyTorch, {"user_managed": True, "pip_packages": ["x"]}, "user_managed"),
         (PyTorch, {"environment_definition": Environment("x"), "pip_packages": ["x"]}, "says it all"),
         (PyTorch, {"environment_definition": Environment("x"), "use_gpu": True}, "says it all"),

@@ -21,17 +21,17 @@ from paceline.compat.azureml.check import instances
 WORKS, REPLACED, MISSING = "works", "replaced", "missing"
 _OURS = "paceline.compat.azureml"
 
-CLUSTER = "means this machine, or a target that is added under this name (paceline compute add)."
+CLUSTER = "means this machine, or the target added under this name (paceline compute add)."
 _OLD = (
     # Without np.bool and np.long, which NumPy 2 defines again.
     (r"^(?:np|numpy)\.(float|int|object|str|complex)$", "np.{0} was removed in NumPy 1.24: write {0}."),
-    (r"^sklearn\.externals", "it was removed in scikit-learn 0.23: import joblib itself."),
+    (r"^sklearn\.externals", "it was removed in scikit-learn 0.23: import joblib directly."),
     (r"^(?:tf|tensorflow)\.contrib", "tf.contrib ended with TensorFlow 1."),
     (
         r"^tf\.(?:placeholder|Session|global_variables_initializer|app|flags|ConfigProto)\b",
         "it is TensorFlow 1: write `import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()`.",
     ),
-    (r"^horovod\.spark", "horovod.spark is not here: submit the training as a run on ranks."),
+    (r"^horovod\.spark", "horovod.spark is not supported: submit the training as a run with several ranks."),
     (r"^tensorflow\.examples", "tensorflow.examples ended with TensorFlow 1: use tf.keras.datasets."),
 )
 _COMPILED = tuple((re.compile(pattern), text) for pattern, text in _OLD)
@@ -95,7 +95,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
             line = before + (getattr(error, "lineno", None) or 1)
             what = "(the cell)" if file.endswith(".ipynb") else "(the file)"
             visitor.found.append(
-                DriverFinding(file, line, what, MISSING, f"it is no Python 3: {getattr(error, 'msg', error)}.")
+                DriverFinding(file, line, what, MISSING, f"it is not Python 3: {getattr(error, 'msg', error)}.")
             )
             continue
         ast.increment_lineno(tree, before)
@@ -369,22 +369,22 @@ def of_call(name: str, values: Mapping[str, Any], words: Sequence[Any]) -> Itera
     if name.startswith("azureml.") and isinstance(target, str) and target.lower() not in ("local", "amlcompute", ""):
         yield f"compute_target={target!r} {CLUSTER}"
     if name in ("azureml.core.Workspace", "azureml.core.workspace.Workspace") or name.endswith(".Workspace.get"):
-        yield "whatever its name, it is this machine's workspace (docs/from-azureml.md)."
+        yield "under any name, this is this machine's workspace (docs/from-azureml.md)."
     if last in ("register_azure_file_share", "register_azure_data_lake", "register_hdfs", "register_dbfs"):
-        yield "it means a folder that is added under the store's name: paceline data add NAME /mnt/NAME"
+        yield "add a folder under the store's name: paceline data add NAME /mnt/NAME"
     if name.startswith("azureml.train.") and values.get("use_gpu") is True:
         yield "use_gpu=True: on a machine without GPUs the workers run on its CPUs."
     if name.startswith("azureml.train.") and values.get("framework_version"):
         yield f"framework_version={values['framework_version']!r}: the version that is installed is used."
     if name.startswith("azureml.train.") and (image := values.get("custom_docker_image")):
-        yield f"custom_docker_image={image!r} is used where podman or docker answers."
+        yield f"custom_docker_image={image!r} is used if podman or docker answers."
     if last == "init_process_group" and ("nccl" in words or values.get("backend") == "nccl"):
-        yield "NCCL works on GPUs alone: write 'gloo' where there is none."
+        yield "NCCL needs GPUs: write 'gloo' for machines without GPUs."
     if last == "Environment" and words and str(words[0]).lower().startswith("azureml-"):
-        yield f"the curated environment {words[0]!r} is what is installed here."
+        yield f"the curated environment {words[0]!r} means the packages installed here."
     for package in (word for word in words if isinstance(word, str)):
         if last in ("add_conda_package", "add_pip_package") and package.startswith("azureml"):
-            yield f"{package} is left out: scripts have the names of azureml from Paceline."
+            yield f"{package} is left out: Paceline provides azureml to scripts."
 
 
 def programs(file: Path) -> Iterator[tuple[int, str]]:

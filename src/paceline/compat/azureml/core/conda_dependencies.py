@@ -165,7 +165,7 @@ class CondaDependencies:
 
     def add_cntk_package(self, core_type: str = "cpu") -> None:
         """Raise UserErrorException: CNTK ended in 2019."""
-        raise UserErrorException("CNTK has not been made since 2019. Use PyTorch or TensorFlow.")
+        raise UserErrorException("CNTK was discontinued in 2019. Use PyTorch or TensorFlow.")
 
     # --- as a file
 

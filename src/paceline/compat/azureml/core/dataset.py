@@ -152,7 +152,9 @@ class TabularDatasetFactory:
     @staticmethod
     def from_sql_query(*arguments: Any, **named: Any) -> Any:
         """Raise UserErrorException: query with a database library, register the frame."""
-        raise UserErrorException("Dataset.Tabular.from_sql_query is not here. Query, then register_pandas_dataframe.")
+        raise UserErrorException(
+            "Dataset.Tabular.from_sql_query is not supported. Query the database, then call register_pandas_dataframe."
+        )
 
 
 @sdk_class
@@ -228,10 +230,10 @@ def _store(store: Any) -> Any:
 def _target(target: Any) -> Any:
     place = _place(target)
     if isinstance(place, SdkDataReference):
-        raise UserErrorException(f"target={target!r} lies in no datastore.")
+        raise UserErrorException(f"target={target!r} is not in a datastore.")
     return place if isinstance(place, tuple) else (place, "")
 
 
 def _none(name: str, value: Any) -> None:
     if value is not None:
-        raise UserErrorException(f"{name}={value!r} is not here. Read the files as they are, and change the frame.")
+        raise UserErrorException(f"{name}={value!r} is not supported. Read the files unchanged, then change the frame.")

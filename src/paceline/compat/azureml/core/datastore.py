@@ -26,7 +26,7 @@ __all__ = [
     "Datastore",
 ]
 
-_NO_TABLES = "stores are files here. Query it in the script: pandas.read_sql."
+_NO_TABLES = "stores hold only files here. Query it in the script: pandas.read_sql."
 
 
 @sdk_class
@@ -219,8 +219,8 @@ def _added(workspace: Any, name: str, what: str) -> Datastore:
     if (found := _elsewhere(workspace, name)) is not None:
         return found
     raise UserErrorException(
-        f"{what} can't be read from here. Mount it, or copy its files, and add the folder under the store's name before "
-        f"this line is run: paceline data add {name} /mnt/{name}"
+        f"{what} can't be read from here. Mount it or copy its files, then add the folder under the store's name before "
+        f"running this line: paceline data add {name} /mnt/{name}"
     )
 
 

@@ -112,7 +112,7 @@ class RSection(Strict):
 class DockerBuildContext(Refused):
     """A build context: always raises ScenarioNotSupportedException."""
 
-    refused = "A build context is not built here. Build the image, and take Environment.from_docker_image."
+    refused = "Paceline builds no build contexts. Build the image, and use Environment.from_docker_image."
 
     @classmethod
     def from_local_directory(cls, *arguments: Any, **named: Any) -> Any:
@@ -239,7 +239,7 @@ class Environment(Strict):
         try:
             made = Environment._of(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            raise UserErrorException(f"{str(file)!r} is no saved environment: {error}.") from error
+            raise UserErrorException(f"{str(file)!r} is not a saved environment: {error}.") from error
         if (packages := file.with_name("conda_dependencies.yml")).is_file():
             made.python.conda_dependencies = CondaDependencies(str(packages))
         return made
@@ -248,7 +248,7 @@ class Environment(Strict):
         """Write `azureml_environment.json` and `conda_dependencies.yml` into a folder."""
         folder = Path(path)
         if folder.exists() and not overwrite:
-            raise UserErrorException(f"{path!r} exists. Name another folder, or say overwrite=True.")
+            raise UserErrorException(f"{path!r} exists. Name another folder, or pass overwrite=True.")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "azureml_environment.json").write_text(json.dumps(self._data(), indent=2))
         if self.python.conda_dependencies is not None:

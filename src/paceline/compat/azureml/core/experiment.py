@@ -93,7 +93,7 @@ class Experiment(workspace.Experiment):
         # Read an attribute instead of testing the class: importing pipelines would slow every submission.
         if pending := [one.name for one in found.job.inputs if hasattr(one, "data")]:
             raise UserErrorException(
-                f"the input {pending[0]!r} is what another step of a pipeline leaves. Submit both as steps of one Pipeline."
+                f"the input {pending[0]!r} is another step's output. Submit both as steps of one Pipeline."
             )
         folder = submit(
             found.job,

@@ -32,7 +32,7 @@ class Keyvault:
                 string.
         """
         if not isinstance(value, str):
-            raise UserErrorException(f"the secret {name!r} is a {type(value).__name__}: give a string.")
+            raise UserErrorException(f"the secret {name!r} is a {type(value).__name__}; it must be a string.")
         file = self._file(name)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._folder.chmod(0o700)

@@ -235,7 +235,7 @@ class Model(model.Model):
     @staticmethod
     def profile(*arguments: Any, **named: Any) -> Any:
         """Raise WebserviceException: measure a service instead."""
-        raise WebserviceException("Model.profile is not here. Measure a service: paceline service bench NAME.")
+        raise WebserviceException("Model.profile is not supported. Measure a service: paceline service bench NAME.")
 
     def serialize(self) -> dict[str, Any]:
         return {
@@ -279,14 +279,14 @@ class InferenceConfig:
         environment: Environment | None = None,
     ) -> None:
         if environment is not None and (runtime is not None or conda_file is not None):
-            raise WebserviceException("environment together with runtime or conda_file: the environment says it all.")
+            raise WebserviceException("environment excludes runtime and conda_file. Put them into the environment.")
         if environment is not None and not isinstance(environment, Environment):
             raise UserErrorException(f"environment={environment!r} is no Environment.")
         script = Path(source_directory or ".", entry_script)
         if not script.is_file():
-            raise WebserviceException(f"entry_script {str(script)!r} is not there.")
+            raise WebserviceException(f"entry_script {str(script)!r} does not exist.")
         if script.suffix != ".py":
-            raise WebserviceException(f"entry_script {str(script)!r} is no Python file.")
+            raise WebserviceException(f"entry_script {str(script)!r} is not a Python file.")
         self.entry_script, self.source_directory = entry_script, source_directory
         self.runtime, self.conda_file, self.description = runtime, conda_file, description
         self.environment = environment
@@ -353,6 +353,6 @@ def _only_entry(folder: Path) -> str:
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     if len(entries) != 1:
         raise ModelNotFoundException(
-            f"ModelNotFound: {str(folder)!r} has {len(entries)} entries where one model belongs."
+            f"ModelNotFound: {str(folder)!r} has {len(entries)} entries; it must hold exactly one model."
         )
     return str(entries[0])

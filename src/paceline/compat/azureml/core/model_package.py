@@ -64,10 +64,10 @@ class ModelPackage:
         try:
             engine = find_engine()
         except PacelineError as error:
-            raise WebserviceException(f"{error} package.save(folder) writes what to build of.") from error
+            raise WebserviceException(f"{error} package.save(folder) writes the build folder.") from error
         if not engine.keeps_containers:
             raise WebserviceException(
-                f"{engine} builds nothing of a Dockerfile. package.save(folder) writes it, for podman or docker."
+                f"{engine} can't build a Dockerfile. package.save(folder) writes it for podman or docker."
             )
         words = [engine.path, "build", "-t", self.name, str(self._folder)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -206,7 +206,7 @@ class Run(SdkSpellings, run.Run):
         The metric's value is the SDK's address of the image, `aml://artifactId/ExperimentRun/dcid.<run>/<file>`.
         """
         if (path is None) == (plot is None):
-            raise UserErrorException("log_image: give either path= or plot=.")
+            raise UserErrorException("log_image takes either path= or plot=.")
         path, plot = self._image(name, path, plot)
         file = os.path.basename(path) if path is not None else f"{plain_file_name(name)}_{int(time.time())}.png"
         taken = set(artifacts.names(self.folder))
@@ -655,9 +655,9 @@ def _json_value(name: str, value: object) -> object:
         # represent.
         plain = json.loads(value if isinstance(value, (str, bytes)) else json.dumps(value))
     except (TypeError, ValueError) as error:
-        raise MetricError(f"metric {name!r}: a {type(value).__name__} that is no JSON: {error}.") from error
+        raise MetricError(f"metric {name!r}: a {type(value).__name__} that is not JSON: {error}.") from error
     if not isinstance(plain, dict):
-        raise MetricError(f"metric {name!r}: a {type(plain).__name__} where a dict belongs.")
+        raise MetricError(f"metric {name!r}: a {type(plain).__name__} must be a dict.")
     return plain
 
 

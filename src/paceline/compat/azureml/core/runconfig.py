@@ -325,7 +325,8 @@ def set_distribution(config: RunConfiguration, distributed: Any) -> None:
         config.paralleltask = distributed
     else:
         raise RunConfigurationException(
-            f"distributed_job_config={distributed!r} is no MpiConfiguration, PyTorchConfiguration or TensorflowConfiguration."
+            f"distributed_job_config={distributed!r} must be an MpiConfiguration, PyTorchConfiguration or "
+            "TensorflowConfiguration."
         )
 
 

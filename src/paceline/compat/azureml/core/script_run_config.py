@@ -54,7 +54,7 @@ class ScriptRunConfig:
         docker_runtime_config: DockerConfiguration | None = None,
     ) -> None:
         if command is not None and (script is not None or arguments is not None):
-            raise UserErrorException("command together with script or arguments: give the one or the others.")
+            raise UserErrorException("command excludes script and arguments.")
         self.source_directory = os.fspath(source_directory) if source_directory else "."
         self.script = script
         self.arguments = arguments
@@ -108,7 +108,7 @@ def argument_list(arguments: Any) -> list[Any]:
     """Return arguments as a list; split a string as a shell would.
 
     Raises:
-        UserErrorException: The value is neither a list nor a string.
+        UserErrorException: The value must be a list or a string.
     """
     if arguments is None:
         return []
@@ -116,7 +116,7 @@ def argument_list(arguments: Any) -> list[Any]:
         return list(shlex.split(arguments))
     if isinstance(arguments, (list, tuple)):
         return list(arguments)
-    raise UserErrorException(f"arguments={arguments!r} is neither a list nor a string.")
+    raise UserErrorException(f"arguments={arguments!r} must be a list or a string.")
 
 
 def __getattr__(name: str) -> object:

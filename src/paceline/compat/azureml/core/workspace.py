@@ -81,7 +81,7 @@ class Workspace(workspace.Workspace):
         found = start if start.is_file() else nearest_sdk_config(start, _file_name)
         if found is None or found.suffix == ".toml":
             if found is None and path is not None and not start.is_dir():
-                raise UserErrorException(f"there is no {str(path)!r}. Give a config.json, or a folder.")
+                raise UserErrorException(f"{str(path)!r} does not exist. Give a config.json or a folder.")
             folder = configured(found or (start if path is not None else None))
             return Workspace(_LOCAL, _LOCAL, workspace.Workspace(folder).name, _folder=folder)
         return Workspace(*_read(found), _folder=_folder_for(project_of(found) if start.is_file() else start))
@@ -386,7 +386,7 @@ def _read(file: Path) -> tuple[str, str, str]:
     except (OSError, ValueError) as error:
         raise UserErrorException(f"{str(file)!r} can't be read: {error}.") from error
     if not isinstance(data, dict):
-        raise UserErrorException(f"{str(file)!r} is no workspace's configuration: it has no names in it.")
+        raise UserErrorException(f"{str(file)!r} is not a workspace configuration: it has no names.")
     if "Scope" in data:  # project.json of 2018: /subscriptions/<id>/resourceGroups/<group>/.../workspaces/<name>
         parts = str(data["Scope"]).strip("/").split("/")
         data = dict(zip([part.lower() for part in parts[::2]], parts[1::2], strict=False))

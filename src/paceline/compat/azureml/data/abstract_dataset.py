@@ -69,7 +69,7 @@ class AbstractDataset(base.AnyDataset):
         own = self.partition_keys
         found = own if keys is None else [keys] if isinstance(keys, str) else [*keys]
         if unknown := [key for key in found if key not in own]:
-            raise UserErrorException(f"the dataset is not in parts by {unknown[0]!r}; its partition_keys are {own}.")
+            raise UserErrorException(f"the dataset is not partitioned by {unknown[0]!r}; its partition_keys are {own}.")
         return found
 
     def add_tags(self: D, tags: Mapping[str, str] | None = None) -> D:

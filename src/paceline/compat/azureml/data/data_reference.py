@@ -73,7 +73,7 @@ class DataReference:
         overwrite: bool = False,
     ) -> SdkDataReference:
         if not hasattr(datastore, "path"):
-            raise UserErrorException(f"datastore={datastore!r} is no datastore. Give Datastore.get(ws, 'name').")
+            raise UserErrorException(f"datastore={datastore!r} is not a datastore. Give Datastore.get(ws, 'name').")
         made: SdkDataReference = of_plain(datastore.path(path_on_datastore, data_reference_name))
         return dataclasses.replace(made, mode=mode, path_on_compute=inside(path_on_compute), overwrite=bool(overwrite))
 

@@ -25,7 +25,7 @@ class DatasetConsumptionConfig:
         if not hasattr(dataset, "as_named_input"):
             raise UserErrorException(f"dataset={dataset!r} is no dataset.")
         if mode not in ("direct", "mount", "download", "hdfs"):
-            raise UserErrorException(f"mode={mode!r} is none of direct, mount and download.")
+            raise UserErrorException(f"mode={mode!r} must be direct, mount or download.")
         self.name, self.dataset, self.mode, self.path_on_compute = name, dataset, mode, path_on_compute
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:

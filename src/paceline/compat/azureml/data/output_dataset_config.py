@@ -51,7 +51,7 @@ class OutputFileDatasetConfig:
     ) -> None:
         self.name = _plain(name) if name else f"output_{uuid.uuid4().hex[:8]}"
         if destination is not None and not (isinstance(destination, (tuple, list)) and len(destination) == 2):
-            raise UserErrorException(f"destination={destination!r} is no pair (datastore, path).")
+            raise UserErrorException(f"destination={destination!r} must be a pair (datastore, path).")
         self.destination = tuple(destination) if destination is not None else None
         self.source = source
         self.overwrite = False
@@ -182,7 +182,7 @@ class OutputTabularDatasetConfig:
     def register_on_complete(self, *arguments: Any, **named: Any) -> Any:
         """Raise UserErrorException: what a step leaves is registered as files."""
         raise UserErrorException(
-            "a table of what a step leaves can't be registered. Register its files: register_on_complete of the "
+            "a table of a step's output can't be registered. Register its files: register_on_complete of the "
             "OutputFileDatasetConfig."
         )
 
@@ -207,7 +207,7 @@ def table_of(
         UserErrorException: An option is wrong, or pattern is not None.
     """
     if pattern:
-        raise UserErrorException(f"path_glob={pattern!r} is not here: all files that the step leaves are read.")
+        raise UserErrorException(f"path_glob={pattern!r} is not supported: a table reads all of a step's files.")
     # The path is a placeholder: only the reading steps are used.
     read = getattr(late("core.dataset", "Dataset").Tabular, how)
     return OutputTabularDatasetConfig(name, data, inside, read(NOWHERE[0].path, validate=False, **options))

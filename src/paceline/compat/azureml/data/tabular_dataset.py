@@ -34,7 +34,7 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
 
     def to_spark_dataframe(self) -> Any:
         """Raise UserErrorException: there is no Spark."""
-        raise UserErrorException("there is no Spark here. Take to_pandas_dataframe().")
+        raise UserErrorException("Spark is not available. Use to_pandas_dataframe().")
 
     def to_csv_files(self, separator: str = ",") -> FileDataset:
         """Write the rows to a temporary CSV file and return a dataset of it."""
@@ -67,7 +67,7 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         keys = [partition_keys] if isinstance(partition_keys, str) else [*partition_keys]
         frame = self.to_pandas_dataframe()
         if not keys or (missing := [key for key in keys if key not in frame.columns]):
-            what = f"there is no column {missing[0]!r}; there are" if keys else "no column is named; there are"
+            what = f"there is no column {missing[0]!r}; there are" if keys else "no column was named; there are"
             raise UserErrorException(f"partition_by: {what} {[*map(str, frame.columns)]}.")
         store, top = late("core.dataset", "_target")(target)
         own = "/".join(part for part in (str(top).strip("/"), str(uuid.uuid4())) if part)
@@ -187,9 +187,7 @@ class Condition:
         return Condition(("not", self.plain))
 
     def __bool__(self) -> bool:
-        raise UserErrorException(
-            "a condition is neither true nor false by itself: join several by & and |, in brackets."
-        )
+        raise UserErrorException("a condition has no truth value: join conditions with & and |, in parentheses.")
 
 
 class ColumnExpression:
@@ -205,7 +203,7 @@ class ColumnExpression:
             value = value.item()
         elif not isinstance(value, (str, int, float, bool)):
             raise UserErrorException(
-                f"{self._name!r} can't be compared with {value!r}: give a number, a text or a moment."
+                f"{self._name!r} can't be compared with {value!r}: the value must be a number, a string or a datetime."
             )
         return Condition((verb, self._name, value))
 

@@ -47,7 +47,7 @@ class MNIST:
 
     #: `paceline azureml check` prints this text and the texts below.
     refused = (
-        "MNIST is not carried along. Download its four .gz files into a folder, and take Dataset.File.from_files('folder'); "
+        "MNIST is not included. Download its four .gz files into a folder, and use Dataset.File.from_files('folder'); "
         "scikit-learn's load_digits() needs no download."
     )
 
@@ -63,7 +63,7 @@ class _Service:
     """A dataset of Azure's that no library includes."""
 
     refused = (
-        "Azure's service of open data is not here. Download the files from their publisher, and take "
+        "Azure's open data service is not available here. Download the files from their publisher, and use "
         "Dataset.File.from_files('folder') or Dataset.Tabular.from_delimited_files('folder')."
     )
 

@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     listening = asking.Listening(int(os.environ["PACELINE_WORLD_SIZE"]) - 1)
     found = batches.all_of(settings)
     if not found:
-        print("There is nothing in the inputs.", flush=True)
+        print("The inputs are empty.", flush=True)
     path = None
     if settings.output is not None:
         # The folder of a PipelineData does not exist yet.

@@ -86,7 +86,7 @@ class Scorer:
         self.is_alive = False
         code = self._process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return {"kind": "failed", "why": f"its process has ended with {how}"}
+        return {"kind": "failed", "why": f"its process ended with {how}"}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
         script = _loaded(settings, list(argv[2:]))
         getattr(script, "init", lambda: None)()
         if not callable(getattr(script, "run", None)):
-            raise UserErrorException("it has no function run(mini_batch).")
+            raise UserErrorException("it does not define run(mini_batch).")
     except BaseException as error:
         traceback.print_exc()
         tell(kind="failed", why=_told(error))
@@ -190,7 +190,7 @@ def _rows(result: Any) -> tuple[list[str], int]:
         # The service writes frames with spaces between columns and no header.
         return result.to_csv(sep=" ", header=False, index=False).splitlines(), len(result)
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__len__") or not hasattr(result, "__iter__"):
-        raise UserErrorException(f"run() has returned a {type(result).__name__}; it has to be a list or a DataFrame.")
+        raise UserErrorException(f"run() returned a {type(result).__name__}; it must be a list or a DataFrame.")
     return [str(one) for one in result], len(result)
 
 

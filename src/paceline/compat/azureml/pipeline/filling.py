@@ -38,7 +38,7 @@ class Filling:
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], PipelineParameter):
             path = self._parameters.get(value[0].name, value[0].default_value)
             if not isinstance(path, DataPath):
-                raise UserErrorException(f"the parameter {value[0].name!r} is {path!r}, which is no DataPath.")
+                raise UserErrorException(f"the parameter {value[0].name!r} is {path!r}, which is not a DataPath.")
             return path.create_data_reference(value[0].name, value[1])
         if isinstance(value, DatasetConsumptionConfig) and isinstance(value.dataset, PipelineParameter):
             dataset = self._parameters.get(value.dataset.name, value.dataset.default_value)
@@ -71,7 +71,7 @@ class Filling:
         for value in data:
             reference = self.reference(self.value(value))
             if reference is None:
-                raise UserErrorException(f"the inputs or outputs of a step have {value!r}, which is no data.")
+                raise UserErrorException(f"the inputs or outputs of a step have {value!r}, which is not data.")
             if reference.name not in there:
                 references[reference.name] = reference
         run.data_references = references

@@ -79,7 +79,7 @@ class Tensorboard:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise UserErrorException(
-                    f"TensorBoard has ended with {self._process.returncode}. Is port {self._port} taken? Give another port=."
+                    f"TensorBoard exited with {self._process.returncode}. Try another port= than {self._port}."
                 )
             try:
                 urllib.request.urlopen(url, timeout=1).close()

@@ -140,13 +140,11 @@ class MMLBaseEstimator(ScriptRunConfig):
                 "it all."
             )
         if image is not None and not use_docker:
-            raise TrainingException(f"use_docker=False together with the image {image!r}: give one of them.")
+            raise TrainingException(f"use_docker=False together with the image {image!r}; use only one.")
         if (conda_dependencies_file or conda_dependencies_file_path) and (conda_packages or pip_packages):
-            raise TrainingException(
-                "a conda file together with conda_packages or pip_packages: write them into the file."
-            )
+            raise TrainingException("a conda file excludes conda_packages and pip_packages. Put them into the file.")
         if user_managed and any(packages):
-            raise TrainingException("user_managed=True together with packages: nothing would be installed.")
+            raise TrainingException("user_managed=True excludes packages: it installs nothing.")
         super().__init__(source_directory=source_directory or ".", script=entry_script, resume_from=resume_from)
         self.script_params = dict(script_params or {})
         self.inputs = list(inputs or ())
@@ -192,9 +190,9 @@ class MMLBaseEstimator(ScriptRunConfig):
     def _distribute(self, nodes: int, per_node: int, workers: int, servers: int, backend: Any, training: Any) -> None:
         for name, value in (("node_count", nodes), ("process_count_per_node", per_node)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise TrainingException(f"{name}={value!r} is no number of 1 or more.")
+                raise TrainingException(f"{name}={value!r} must be a number of 1 or more.")
         if training is not None and backend is not None:
-            raise TrainingException("distributed_training together with distributed_backend: give one of them.")
+            raise TrainingException("distributed_training and distributed_backend exclude each other; use only one.")
         if isinstance(training, MpiConfiguration):
             backend, per_node = "mpi", max(per_node, training.process_count_per_node)
         elif isinstance(training, TensorflowConfiguration):
@@ -211,8 +209,8 @@ class MMLBaseEstimator(ScriptRunConfig):
         if backend is None:
             if nodes > 1 or per_node > 1:
                 raise TrainingException(
-                    f"node_count={nodes}, process_count_per_node={per_node} without distributed_backend: say how the processes "
-                    f"find each other: {', '.join(self._backends)}."
+                    f"node_count={nodes}, process_count_per_node={per_node} need distributed_backend: "
+                    f"{', '.join(self._backends)}."
                 )
             return
         backend = str(backend).lower()
@@ -249,7 +247,7 @@ class MMLBaseEstimator(ScriptRunConfig):
         for value in self.inputs:
             reference = reference_of(value, workspace)
             if reference is None:
-                raise TrainingException(f"inputs has {value!r}, which is no data.")
+                raise TrainingException(f"inputs has {value!r}, which is not data.")
             data[reference.name] = reference
         made.run_config.data_references = data
         return made

@@ -137,7 +137,7 @@ def test_models_are_packaged_for_a_container_and_endpoints_of_versions_are_refus
     with pytest.raises(WebserviceException, match="not empty"):
         made.save("away")
     for refused in (lambda: AksEndpoint(ws, "e"), AksEndpoint.deploy_configuration):
-        with pytest.raises(WebserviceException, match="one AksWebservice for each version"):
+        with pytest.raises(WebserviceException, match="an AksWebservice for each version"):
             refused()
     # A plain name among the tags asks for any value.
     model.add_tags({"area": "x"})

@@ -190,7 +190,7 @@ def test_steps_of_every_kind(ws, source, tmp_path):
     (sweep,) = [step for step in found.steps if step.sweep is not None]
     assert (sweep.sweep["metric"], sweep.takes) == ("score", {"data": (0, "data")})
     assert [one.mode for one in jobs["tuned"].inputs] == ["download"]
-    with pytest.raises(UserErrorException, match=r"would be left by each of its trials\. Say .*TrainingOutput\("):
+    with pytest.raises(UserErrorException, match=r"would be written by each trial\. Select .*TrainingOutput\("):
         HyperDriveStep("t", tuned.hyperdrive_config, outputs=[data])
     assert MpiConfiguration().process_count_per_node == 1
 
@@ -229,35 +229,35 @@ def test_what_is_wrong_is_a_user_error_before_anything_starts(ws, source):
         return Pipeline(ws, [leave, step]).validate()
 
     for make, said in (
-        (lambda: Pipeline(ws, []), "a pipeline without steps"),
+        (lambda: Pipeline(ws, []), "a pipeline needs at least one step"),
         (lambda: Pipeline(ws, ["train.py"]), "'train.py' is no step"),
-        (lambda: Pipeline(ws, [script("a", inputs=[data])]), "'a' takes 'data', which no step leaves"),
+        (lambda: Pipeline(ws, [script("a", inputs=[data])]), "'a' takes 'data', which is in no step's outputs="),
         (lambda: PythonScriptStep(""), "script_name is required"),
         (CommandStep, "command is required"),
         (lambda: PipelineData("1st"), "the name '1st'"),
         (lambda: PipelineParameter("p", None), "the default of the parameter 'p' is None"),
         (lambda: script("a", runconfig_pipeline_params={"Nodes": 2}), "runconfig_pipeline_params has 'Nodes'"),
         (lambda: Pipeline(ws, [script("a", arguments=[{}])]).validate(), "an argument is {}"),
-        (lambda: OutputFileDatasetConfig("x").read_delimited_files(path_glob="x"), "path_glob='x' is not here"),
+        (lambda: OutputFileDatasetConfig("x").read_delimited_files(path_glob="x"), "path_glob='x' is not supported"),
         (lambda: OutputFileDatasetConfig("x").read_parquet_files().register_on_complete("x"), "Register its files"),
-        (lambda: parallel(output_action="append"), "output_action='append' is none of append_row, summary_only"),
+        (lambda: parallel(output_action="append"), "output_action='append' must be one of append_row, summary_only"),
         (
             lambda: planned(partition_keys=["a"]),
-            "makes mini-batches by 'a', which the paths of the input 'data' do not say",
+            "makes mini-batches by 'a', a key missing in the paths of the input 'data'",
         ),
-        (lambda: planned(partition_keys="a"), "partition_keys='a' is no list of names"),
-        (lambda: parallel(entry_script="run"), "entry_script='run' is no Python file"),
+        (lambda: planned(partition_keys="a"), "partition_keys='a' must be a list of names"),
+        (lambda: parallel(entry_script="run"), "entry_script='run' is not a Python file"),
         (lambda: ParallelRunStep("p", parallel(), []), "step 'p' has no inputs"),
         (lambda: ParallelRunStep("p", parallel(output_action="append_row"), [data]), "needs an output="),
-        (lambda: planned(mini_batch_size="big"), "mini_batch_size='big' is no number of 1 or more"),
-        (lambda: planned(node_count=0), "node_count=0 is no number of 1 or more"),
+        (lambda: planned(mini_batch_size="big"), "mini_batch_size='big' must be 1 or more"),
+        (lambda: planned(node_count=0), "node_count=0 must be 1 or more"),
         (lambda: planned(entry_script="none.py"), "entry_script='none.py' is not in 'src'"),
-        (lambda: TrainingOutput("Best"), "type='Best' of a TrainingOutput: 'Model' or 'Metrics'"),
+        (lambda: TrainingOutput("Best"), "type='Best' of a TrainingOutput must be 'Model' or 'Metrics'"),
         (
             lambda: Experiment(ws, "e").submit(
                 ScriptRunConfig("src", "take.py", [OutputFileDatasetConfig("x").as_input()])
             ),
-            "what another step of a pipeline leaves",
+            "is another step's output",
         ),
         (lambda: Experiment(ws, "e").submit(Pipeline(ws, [script("a")]), pipeline_parameters={"x": 1}), "'x' is given"),
     ):
@@ -268,7 +268,7 @@ def test_what_is_wrong_is_a_user_error_before_anything_starts(ws, source):
 
 @pytest.mark.parametrize("name", ["AutoMLStep", "DatabricksStep", "DataTransferStep", "RScriptStep", "ModuleStep"])
 def test_steps_that_are_not_here_say_what_to_do_instead(name):
-    with pytest.raises(ScenarioNotSupportedException, match=f"{name} is not here. .*:"):
+    with pytest.raises(ScenarioNotSupportedException, match=f"{name} is not supported. .*Step"):
         getattr(steps, name)(name="a")
 
 
@@ -279,6 +279,6 @@ def test_what_is_published_is_refused_with_what_to_do_instead(ws, source):
         lambda: core.PublishedPipeline.get(ws, "id"),
         lambda: core.Schedule.create(ws, recurrence=core.ScheduleRecurrence("Day", 1)),
     ):
-        with pytest.raises(ScenarioNotSupportedException, match=r"is not here\. .*pipeline"):
+        with pytest.raises(ScenarioNotSupportedException, match=r"is not supported\. .*pipeline"):
             call()
     assert core.PublishedPipeline.list(ws) == core.Schedule.list(ws) == []

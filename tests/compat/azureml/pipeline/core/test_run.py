@@ -191,7 +191,7 @@ def test_mini_batches_are_shared_out_over_the_workers_of_a_step(ws, source, leas
     # The mini-batch whose process dies is tried twice, and then left out.
     assert (place / "parallel_run_step.txt").read_text() == "0.txt 0\n1.txt 11\n4.txt 44\n"
     (step,) = run.find_step_run("scored")
-    assert "mini-batch 2 of 3, try 2: its process has ended with exit code 7" in step.get_stdout_log()
+    assert "mini-batch 2 of 3, try 2: its process ended with exit code 7" in step.get_stdout_log()
     assert "WARNING entry_script: ready for the model" in "".join(step.get_details_with_logs()["logFiles"].values())
     store.download("tables", "doubled")
     assert Path("tables", "doubled", "t").read_text() == "1 2\n2 4\n3 6\n"

@@ -84,7 +84,7 @@ class ComputeTarget:
         _check_name(name)
         config = provisioning_configuration
         if not isinstance(config, Provisioning):
-            raise ComputeTargetException(f"{config!r} is no provisioning configuration. Make one with AmlCompute.")
+            raise ComputeTargetException(f"{config!r} is not a provisioning configuration. Create it with AmlCompute.")
         if name not in workspace_targets(workspace):
             values = {key: value for key, value in config.values.items() if key not in _SECRET}
             created = {"type": config.kind, "created": _now(), **values}
@@ -296,7 +296,7 @@ class AmlCompute(ComputeTarget):
         """
         for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ComputeTargetException(f"{name}={value!r} is no number of nodes.")
+                raise ComputeTargetException(f"{name}={value!r} must be a number of nodes, 0 or more.")
         return Provisioning(
             "AmlCompute",
             vm_size=vm_size,
@@ -382,7 +382,7 @@ class RemoteCompute(ComputeTarget):
             ComputeTargetException: The address is missing.
         """
         if not address:
-            raise ComputeTargetException("address is missing: the host by whose name ssh reaches it.")
+            raise ComputeTargetException("address is missing: give the host name for ssh.")
         return Provisioning(
             "VirtualMachine", address=address, username=username, ssh_port=ssh_port, private_key_file=private_key_file
         )
@@ -406,7 +406,7 @@ class _Cloud(ComputeTarget):
     """A kind of target that exists only in Azure."""
 
     #: `paceline azureml check` prints this as well.
-    refused = "it is a service of Azure, and not to be had here. Train on AmlCompute, or on a target of Paceline's."
+    refused = "it is a service of Azure and not available here. Train on AmlCompute, or on a target added to Paceline."
 
     @classmethod
     def _refuse(cls, *arguments: Any, **named: Any) -> Any:

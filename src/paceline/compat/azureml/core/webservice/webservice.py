@@ -20,8 +20,8 @@ __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "
 
 
 _NO_ENDPOINT = (
-    "AksEndpoint shares requests out among versions, which is not to be had here. Deploy one AksWebservice for each version; "
-    "one that is updated is set back by: paceline service rollback NAME."
+    "AksEndpoint divides requests among versions, which is not available here. Deploy an "
+    "AksWebservice for each version. To undo an update: paceline service rollback NAME."
 )
 
 
@@ -404,7 +404,8 @@ def deploy(
     config = deployment_config or AciWebservice.deploy_configuration()
     if not isinstance(config, DeploymentConfiguration):
         raise WebserviceException(
-            f"deployment_config={config!r} is none. Make one with LocalWebservice.deploy_configuration()."
+            f"deployment_config={config!r} must be a deployment configuration, such as "
+            "LocalWebservice.deploy_configuration()."
         )
     given = script_of(inference_config, notes)
     if config.values.get("workers"):

@@ -188,7 +188,7 @@ class PipelineStep:
         resource_inputs: Any = None,
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise UserErrorException(f"a step's name is {name!r}: give a text.")
+            raise UserErrorException(f"a step's name must be a non-empty string, got {name!r}.")
         self.name = name
         self.inputs, self.outputs = list(inputs or ()), list(outputs or ())
         self.arguments = argument_list(arguments)
@@ -224,9 +224,7 @@ class PipelineStep:
             if not isinstance(value, (PipelineData, native.PendingReference)) or id(data) in own:
                 continue
             if (producer := getattr(data, "producer", None)) is None:
-                raise UserErrorException(
-                    f"step {self.name!r} takes {value.name!r}, which no step leaves: it is in the outputs= of none."
-                )
+                raise UserErrorException(f"step {self.name!r} takes {value.name!r}, which is in no step's outputs=.")
             found.append(producer)
         return found
 

@@ -27,8 +27,8 @@ class PipelineParameter(native.PipelineParameter):
     def __init__(self, name: str, default_value: Any) -> None:
         if default_value is None or isinstance(default_value, (list, dict, set, tuple)):
             raise UserErrorException(
-                f"the default of the parameter {name!r} is {default_value!r}: give a text, a number, a bool, a DataPath or a "
-                "dataset."
+                f"the default of the parameter {name!r} is {default_value!r}; it must be a string, number, bool, "
+                "DataPath or dataset."
             )
         super().__init__(name, default_value)
 
@@ -56,9 +56,11 @@ class TrainingOutput:
         self, type: str, iteration: int | None = None, metric: str | None = None, model_file: str | None = None
     ) -> None:
         if type not in ("Model", "Metrics"):
-            raise UserErrorException(f"type={type!r} of a TrainingOutput: 'Model' or 'Metrics'.")
+            raise UserErrorException(f"type={type!r} of a TrainingOutput must be 'Model' or 'Metrics'.")
         if iteration is not None or metric is not None:
-            raise UserErrorException("iteration and metric are AutoML's. A sweep's best is told by its primary metric.")
+            raise UserErrorException(
+                "iteration and metric are for AutoML. A sweep's best trial has the best primary metric."
+            )
         if type == "Metrics" and model_file is not None:
             raise UserErrorException(f"model_file={model_file!r} belongs to the type 'Model'.")
         self.type, self.iteration, self.metric, self.model_file = type, iteration, metric, model_file
@@ -94,7 +96,7 @@ class InputPortBinding:
             return dataclasses.replace(bind_object, name=name, mode=mode, path_on_compute=path_on_compute)
         if not hasattr(bind_object, "as_named_input"):
             raise UserErrorException(
-                f"bind_object={bind_object!r} of the input {name!r} is no data. Give a PipelineData or a DataReference."
+                f"bind_object={bind_object!r} of the input {name!r} must be data, such as a PipelineData."
             )
         return getattr(bind_object.as_named_input(name), "as_download" if bind_mode == "download" else "as_mount")()
 

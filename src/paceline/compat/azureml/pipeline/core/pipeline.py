@@ -53,7 +53,7 @@ class Pipeline:
         self._default_source_directory = default_source_directory
         self.steps: list[PipelineStep] = ordered(flat_steps(steps), PipelineStep.needs, lambda step: step.name)
         if not self.steps:
-            raise UserErrorException("a pipeline without steps has nothing to do. Give it at least one.")
+            raise UserErrorException("a pipeline needs at least one step.")
 
     @property
     def parameters(self) -> dict[str, Any]:

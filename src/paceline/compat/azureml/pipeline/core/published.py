@@ -13,14 +13,14 @@ from paceline.compat.azureml.refused import Refused
 __all__ = ["Module", "ModuleVersion", "PipelineDraft", "PipelineEndpoint", "PublishedPipeline"]
 
 _INSTEAD = (
-    "There is no service that runs pipelines when it is called. Submit the pipeline where it is needed (experiment.submit), or "
-    "keep it as a file: paceline pipeline run FILE.yaml."
+    "No service runs pipelines on request. Submit the pipeline directly (experiment.submit), or store it as a file: "
+    "paceline pipeline run FILE.yaml."
 )
 
 
 def refuse(what: str) -> ScenarioNotSupportedException:
     """Return the exception for a call that would publish or look up a pipeline."""
-    return ScenarioNotSupportedException(f"{what} is not here. {_INSTEAD}")
+    return ScenarioNotSupportedException(f"{what} is not supported. {_INSTEAD}")
 
 
 class PublishedPipeline(Refused):
@@ -54,7 +54,7 @@ class PipelineDraft(PublishedPipeline):
 class Module(PublishedPipeline):
     """A module: raises ScenarioNotSupportedException."""
 
-    refused = "There are no modules: name the script itself in a PythonScriptStep."
+    refused = "Name the script in a PythonScriptStep."
 
 
 class ModuleVersion(Module):

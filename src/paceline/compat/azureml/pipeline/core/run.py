@@ -72,19 +72,19 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
         if pipeline_output_name not in spec.outputs:
             raise UserErrorException(
                 f"the pipeline has no output {pipeline_output_name!r}; it has {', '.join(spec.outputs) or 'none'}. "
-                "PipelineData(pipeline_output_name=...) makes one."
+                "PipelineData(pipeline_output_name=...) declares an output."
             )
         number, name = spec.outputs[pipeline_output_name]
         record = pipeline_run.records(self.folder, spec)[number]
         if record is None:
-            raise UserErrorException(f"step {spec.steps[number].name!r}, which leaves it, has not begun.")
+            raise UserErrorException(f"step {spec.steps[number].name!r}, which writes the output, has not started.")
         found: PortDataReference = StepRun(self.experiment, record.run_id).get_output_data(name)
         return found
 
     def get_graph(self) -> Any:
         """Raise UserErrorException: `get_steps` has the steps."""
         raise UserErrorException(
-            "a graph of its own is not here: get_steps() has the runs, `paceline pipeline show` the steps."
+            "get_graph is not supported. get_steps() returns the runs; `paceline pipeline show` prints the steps."
         )
 
     def publish_pipeline(self, *arguments: Any, **named: Any) -> Any:
@@ -239,7 +239,7 @@ def _wait(run: Any, show_output: bool, timeout_seconds: float, raise_on_error: b
         record = super(Run, run).wait_for_completion(show_output, raise_on_error=False)
     except KeyboardInterrupt:
         raise ExperimentExecutionException(
-            f"The waiting was interrupted; {run.id} goes on. paceline cancel {run.id} ends it."
+            f"The wait was interrupted; {run.id} goes on. paceline cancel {run.id} ends it."
         ) from None
     if raise_on_error:
         check_not_failed(record)

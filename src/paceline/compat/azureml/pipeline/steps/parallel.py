@@ -82,12 +82,12 @@ class ParallelRunConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.entry_script, str) or not self.entry_script.endswith(".py"):
-            raise UserErrorException(f"entry_script={self.entry_script!r} is no Python file.")
+            raise UserErrorException(f"entry_script={self.entry_script!r} is not a Python file.")
         if self.output_action not in _ACTIONS:
-            raise UserErrorException(f"output_action={self.output_action!r} is none of {', '.join(_ACTIONS)}.")
+            raise UserErrorException(f"output_action={self.output_action!r} must be one of {', '.join(_ACTIONS)}.")
         name = self.append_row_file_name
         if name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", str(name)):
-            raise UserErrorException(f"append_row_file_name={name!r} is no name of a file.")
+            raise UserErrorException(f"append_row_file_name={name!r} is not a file name.")
         self.environment_variables = dict(self.environment_variables or {})
 
 
@@ -119,11 +119,11 @@ class ParallelRunStep(PipelineStep):
             raise UserErrorException(f"parallel_run_config={parallel_run_config!r} is no ParallelRunConfig.")
         inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         if not inputs or inputs == [None]:
-            raise UserErrorException(f"step {name!r} has no inputs, so there is nothing to share out.")
+            raise UserErrorException(f"step {name!r} has no inputs. Give at least one.")
         if output is not None and not isinstance(output, (PipelineData, OutputFileDatasetConfig)):
-            raise UserErrorException(f"output={output!r} is neither a PipelineData nor an OutputFileDatasetConfig.")
+            raise UserErrorException(f"output={output!r} must be a PipelineData or an OutputFileDatasetConfig.")
         if output is None and parallel_run_config.output_action == "append_row":
-            raise UserErrorException("output_action='append_row' needs an output=, for the file with the rows.")
+            raise UserErrorException("output_action='append_row' needs an output= for the file of rows.")
         self._config, self._side_inputs = parallel_run_config, list(side_inputs or ())
         super().__init__(name, inputs, [] if output is None else [output], arguments)
         self.allow_reuse = bool(allow_reuse)
@@ -165,7 +165,7 @@ class ParallelRunStep(PipelineStep):
         tables = tuple(one.name for one in inputs if one.mode == "direct")
         if files and tables:
             raise UserErrorException(
-                f"step {self.name!r} has files ({files[0]!r}) and tables ({tables[0]!r}) as inputs. Make a step for each."
+                f"step {self.name!r} has files ({files[0]!r}) and tables ({tables[0]!r}) as inputs. Use two steps."
             )
         keys = _keys(filling.value(config.partition_keys))
         formats = {
@@ -199,7 +199,7 @@ def _as_folder(filling: Filling, value: Any) -> DataReference:
     filled = filling.value(value)
     reference = filling.reference(filled)
     if reference is None:
-        raise UserErrorException(f"the inputs of a step have {value!r}, which is no data.")
+        raise UserErrorException(f"the inputs of a step have {value!r}, which is not data.")
     # An unnamed dataset is mounted; the dataset itself tells whether it is a table.
     dataset = getattr(filled, "dataset", filled)
     if reference.table is not None or hasattr(dataset, "to_pandas_dataframe"):
@@ -218,7 +218,7 @@ def _keys(given: Any) -> tuple[str, ...]:
     except ValueError:
         found = given
     if found is not None and not (isinstance(found, (list, tuple)) and all(isinstance(key, str) for key in found)):
-        raise UserErrorException(f"partition_keys={given!r} is no list of names.")
+        raise UserErrorException(f"partition_keys={given!r} must be a list of names.")
     return tuple(found or ())
 
 
@@ -228,7 +228,7 @@ def _format(step: str, name: str, value: Any, keys: tuple[str, ...]) -> str:
     known = getattr(dataset, "partition_keys", [])
     if unknown := [key for key in keys if key not in known]:
         raise UserErrorException(
-            f"step {step!r} makes mini-batches by {unknown[0]!r}, which the paths of the input {name!r} do not say; its "
+            f"step {step!r} makes mini-batches by {unknown[0]!r}, a key missing in the paths of the input {name!r}; its "
             f"partition_keys are {known}. Name it: Dataset.File.from_files(..., partition_format='/{{{unknown[0]}}}/*')."
         )
     return str(dataset.reading["partition_format"])
@@ -240,12 +240,12 @@ def _number(name: str, value: Any, least: int) -> int:
     except (TypeError, ValueError):
         number = least - 1
     if number < least or isinstance(value, bool):
-        raise UserErrorException(f"{name}={value!r} is no number of {least} or more.")
+        raise UserErrorException(f"{name}={value!r} must be {least} or more.")
     return number
 
 
 def _bytes(value: Any) -> int:
     match = _SIZE.fullmatch(str(value).strip())
     if match is None or not int(match[1]):
-        raise UserErrorException(f"mini_batch_size={value!r} of a table: a size, such as '1MB', '500KB' or 1024.")
+        raise UserErrorException(f"mini_batch_size={value!r} of a table must be a size such as '1MB' or 1024.")
     return int(match[1]) * _UNITS[(match[2] or "B").upper()]

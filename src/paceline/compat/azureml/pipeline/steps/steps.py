@@ -45,7 +45,7 @@ class _ConfiguredStep(PipelineStep):
     ) -> None:
         if unknown := sorted(set(run_params or {}) - set(_RUN_PARAMS)):
             raise UserErrorException(
-                f"runconfig_pipeline_params has {unknown[0]!r}; known are {', '.join(_RUN_PARAMS)}."
+                f"runconfig_pipeline_params has {unknown[0]!r}; it must be one of {', '.join(_RUN_PARAMS)}."
             )
         self._run_params, self._params = dict(run_params or {}), dict(params or {})
         super().__init__(name, inputs, outputs, arguments)
@@ -183,7 +183,7 @@ class EstimatorStep(_ConfiguredStep):
             raise UserErrorException(f"estimator={estimator!r} is no estimator.")
         if estimator.script_params:
             raise UserErrorException(
-                "script_params of the estimator of a step has to be empty: give estimator_entry_script_arguments."
+                "script_params of a step's estimator must be empty: use estimator_entry_script_arguments."
             )
         words = estimator_entry_script_arguments
         super().__init__(name or str(estimator.script), inputs, outputs, words, runconfig_pipeline_params)

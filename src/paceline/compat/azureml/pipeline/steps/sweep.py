@@ -103,7 +103,7 @@ def _training_output(data: Any) -> TrainingOutput:
     found = getattr(data, "training_output", None)
     if not isinstance(data, PipelineData) or not isinstance(found, TrainingOutput):
         raise UserErrorException(
-            f"{data!r} among the outputs of a HyperDriveStep would be left by each of its trials. Say what of the sweep it gets: "
+            f"{data!r} among the outputs of a HyperDriveStep would be written by each trial. Select a result of the sweep: "
             "PipelineData(name, training_output=TrainingOutput(type='Model', model_file='outputs/model.pkl'))."
         )
     return found

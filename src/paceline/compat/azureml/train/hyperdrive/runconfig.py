@@ -88,11 +88,11 @@ class HyperDriveConfig:
         ]
         if len(given) != 1:
             raise HyperDriveConfigException(
-                f"exactly one of estimator, run_config and pipeline has to be given; given are: {', '.join(given) or 'none'}."
+                f"exactly one of estimator, run_config and pipeline must be present, got: {', '.join(given) or 'none'}."
             )
         if pipeline is not None:
             raise HyperDriveConfigException(
-                "a sweep over pipelines is not here. Sweep over the step's script: run_config=."
+                "a sweep over pipelines is not supported. Sweep over the step's script: run_config=."
             )
         if run_config is not None and not isinstance(run_config, ScriptRunConfig):
             raise HyperDriveConfigException(f"run_config={run_config!r} is no ScriptRunConfig.")
@@ -117,7 +117,7 @@ class HyperDriveConfig:
         self.resume_from = _runs("resume_from", resume_from)
         if len(self.resume_from) > _MOST_FORMER:
             raise HyperDriveConfigException(
-                f"resume_from has {len(self.resume_from)} runs; at most {_MOST_FORMER} are taken."
+                f"resume_from has {len(self.resume_from)} runs; the limit is {_MOST_FORMER}."
             )
         self.resume_child_runs = _runs("resume_child_runs", resume_child_runs)
 
@@ -212,12 +212,12 @@ class HyperDriveConfig:
         spec = record.sweep or {}
         if record.status not in (states.COMPLETED, states.CANCELED) or not spec:
             raise HyperDriveConfigException(
-                f"resume_from: run {run.id} is {record.status}, of kind {record.kind}; a HyperDriveRun that is Completed or "
-                "Canceled can be gone on from."
+                f"resume_from: run {run.id} is {record.status}, of kind {record.kind}; it must be a HyperDriveRun that is "
+                "Completed or Canceled."
             )
         if (spec["metric"], spec["goal"]) != (self.primary_metric_name, self._native_goal):
             raise HyperDriveConfigException(
-                f"resume_from: run {run.id} was judged by {spec['metric']!r}, {spec['goal']}; this one is by "
+                f"resume_from: run {run.id} optimized {spec['metric']!r}, {spec['goal']}; this sweep optimizes "
                 f"{self.primary_metric_name!r}, {self._native_goal}."
             )
         return run
@@ -252,7 +252,7 @@ class HyperDriveRunConfig(HyperDriveConfig):
 def _runs(name: str, given: Any) -> list[Any]:
     runs = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
     if wrong := [run for run in runs if not hasattr(run, "record")]:
-        raise HyperDriveConfigException(f"{name} has {wrong[0]!r}, which is no run.")
+        raise HyperDriveConfigException(f"{name} has {wrong[0]!r}, which is not a run.")
     return runs
 
 
@@ -265,8 +265,8 @@ def _point(run: Any) -> dict[str, Any]:
     record = run.record()
     if record.trial is None or record.status not in states.TERMINAL:
         raise HyperDriveConfigException(
-            f"resume_child_runs: run {run.id} is {record.status}, of kind {record.kind}; a child of a HyperDriveRun that has "
-            "ended can be gone on from."
+            f"resume_child_runs: run {run.id} is {record.status}, of kind {record.kind}; it must be an ended child of a "
+            "HyperDriveRun."
         )
     return dict(record.trial["values"])
 
@@ -276,11 +276,11 @@ def _goal(goal: Any) -> PrimaryMetricGoal:
         return PrimaryMetricGoal.from_str(goal)
     except ValueError:
         raise HyperDriveConfigException(
-            f"primary_metric_goal={goal!r}: write PrimaryMetricGoal.MAXIMIZE or PrimaryMetricGoal.MINIMIZE."
+            f"primary_metric_goal={goal!r} must be PrimaryMetricGoal.MAXIMIZE or PrimaryMetricGoal.MINIMIZE."
         ) from None
 
 
 def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise HyperDriveConfigException(f"{name}={value!r} is no number of 1 or more.")
+        raise HyperDriveConfigException(f"{name}={value!r} must be a number of 1 or more.")
     return value

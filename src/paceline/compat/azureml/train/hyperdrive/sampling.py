@@ -29,13 +29,13 @@ class HyperParameterSampling:
 
     def __init__(self, parameter_space: dict[str, Any], properties: dict[str, Any] | None = None) -> None:
         if not isinstance(parameter_space, dict) or not parameter_space:
-            raise HyperDriveConfigException("the parameter space is no dict of name -> expression, or is empty.")
+            raise HyperDriveConfigException("the parameter space must be a non-empty dict of name -> expression.")
         self.parameter_space = dict(parameter_space)
         self.properties = dict(properties or {})
         for name, expression in parameter_space.items():
             if self._takes and not isinstance(expression, self._takes):
                 raise HyperDriveConfigException(
-                    f"{type(self).__name__} takes {' and '.join(kind.__name__.lower() for kind in self._takes)} alone; "
+                    f"{type(self).__name__} takes {' and '.join(kind.__name__.lower() for kind in self._takes)} only; "
                     f"{name} is {expression!r}."
                 )
 

@@ -32,7 +32,7 @@ for path in args.metrics:
 for path, asked in args.model:
     best = sweep.get_best_run_by_primary_metric()
     if best is None:
-        sys.exit(f"no trial of step {args.step!r} has logged the primary metric, so none is the best.")
+        sys.exit(f"no trial of step {args.step!r} has logged the primary metric, so there is no best trial.")
     name = os.path.normpath(asked or "outputs")
     names = best.get_file_names()
     if name in names:
