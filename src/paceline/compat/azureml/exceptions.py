@@ -148,7 +148,7 @@ class WebserviceException(AzureMLException):
     `status_code` is the service's HTTP status, or None.
     """
 
-    def __init__(self, exception_message: object = "", status_code: int | None = None, **others: Any) -> None:
+    def __init__(self, exception_message: object = "", status_code: int | None = None, **others: object) -> None:
         super().__init__(exception_message, **others)
         self.status_code = status_code
 
@@ -210,7 +210,7 @@ def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     if function.__code__.co_flags & _IS_GENERATOR:
 
         @functools.wraps(function)
-        def steps(*arguments: Any, **named: Any) -> Any:
+        def steps(*arguments: object, **named: object) -> Any:
             try:
                 yield from function(*arguments, **named)
             except errors.PacelineError as error:
@@ -219,7 +219,7 @@ def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         return steps
 
     @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: object, **named: object) -> Any:
         try:
             return function(*arguments, **named)
         except errors.PacelineError as error:

@@ -5,7 +5,7 @@ Each names its replacement.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
 
@@ -50,7 +50,7 @@ class Refused:
     #: The replacement.
     refused: ClassVar[str] = ""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: object, **named: object) -> None:
         raise self.refusal()
 
     @classmethod

@@ -12,11 +12,11 @@ class Strict:
     #: Obsolete names, which old drivers still set.
     _ignored: tuple[str, ...] = ()
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         made = cls.__init__
 
-        def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
+        def __init__(self: Any, *arguments: object, **named: object) -> None:  # noqa: N807
             made(self, *arguments, **named)
             # With several nested __init__, only the outermost has set all attributes.
             if type(self) is cls:
@@ -25,7 +25,7 @@ class Strict:
         __init__.__doc__, __init__.__wrapped__ = made.__doc__, made  # type: ignore[attr-defined]
         cls.__init__ = __init__  # type: ignore[method-assign]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if getattr(self, "_is_made", False) and not name.startswith("_") and not hasattr(self, name):
             if name in self._ignored:
                 return

@@ -146,7 +146,7 @@ def _note_places(values: list[Any], notes: SubmissionNotes) -> None:
             notes.add(f"The input {name!r} does not appear at {place}: the script receives its path as an argument.")
 
 
-def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference | None:
+def reference_of(value: object, workspace: Any, run_id: str = "") -> DataReference | None:
     """Return data as a reference, or None for other values."""
     if isinstance(value, DataReference):
         return value
@@ -276,7 +276,7 @@ def _configured(run: RunConfiguration, workspace: Any, run_id: str) -> list[Data
     return found
 
 
-def _resumed(values: dict[str, Any], resume_from: Any, workspace: Any) -> dict[str, Any]:
+def _resumed(values: dict[str, Any], resume_from: object, workspace: Any) -> dict[str, Any]:
     create: Any = getattr(resume_from, "create_data_reference", None)
     reference = reference_of(create(MODEL_LOCATION) if create else resume_from, workspace)
     if reference is None:

@@ -12,7 +12,7 @@ from paceline.compat.azureml.policy import SubmissionNotes
 _LOCAL = ("local", "amlcompute", "containerinstance", "")
 
 
-def resolve(name: Any, workspace: Any, notes: SubmissionNotes) -> str:
+def resolve(name: object, workspace: Any, notes: SubmissionNotes) -> str:
     """Return a target added to Paceline, otherwise "local" with a note.
 
     A driver may name a cluster that exists only in Azure's portal.

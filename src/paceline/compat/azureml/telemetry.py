@@ -13,16 +13,16 @@ class UserType:
     INTERNAL, EXTERNAL = "internal", "external"
 
 
-def set_diagnostics_collection(send_diagnostics: bool = True, *arguments: Any, **named: Any) -> None:
+def set_diagnostics_collection(send_diagnostics: bool = True, *arguments: object, **named: object) -> None:
     """Do nothing."""
 
 
-def get_diagnostics_collection_info(*arguments: Any, **named: Any) -> tuple[bool, str]:
+def get_diagnostics_collection_info(*arguments: object, **named: object) -> tuple[bool, str]:
     """Return False: nothing is collected."""
     return False, ""
 
 
-def get_telemetry_log_handler(*arguments: Any, **named: Any) -> Any:
+def get_telemetry_log_handler(*arguments: object, **named: object) -> Any:
     """Return a handler that discards all records."""
     import logging
 

@@ -68,7 +68,7 @@ def _missing(kind: type, name: str) -> str | None:
 
 
 @functools.cache
-def refusal(found: Any) -> str | None:
+def refusal(found: object) -> str | None:
     """Return the message of a class or function that always raises.
 
     Return None for any other, and for names that begin with `_`.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.compat.azureml.exceptions import AuthenticationException
 
 __all__ = [
@@ -22,14 +20,14 @@ __all__ = [
 class AbstractAuthentication:
     """A login that accepts any arguments."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: object, **named: object) -> None:
         self.cloud_type = named.get("cloud") or "AzureCloud"
 
     def get_authentication_header(self) -> dict[str, str]:
         """Return an empty header: services here check their own keys."""
         return {}
 
-    def get_token(self, *scopes: str, **named: Any) -> None:
+    def get_token(self, *scopes: str, **named: object) -> None:
         """Return None: there are no tokens."""
 
 

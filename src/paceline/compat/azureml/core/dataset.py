@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.data.data_reference import SdkDataReference
@@ -28,7 +28,11 @@ class FileDatasetFactory:
 
     @staticmethod
     def from_files(
-        path: Any, validate: bool = True, partition_format: str | None = None, is_file: bool = False, **others: Any
+        path: object,
+        validate: bool = True,
+        partition_format: str | None = None,
+        is_file: bool = False,
+        **others: object,
     ) -> Any:
         """Return a dataset of files.
 
@@ -40,7 +44,7 @@ class FileDatasetFactory:
 
     @staticmethod
     def upload_directory(
-        src_dir: str, target: Any, pattern: str | None = None, overwrite: bool = False, show_progress: bool = True
+        src_dir: str, target: object, pattern: str | None = None, overwrite: bool = False, show_progress: bool = True
     ) -> Any:
         """Upload a folder and return a dataset of its files."""
         _none("pattern", pattern)
@@ -56,18 +60,18 @@ class TabularDatasetFactory:
 
     @staticmethod
     def from_delimited_files(
-        path: Any,
+        path: object,
         validate: bool = True,
         include_path: bool = False,
         infer_column_types: bool = True,
         set_column_types: Any = None,
         separator: str = ",",
-        header: Any = True,
+        header: object = True,
         partition_format: str | None = None,
         support_multi_line: bool = False,
         empty_as_string: bool = False,
         encoding: str = "utf8",
-        **others: Any,
+        **others: object,
     ) -> Any:
         """Return a dataset of the rows of CSV files.
 
@@ -92,12 +96,12 @@ class TabularDatasetFactory:
 
     @staticmethod
     def from_parquet_files(
-        path: Any,
+        path: object,
         validate: bool = True,
         include_path: bool = False,
         set_column_types: Any = None,
         partition_format: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> Any:
         """Return a dataset of the rows of Parquet files."""
         return of_native(
@@ -112,7 +116,7 @@ class TabularDatasetFactory:
 
     @staticmethod
     def from_json_lines_files(
-        path: Any,
+        path: object,
         validate: bool = True,
         include_path: bool = False,
         set_column_types: Any = None,
@@ -134,13 +138,13 @@ class TabularDatasetFactory:
 
     @staticmethod
     def register_pandas_dataframe(
-        dataframe: Any,
-        target: Any,
+        dataframe: object,
+        target: object,
         name: str,
         description: str | None = None,
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
-        **others: Any,
+        **others: object,
     ) -> Any:
         """Register a frame as a new version of a dataset."""
         return of_native(
@@ -150,7 +154,7 @@ class TabularDatasetFactory:
         )
 
     @staticmethod
-    def from_sql_query(*arguments: Any, **named: Any) -> Any:
+    def from_sql_query(*arguments: object, **named: object) -> NoReturn:
         """Raise UserErrorException: query with a database library, register the frame."""
         raise UserErrorException(
             "Dataset.Tabular.from_sql_query is not supported. Query the database, then call register_pandas_dataframe."
@@ -181,7 +185,7 @@ class Dataset:
         return of_native(dataset.Dataset.get_by_name(workspace, name, version))
 
     @staticmethod
-    def get_by_id(workspace: Any, id: str, **others: Any) -> Any:
+    def get_by_id(workspace: Any, id: str, **others: object) -> Any:
         """Return a registered dataset by its id.
 
         In a run, `id` may also be the argument that the script received for a dataset.
@@ -205,7 +209,7 @@ class Dataset:
         return Dataset.get_by_id(workspace, id) if id else Dataset.get_by_name(workspace, str(name))
 
 
-def _place(path: Any) -> Any:
+def _place(path: object) -> Any:
     if isinstance(path, list):
         return [_place(one) for one in path]
     if isinstance(path, DataPath):
@@ -222,18 +226,18 @@ def _place(path: Any) -> Any:
     return _store(path)
 
 
-def _store(store: Any) -> Any:
+def _store(store: object) -> Any:
     # The dataset's record holds the store's name in Paceline.
     return store._real if isinstance(store, Datastore) else store
 
 
-def _target(target: Any) -> Any:
+def _target(target: object) -> Any:
     place = _place(target)
     if isinstance(place, SdkDataReference):
         raise UserErrorException(f"target={target!r} is not in a datastore.")
     return place if isinstance(place, tuple) else (place, "")
 
 
-def _none(name: str, value: Any) -> None:
+def _none(name: str, value: object) -> None:
     if value is not None:
         raise UserErrorException(f"{name}={value!r} is not supported. Read the files unchanged, then change the frame.")

@@ -121,7 +121,7 @@ class Datastore(datastore.Datastore):
         overwrite: bool = False,
         create_if_not_exists: bool = False,
         skip_validation: bool = False,
-        **others: Any,
+        **others: object,
     ) -> Datastore:
         """Register a container of Azure's blob storage (`abfs://`).
 
@@ -147,7 +147,7 @@ class Datastore(datastore.Datastore):
 
     @staticmethod
     def register_azure_file_share(
-        workspace: Any, datastore_name: str, file_share_name: str, account_name: str, *others: Any, **named: Any
+        workspace: Any, datastore_name: str, file_share_name: str, account_name: str, *others: object, **named: object
     ) -> Datastore:
         """Return the added store: a folder with the share or a copy of it.
 
@@ -157,7 +157,7 @@ class Datastore(datastore.Datastore):
         return _added(workspace, datastore_name, f"the file share {file_share_name!r}")
 
     @staticmethod
-    def register_azure_data_lake(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
+    def register_azure_data_lake(workspace: Any, datastore_name: str, *others: object, **named: object) -> Datastore:
         """Return the added store; Azure has retired the first Data Lake."""
         return _added(workspace, datastore_name, "a Data Lake of the first generation")
 
@@ -167,12 +167,12 @@ class Datastore(datastore.Datastore):
         return _added(workspace, datastore_name, "Databricks' file system")
 
     @staticmethod
-    def register_hdfs(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
+    def register_hdfs(workspace: Any, datastore_name: str, *others: object, **named: object) -> Datastore:
         """Return the store that was added under this name."""
         return _added(workspace, datastore_name, "HDFS")
 
     @staticmethod
-    def register_azure_sql_database(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
+    def register_azure_sql_database(workspace: Any, datastore_name: str, *others: object, **named: object) -> Datastore:
         """Raise UserErrorException, like the two methods below: a store holds files."""
         raise UserErrorException(f"{datastore_name!r} is a database, and {_NO_TABLES}")
 
@@ -193,7 +193,7 @@ class Datastore(datastore.Datastore):
         protocol: str | None = None,
         endpoint: str | None = None,
         overwrite: bool = False,
-        **others: Any,
+        **others: object,
     ) -> Datastore:
         """Register a file system of Azure's data lake (`abfs://`).
 

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
@@ -78,7 +78,7 @@ class DockerSection(Strict):
         self.platform: Any = None
         self.build_context: Any = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         # The two exclude each other.
         other = {"base_image": "base_dockerfile", "base_dockerfile": "base_image"}.get(name)
@@ -115,7 +115,7 @@ class DockerBuildContext(Refused):
     refused = "Paceline builds no build contexts. Build the image, and use Environment.from_docker_image."
 
     @classmethod
-    def from_local_directory(cls, *arguments: Any, **named: Any) -> Any:
+    def from_local_directory(cls, *arguments: object, **named: object) -> NoReturn:
         """Raise ScenarioNotSupportedException."""
         raise cls.refusal()
 
@@ -133,7 +133,7 @@ class Environment(Strict):
         UserErrorException: The name is not valid.
     """
 
-    def __init__(self, name: str, **others: Any) -> None:
+    def __init__(self, name: str, **others: object) -> None:
         if not isinstance(name, str) or not name:
             raise UserErrorException(f"name={name!r} can't be an environment's name.")
         self.name = name
@@ -329,7 +329,7 @@ class Environment(Strict):
         kept.put(name, {**(kept.read(name) or {}), **dict.fromkeys(labels, str(version))})
 
     @staticmethod
-    def from_docker_build_context(name: str, docker_build_context: Any) -> Environment:
+    def from_docker_build_context(name: str, docker_build_context: object) -> Environment:
         """Raise UserErrorException: build the image, and name it."""
         raise UserErrorException(DockerBuildContext.refused)
 
@@ -344,11 +344,11 @@ class Environment(Strict):
             raise UserErrorException(f"there is no wheel {file_path!r}.")
         return os.path.abspath(file_path)
 
-    def build(self, workspace: Any, image_build_compute: Any = None) -> EnvironmentBuild:
+    def build(self, workspace: Any, image_build_compute: object = None) -> EnvironmentBuild:
         """Return a finished build: runs build their environment on first use."""
         return EnvironmentBuild()
 
-    def build_local(self, workspace: Any, platform: Any = None, **others: Any) -> EnvironmentBuild:
+    def build_local(self, workspace: Any, platform: object = None, **others: object) -> EnvironmentBuild:
         """Return a finished build, like `build`."""
         return EnvironmentBuild()
 

@@ -32,7 +32,7 @@ class Experiment(workspace.Experiment):
 
     run_class: ClassVar[type[Run]] = Run
 
-    def __init__(self, workspace: Any, name: str, **others: Any) -> None:
+    def __init__(self, workspace: Any, name: str, **others: object) -> None:
         try:
             super().__init__(workspace, name)
         except WorkspaceError as error:
@@ -80,7 +80,7 @@ class Experiment(workspace.Experiment):
         run_id: str | None = None,
         parent_run_id: str | None = None,
         display_name: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> ScriptRun:
         from paceline.compat.azureml.submission import prepared
         from paceline.environments import sdk_packages
@@ -118,7 +118,7 @@ class Experiment(workspace.Experiment):
         outputs: str | bool | None = None,
         snapshot_directory: str | None = ".",
         display_name: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> Run:
         """Start a run that this program logs to.
 
@@ -175,7 +175,7 @@ class Experiment(workspace.Experiment):
 
     @staticmethod
     def list(
-        workspace: Any, experiment_name: str | None = None, view_type: str = "ActiveOnly", tags: Any = None
+        workspace: Any, experiment_name: str | None = None, view_type: str = "ActiveOnly", tags: object = None
     ) -> Any:
         """Return the workspace's experiments."""
         return [one for name, one in workspace.experiments.items() if experiment_name in (None, name)]

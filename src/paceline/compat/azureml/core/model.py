@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.core.dataset import Dataset
 from paceline.compat.azureml.core.environment import Environment
@@ -54,12 +54,12 @@ class Model(model.Model):
         workspace: Any,
         name: str | None = None,
         id: str | None = None,
-        tags: Any = None,
-        properties: Any = None,
+        tags: object = None,
+        properties: object = None,
         version: int | None = None,
         run_id: str | None = None,
         model_framework: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> None:
         if not name and not id:
             raise WebserviceException("Model: give a name or an id.")
@@ -99,17 +99,17 @@ class Model(model.Model):
         workspace: Any,
         model_path: str,
         model_name: str,
-        tags: Any = None,
+        tags: object = None,
         properties: Any = None,
         description: str | None = None,
         datasets: Any = None,
         model_framework: str | None = None,
         model_framework_version: str | None = None,
-        child_paths: Any = None,
-        sample_input_dataset: Any = None,
-        sample_output_dataset: Any = None,
-        resource_configuration: Any = None,
-        **others: Any,
+        child_paths: object = None,
+        sample_input_dataset: object = None,
+        sample_output_dataset: object = None,
+        resource_configuration: object = None,
+        **others: object,
     ) -> Model:
         """Register a file or folder as a model's next version.
 
@@ -136,8 +136,8 @@ class Model(model.Model):
     def list(  # type: ignore[override]
         workspace: Any,
         name: str | None = None,
-        tags: Any = None,
-        properties: Any = None,
+        tags: object = None,
+        properties: object = None,
         run_id: str | None = None,
         latest: bool = False,
         dataset_id: str | None = None,
@@ -149,7 +149,7 @@ class Model(model.Model):
         found = _listed(workspace, name, tags, properties, run_id, latest)
         return [Model(workspace, id=one.id) for one in found if model_framework in (None, one.framework)]
 
-    def download(self, target_dir: str = ".", exist_ok: bool = False, exists_ok: Any = None) -> str:  # type: ignore[override]
+    def download(self, target_dir: str = ".", exist_ok: bool = False, exists_ok: object = None) -> str:  # type: ignore[override]
         """Copy the model's file or folder into a folder and return its path.
 
         Raises:
@@ -197,8 +197,8 @@ class Model(model.Model):
         name: str,
         models: Sequence[Any],
         inference_config: InferenceConfig | None = None,
-        deployment_config: Any = None,
-        deployment_target: Any = None,
+        deployment_config: object = None,
+        deployment_target: object = None,
         overwrite: bool = False,
         show_output: bool = False,
     ) -> Any:
@@ -233,7 +233,7 @@ class Model(model.Model):
         return late("core.model_package", "package")(workspace, models, inference_config, image_name=tagged)
 
     @staticmethod
-    def profile(*arguments: Any, **named: Any) -> Any:
+    def profile(*arguments: object, **named: object) -> NoReturn:
         """Raise WebserviceException: measure a service instead."""
         raise WebserviceException("Model.profile is not supported. Measure a service: paceline service bench NAME.")
 
@@ -274,7 +274,7 @@ class InferenceConfig:
         enable_gpu: bool | None = None,
         description: str | None = None,
         base_image: str | None = None,
-        base_image_registry: Any = None,
+        base_image_registry: object = None,
         cuda_version: str | None = None,
         environment: Environment | None = None,
     ) -> None:
@@ -323,7 +323,7 @@ def registered_of_run(run: Any, model_name: str, model_path: str | None, **given
 
 
 def _listed(
-    workspace: Any, name: str | None, tags: Any, properties: Any, run_id: str | None, latest: bool = False
+    workspace: Any, name: str | None, tags: object, properties: Any, run_id: str | None, latest: bool = False
 ) -> Any:
     """Return the models; a tag without a value matches every value."""
     named = _tags(tags) or {}
@@ -332,7 +332,7 @@ def _listed(
     return [one for one in found if set(named) <= set(one.tags)]
 
 
-def _tags(tags: Any) -> Any:
+def _tags(tags: object) -> Any:
     """Return tags as a dict, from the SDK of 2018's list of names or pairs."""
     if isinstance(tags, (list, tuple)):
         return {tag[0]: tag[1] for tag in ((one if isinstance(one, (list, tuple)) else (one, None)) for one in tags)}

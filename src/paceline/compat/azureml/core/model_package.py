@@ -38,7 +38,7 @@ class ModelPackage:
         if show_output:
             print(f"Succeeded\nPackage creation Succeeded: {self._folder}")
 
-    def get_logs(self, **others: Any) -> str:
+    def get_logs(self, **others: object) -> str:
         """Return a list of the folder's files."""
         return (self._folder / "README.md").read_text(encoding="utf-8")
 
@@ -80,7 +80,7 @@ class ModelPackage:
         return {"state": self.state, "location": self.location}
 
 
-def package(workspace: Any, models: Sequence[Any], inference_config: Any, *, image_name: str | None) -> ModelPackage:
+def package(workspace: Any, models: Sequence[Any], inference_config: object, *, image_name: str | None) -> ModelPackage:
     """Write the folder below the workspace.
 
     Raises:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 __all__ = ["ResourceConfiguration"]
 
 
@@ -11,6 +9,6 @@ class ResourceConfiguration:
     """The CPUs, memory (GB) and GPUs of a model's service."""
 
     def __init__(
-        self, cpu: float | None = None, memory_in_gb: float | None = None, gpu: int | None = None, **others: Any
+        self, cpu: float | None = None, memory_in_gb: float | None = None, gpu: int | None = None, **others: object
     ) -> None:
         self.cpu, self.memory_in_gb, self.gpu = cpu, memory_in_gb, gpu

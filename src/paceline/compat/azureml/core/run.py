@@ -153,7 +153,7 @@ class Run(SdkSpellings, run.Run):
         "pipeline": lambda: late("pipeline.core.run", "PipelineRun"),
     }
 
-    def __init__(self, experiment: Any, run_id: str, outputs: str | None = None, **others: Any) -> None:
+    def __init__(self, experiment: Any, run_id: str, outputs: str | None = None, **others: object) -> None:
         super().__init__(experiment, run_id)
 
     @staticmethod
@@ -169,7 +169,7 @@ class Run(SdkSpellings, run.Run):
         return found if isinstance(found, str) else late("data.tabular_dataset", "of_native")(found)
 
     @classmethod
-    def get_context(cls, allow_offline: bool = True, used_for_context_manager: bool = False, **others: Any) -> Any:
+    def get_context(cls, allow_offline: bool = True, used_for_context_manager: bool = False, **others: object) -> Any:
         """Return the run of this process, or an OfflineRun outside a run.
 
         Raises:
@@ -184,7 +184,7 @@ class Run(SdkSpellings, run.Run):
             ) from error
 
     @classmethod
-    def get_submitted_run(cls, **others: Any) -> Any:
+    def get_submitted_run(cls, **others: object) -> Any:
         """Return `get_context()`, under its name of 2018."""
         return cls.get_context()
 
@@ -199,7 +199,7 @@ class Run(SdkSpellings, run.Run):
     # --- metrics
 
     def log_image(
-        self, name: str, path: Any = None, plot: Any = None, description: str = "", step: int | None = None
+        self, name: str, path: object = None, plot: object = None, description: str = "", step: int | None = None
     ) -> None:
         """Log an image.
 
@@ -224,7 +224,7 @@ class Run(SdkSpellings, run.Run):
         self,
         name: str | None = None,
         recursive: bool = False,
-        run_type: Any = None,
+        run_type: object = None,
         populate: bool = False,
         **others: Any,
     ) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class Run(SdkSpellings, run.Run):
         batch_size: int = 100,
         append_prefix: bool = True,
         timeout_seconds: float | None = None,
-        **others: Any,
+        **others: object,
     ) -> None:
         """Copy all files whose names begin with `prefix` into a folder.
 
@@ -400,16 +400,16 @@ class Run(SdkSpellings, run.Run):
         self,
         model_name: str,
         model_path: str | None = None,
-        tags: Any = None,
-        properties: Any = None,
+        tags: object = None,
+        properties: object = None,
         model_framework: str | None = None,
         model_framework_version: str | None = None,
         description: str | None = None,
-        datasets: Any = None,
-        sample_input_dataset: Any = None,
-        sample_output_dataset: Any = None,
-        resource_configuration: Any = None,
-        **others: Any,
+        datasets: object = None,
+        sample_input_dataset: object = None,
+        sample_output_dataset: object = None,
+        resource_configuration: object = None,
+        **others: object,
     ) -> Any:
         """Register a file or folder of the run as a model's next version.
 
@@ -470,7 +470,7 @@ class Run(SdkSpellings, run.Run):
             return
         super().cancel()
 
-    def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Any:
+    def submit_child(self, config: object, tags: Mapping[str, object] | None = None, **overrides: object) -> Any:
         """Submit a child of this run."""
         return self.experiment.submit(config, tags=tags, parent_run_id=self.id, **overrides)
 

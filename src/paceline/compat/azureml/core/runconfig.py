@@ -305,7 +305,7 @@ def _place(name: str, data: dict[str, Any], config: RunConfiguration) -> tuple[d
     return there, here, last
 
 
-def set_distribution(config: RunConfiguration, distributed: Any) -> None:
+def set_distribution(config: RunConfiguration, distributed: object) -> None:
     """Copy a distributed configuration into a run configuration.
 
     Raises:

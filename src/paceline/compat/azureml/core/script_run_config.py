@@ -44,11 +44,11 @@ class ScriptRunConfig:
         script: str | None = None,
         arguments: list[Any] | str | None = None,
         run_config: RunConfiguration | None = None,
-        _telemetry_values: Any = None,
-        compute_target: Any = None,
+        _telemetry_values: object = None,
+        compute_target: object = None,
         environment: Any = None,
-        distributed_job_config: Any = None,
-        resume_from: Any = None,
+        distributed_job_config: object = None,
+        resume_from: object = None,
         max_run_duration_seconds: int | None = 2592000,
         command: list[Any] | str | None = None,
         docker_runtime_config: DockerConfiguration | None = None,
@@ -104,7 +104,7 @@ class ScriptRunConfig:
         return f"ScriptRunConfig(source_directory={self.source_directory!r}, script={script!r})"
 
 
-def argument_list(arguments: Any) -> list[Any]:
+def argument_list(arguments: object) -> list[Any]:
     """Return arguments as a list; split a string as a shell would.
 
     Raises:

@@ -45,14 +45,14 @@ class Workspace(workspace.Workspace):
         subscription_id: str,
         resource_group: str,
         workspace_name: str,
-        auth: Any = None,
+        auth: object = None,
         _location: str | None = None,
         _disable_service_check: bool = False,
         _workspace_id: str | None = None,
         sku: str = "basic",
         tags: dict[str, str] | None = None,
         _folder: Path | None = None,
-        **others: Any,
+        **others: object,
     ) -> None:
         super().__init__(_folder or configured())
         self._ids = (str(subscription_id or _LOCAL), str(resource_group or _LOCAL), str(workspace_name))
@@ -67,7 +67,7 @@ class Workspace(workspace.Workspace):
 
     @staticmethod
     def from_config(  # type: ignore[override]  # the SDK's
-        path: Any = None, auth: Any = None, _logger: Any = None, _file_name: str | None = None
+        path: Any = None, auth: object = None, _logger: object = None, _file_name: str | None = None
     ) -> Workspace:
         """Return the workspace of the nearest config.json.
 
@@ -89,7 +89,7 @@ class Workspace(workspace.Workspace):
     @staticmethod
     def create(
         name: str,
-        auth: Any = None,
+        auth: object = None,
         subscription_id: str | None = None,
         resource_group: str | None = None,
         location: str | None = None,
@@ -97,22 +97,22 @@ class Workspace(workspace.Workspace):
         sku: str = "basic",
         tags: dict[str, str] | None = None,
         friendly_name: str | None = None,
-        storage_account: Any = None,
-        key_vault: Any = None,
-        app_insights: Any = None,
-        container_registry: Any = None,
-        adb_workspace: Any = None,
-        primary_user_assigned_identity: Any = None,
-        cmk_keyvault: Any = None,
-        resource_cmk_uri: Any = None,
+        storage_account: object = None,
+        key_vault: object = None,
+        app_insights: object = None,
+        container_registry: object = None,
+        adb_workspace: object = None,
+        primary_user_assigned_identity: object = None,
+        cmk_keyvault: object = None,
+        resource_cmk_uri: object = None,
         hbi_workspace: bool = False,
-        default_cpu_compute_target: Any = None,
-        default_gpu_compute_target: Any = None,
-        private_endpoint_config: Any = None,
+        default_cpu_compute_target: object = None,
+        default_gpu_compute_target: object = None,
+        private_endpoint_config: object = None,
         private_endpoint_auto_approval: bool = True,
         exist_ok: bool = False,
         show_output: bool = True,
-        **others: Any,
+        **others: object,
     ) -> Workspace:
         """Create a workspace in the folder that Paceline is configured for.
 
@@ -156,11 +156,11 @@ class Workspace(workspace.Workspace):
     @staticmethod
     def get(
         name: str,
-        auth: Any = None,
+        auth: object = None,
         subscription_id: str | None = None,
         resource_group: str | None = None,
         location: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> Workspace:
         """Return this machine's workspace under a name.
 
@@ -175,7 +175,9 @@ class Workspace(workspace.Workspace):
         return Workspace(subscription_id or _LOCAL, resource_group or _LOCAL, name)
 
     @staticmethod
-    def list(subscription_id: str, auth: Any = None, resource_group: str | None = None) -> dict[str, list[Workspace]]:
+    def list(
+        subscription_id: str, auth: object = None, resource_group: str | None = None
+    ) -> dict[str, list[Workspace]]:
         """Return this machine's workspaces by name, ignoring the subscription."""
         folder = configured()
         kept = records.documents(workspace.Workspace(folder), "workspaces")
@@ -351,7 +353,7 @@ class Workspace(workspace.Workspace):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def update(
-        self, friendly_name: str | None = None, description: str | None = None, tags: Any = None, **others: Any
+        self, friendly_name: str | None = None, description: str | None = None, tags: Any = None, **others: object
     ) -> Any:
         """Set the workspace's tags."""
         self.tags.update(tags or {})

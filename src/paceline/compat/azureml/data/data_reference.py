@@ -65,7 +65,7 @@ class DataReference:
 
     def __new__(  # type: ignore[misc]
         cls,
-        datastore: Any,
+        datastore: object,
         data_reference_name: str | None = None,
         path_on_datastore: str | None = None,
         mode: str = "mount",
@@ -78,7 +78,7 @@ class DataReference:
         return dataclasses.replace(made, mode=mode, path_on_compute=inside(path_on_compute), overwrite=bool(overwrite))
 
 
-def of_plain(reference: data_reference.DataReference, store: Any = None) -> SdkDataReference:
+def of_plain(reference: data_reference.DataReference, store: object = None) -> SdkDataReference:
     """Return a reference of Paceline's with the SDK's methods.
 
     `store` is its datastore.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.compat.azureml.data.data_reference import DataReference, SdkDataReference
 
 __all__ = ["DataPath", "DataPathComputeBinding"]
@@ -19,7 +17,7 @@ class DataPathComputeBinding:
 class DataPath:
     """A path in a datastore."""
 
-    def __init__(self, datastore: Any = None, path_on_datastore: str | None = None, name: str | None = None) -> None:
+    def __init__(self, datastore: object = None, path_on_datastore: str | None = None, name: str | None = None) -> None:
         self.datastore, self.path_on_datastore, self.name = datastore, path_on_datastore, name
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from paceline.compat.azureml.data.data_reference import inside
 from paceline.compat.azureml.exceptions import UserErrorException
@@ -21,7 +20,7 @@ class DatasetConsumptionConfig:
         UserErrorException: `dataset` is not a dataset, or the mode is unknown.
     """
 
-    def __init__(self, name: str, dataset: Any, mode: str = "direct", path_on_compute: str | None = None) -> None:
+    def __init__(self, name: str, dataset: object, mode: str = "direct", path_on_compute: str | None = None) -> None:
         if not hasattr(dataset, "as_named_input"):
             raise UserErrorException(f"dataset={dataset!r} is no dataset.")
         if mode not in ("direct", "mount", "download", "hdfs"):

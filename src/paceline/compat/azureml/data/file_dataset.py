@@ -26,7 +26,7 @@ __all__ = ["FileDataset"]
 class FileDataset(AbstractDataset, file.FileDataset):
     """A dataset of files."""
 
-    def mount(self, mount_point: str | None = None, **others: Any) -> MountContext:
+    def mount(self, mount_point: str | None = None, **others: object) -> MountContext:
         """Return a context that shows the files as a local folder.
 
         Use it as `with dataset.mount() as mounted`, or call start and stop. `mount_point` must be empty or missing; the
@@ -34,7 +34,7 @@ class FileDataset(AbstractDataset, file.FileDataset):
         """
         return MountContext(self, mount_point)
 
-    def to_path(self, **others: Any) -> list[str]:
+    def to_path(self, **others: object) -> list[str]:
         """Return the files' paths in the dataset, each beginning with `/`."""
         return super().to_path()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 import uuid
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.records import late
@@ -45,7 +45,7 @@ class OutputFileDatasetConfig:
     def __init__(
         self,
         name: str | None = None,
-        destination: Any = None,
+        destination: object = None,
         source: str | None = None,
         partition_format: str | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class OutputFileDatasetConfig:
         #: Shared by all copies; it links the step that writes the output to the steps that read it.
         self.origin = Origin()
 
-    def as_upload(self, overwrite: bool = False, source_globs: Any = None) -> OutputFileDatasetConfig:
+    def as_upload(self, overwrite: bool = False, source_globs: object = None) -> OutputFileDatasetConfig:
         """Return the output, stored when the run ends.
 
         overwrite=True allows replacing existing files.
@@ -91,10 +91,10 @@ class OutputFileDatasetConfig:
         self,
         include_path: bool = False,
         separator: str = ",",
-        header: Any = True,
+        header: object = True,
         partition_format: str | None = None,
         path_glob: str | None = None,
-        set_column_types: Any = None,
+        set_column_types: object = None,
     ) -> OutputTabularDatasetConfig:
         """Return the output's CSV files as a table for a later step.
 
@@ -109,7 +109,7 @@ class OutputFileDatasetConfig:
         include_path: bool = False,
         partition_format: str | None = None,
         path_glob: str | None = None,
-        set_column_types: Any = None,
+        set_column_types: object = None,
     ) -> OutputTabularDatasetConfig:
         """Return the output's Parquet files as a table for a later step."""
         options = {"include_path": include_path, "partition_format": partition_format}
@@ -179,19 +179,19 @@ class OutputTabularDatasetConfig:
         """Return the reference for the table as an input."""
         return self.as_input()
 
-    def register_on_complete(self, *arguments: Any, **named: Any) -> Any:
+    def register_on_complete(self, *arguments: object, **named: object) -> NoReturn:
         """Raise UserErrorException: what a step leaves is registered as files."""
         raise UserErrorException(
             "a table of a step's output can't be registered. Register its files: register_on_complete of the "
             "OutputFileDatasetConfig."
         )
 
-    def _with(self, table: Any) -> OutputTabularDatasetConfig:
+    def _with(self, table: object) -> OutputTabularDatasetConfig:
         return OutputTabularDatasetConfig(self.name, self._data, self._inside, table)
 
 
 def table_of(
-    how: str, name: str, data: Any, options: dict[str, Any], pattern: str | None = None, inside: str | None = None
+    how: str, name: str, data: object, options: dict[str, Any], pattern: str | None = None, inside: str | None = None
 ) -> OutputTabularDatasetConfig:
     """Return a table definition for files that do not exist yet.
 

@@ -10,7 +10,7 @@ import datetime as dt
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.data.file_dataset import FileDataset
@@ -32,7 +32,7 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         """Return all rows as a pandas frame."""
         return super().to_pandas_dataframe()
 
-    def to_spark_dataframe(self) -> Any:
+    def to_spark_dataframe(self) -> NoReturn:
         """Raise UserErrorException: there is no Spark."""
         raise UserErrorException("Spark is not available. Use to_pandas_dataframe().")
 
@@ -51,7 +51,7 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
     def partition_by(
         self,
         partition_keys: Any,
-        target: Any,
+        target: object,
         name: str | None = None,
         show_progress: bool = True,
         partition_as_file_dataset: bool = False,
@@ -134,16 +134,16 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         """The timestamp column, and None."""
         return (self.reading.get("timestamp"), None)
 
-    def time_before(self, end_time: Any, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
+    def time_before(self, end_time: object, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
         """Return the rows up to a time."""
         return self.filter(self._moment("<=" if include_boundary else "<", end_time))
 
-    def time_after(self, start_time: Any, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
+    def time_after(self, start_time: object, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
         """Return the rows from a time on."""
         return self.filter(self._moment(">=" if include_boundary else ">", start_time))
 
     def time_between(
-        self, start_time: Any, end_time: Any, include_boundary: bool = True, validate: bool = True
+        self, start_time: object, end_time: object, include_boundary: bool = True, validate: bool = True
     ) -> TabularDataset:
         """Return the rows between two times."""
         return self.time_after(start_time, include_boundary).time_before(end_time, include_boundary)
@@ -154,7 +154,7 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         """Return the rows of the most recent period."""
         return self.time_after(dt.datetime.now(dt.timezone.utc) - time_delta, include_boundary)
 
-    def _moment(self, verb: str, moment: Any) -> Condition:
+    def _moment(self, verb: str, moment: object) -> Condition:
         column = self.reading.get("timestamp")
         if column is None:
             raise UserErrorException("the dataset has no timestamp column. Name it: with_timestamp_columns('time').")
@@ -196,7 +196,7 @@ class ColumnExpression:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def _compared(self, verb: str, value: Any) -> Condition:
+    def _compared(self, verb: str, value: object) -> Condition:
         if isinstance(value, (dt.datetime, dt.date)):
             value = ("time", value.isoformat())
         elif hasattr(value, "item"):
@@ -207,16 +207,16 @@ class ColumnExpression:
             )
         return Condition((verb, self._name, value))
 
-    def __lt__(self, value: Any) -> Condition:
+    def __lt__(self, value: object) -> Condition:
         return self._compared("<", value)
 
-    def __le__(self, value: Any) -> Condition:
+    def __le__(self, value: object) -> Condition:
         return self._compared("<=", value)
 
-    def __gt__(self, value: Any) -> Condition:
+    def __gt__(self, value: object) -> Condition:
         return self._compared(">", value)
 
-    def __ge__(self, value: Any) -> Condition:
+    def __ge__(self, value: object) -> Condition:
         return self._compared(">=", value)
 
     def __eq__(self, value: object) -> Condition:  # type: ignore[override]
@@ -232,7 +232,7 @@ class ColumnExpression:
         return Condition(("null", self._name))
 
 
-def of_native(native: Any) -> Any:
+def of_native(native: object) -> Any:
     """Return Paceline's dataset with the SDK's methods; other values unchanged."""
     if isinstance(native, AbstractDataset):
         return native

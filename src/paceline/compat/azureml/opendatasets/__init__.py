@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.exceptions import UserErrorException
 
@@ -13,7 +13,7 @@ class Diabetes:
     """The diabetes data, from scikit-learn: AGE, SEX, BMI, BP, S1 to S6, Y."""
 
     @staticmethod
-    def get_tabular_dataset(**others: Any) -> Any:
+    def get_tabular_dataset(**others: object) -> Any:
         """Return the data as an object with `to_pandas_dataframe()`.
 
         Raises:
@@ -52,7 +52,7 @@ class MNIST:
     )
 
     @staticmethod
-    def get_file_dataset(**others: Any) -> Any:
+    def get_file_dataset(**others: object) -> NoReturn:
         """Raise UserErrorException: download the four files once, and make a dataset of the folder."""
         raise UserErrorException(MNIST.refused)
 
@@ -67,11 +67,11 @@ class _Service:
         "Dataset.File.from_files('folder') or Dataset.Tabular.from_delimited_files('folder')."
     )
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments: object, **named: object) -> None:
         raise UserErrorException(f"{type(self).__name__}: {self.refused}")
 
     @classmethod
-    def get_tabular_dataset(cls, *arguments: Any, **named: Any) -> Any:
+    def get_tabular_dataset(cls, *arguments: object, **named: object) -> NoReturn:
         """Raise UserErrorException, as all methods do."""
         raise UserErrorException(f"{cls.__name__}: {cls.refused}")
 

@@ -92,7 +92,7 @@ class Scorer:
 def main(argv: Sequence[str]) -> None:
     link, settings = Connection(int(argv[0])), ParallelRunSettings.of_text(argv[1])
 
-    def tell(**values: Any) -> None:
+    def tell(**values: object) -> None:
         link.send_bytes(json.dumps(values).encode())
 
     logging.basicConfig(level=settings.logging_level, format="%(levelname)s %(name)s: %(message)s")
@@ -148,7 +148,7 @@ class MiniBatchContext:
     `partition_key_value` maps keys to values; `minibatch_index` begins with 0.
     """
 
-    def __init__(self, batch: Batch, settings: ParallelRunSettings, given: Any) -> None:
+    def __init__(self, batch: Batch, settings: ParallelRunSettings, given: object) -> None:
         self.partition_key_value = values_of(batch, settings, given)
         self.minibatch_index = batch.number
         self._batch, self._given = batch, given

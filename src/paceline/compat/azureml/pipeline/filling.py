@@ -29,7 +29,7 @@ class Filling:
         self._parameters = parameters
         self._outputs = list(outputs)
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: object) -> Any:
         """Return the value with parameters and data substituted."""
         if isinstance(value, PipelineParameter):
             given = self._parameters.get(value.name, value.default_value)
@@ -50,7 +50,7 @@ class Filling:
             return value.data.left(self.workspace, self._run_id)
         return value
 
-    def words(self, values: Any) -> list[Any]:
+    def words(self, values: object) -> list[Any]:
         """Return a list of arguments with all values substituted."""
         return [self.value(one) for one in argument_list(values)]
 
@@ -80,14 +80,14 @@ class Filling:
         }
         return made
 
-    def reference(self, value: Any) -> DataReference | None:
+    def reference(self, value: object) -> DataReference | None:
         """Return data as a reference, or None for other values."""
         from paceline.compat.azureml.submission import reference_of
 
         return reference_of(value, self.workspace, self._run_id)
 
 
-def flat_values(values: Any) -> Iterator[Any]:
+def flat_values(values: object) -> Iterator[Any]:
     """Yield all values in nested lists, tuples, dicts and parameter inputs."""
     if isinstance(values, Mapping):
         values = list(values.values())

@@ -33,7 +33,7 @@ class Tensorboard:
     """
 
     def __init__(
-        self, runs: Any, local_root: str | None = None, port: int = 6006, use_display_name: bool = False
+        self, runs: object, local_root: str | None = None, port: int = 6006, use_display_name: bool = False
     ) -> None:
         self._runs: Sequence[Any] = list(runs) if isinstance(runs, (list, tuple)) else [runs]
         self._is_ours = local_root is None

@@ -91,7 +91,7 @@ class MMLBaseEstimator(ScriptRunConfig):
         self,
         source_directory: str,
         *,
-        compute_target: Any = None,
+        compute_target: object = None,
         vm_size: str | None = None,
         vm_priority: str | None = None,
         entry_script: str | None = None,
@@ -101,12 +101,12 @@ class MMLBaseEstimator(ScriptRunConfig):
         worker_count: int = 1,
         parameter_server_count: int = 1,
         distributed_backend: str | None = None,
-        distributed_training: Any = None,
+        distributed_training: object = None,
         use_gpu: bool = False,
         use_docker: bool = True,
         custom_docker_base_image: str | None = None,
         custom_docker_image: str | None = None,
-        image_registry_details: Any = None,
+        image_registry_details: object = None,
         user_managed: bool = False,
         conda_packages: list[str] | None = None,
         pip_packages: list[str] | None = None,
@@ -117,12 +117,12 @@ class MMLBaseEstimator(ScriptRunConfig):
         environment_variables: dict[str, str] | None = None,
         environment_definition: Environment | None = None,
         inputs: list[Any] | None = None,
-        source_directory_data_store: Any = None,
+        source_directory_data_store: object = None,
         shm_size: str | None = None,
-        resume_from: Any = None,
+        resume_from: object = None,
         max_run_duration_seconds: int | None = None,
         framework_version: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> None:
         if unknown := [name for name in others if not name.startswith("_") and name != "base_image"]:
             raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {unknown[0]!r}")
@@ -187,7 +187,9 @@ class MMLBaseEstimator(ScriptRunConfig):
         """Return the SDK's framework versions; runs use the installed version."""
         return list(cls._versions)
 
-    def _distribute(self, nodes: int, per_node: int, workers: int, servers: int, backend: Any, training: Any) -> None:
+    def _distribute(
+        self, nodes: int, per_node: int, workers: int, servers: int, backend: object, training: object
+    ) -> None:
         for name, value in (("node_count", nodes), ("process_count_per_node", per_node)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise TrainingException(f"{name}={value!r} must be a number of 1 or more.")
@@ -255,12 +257,12 @@ class MMLBaseEstimator(ScriptRunConfig):
     def _submit_to(
         self,
         experiment: Any,
-        tags: Any,
+        tags: object,
         *,
         run_id: str | None = None,
         parent_run_id: str | None = None,
         display_name: str | None = None,
-        **overrides: Any,
+        **overrides: object,
     ) -> Any:
         config = self.with_overrides(**overrides) if overrides else self
         return experiment._submit_script(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException, sdk_class
@@ -56,7 +56,7 @@ class ComputeTarget:
 
     _type = "AmlCompute"
 
-    def __new__(cls, workspace: Any, name: str, *others: Any, **named: Any) -> ComputeTarget:
+    def __new__(cls, workspace: Any, name: str, *others: object, **named: object) -> ComputeTarget:
         data = _kept(workspace, name)
         if data is None:
             known = ", ".join(target.name for target in ComputeTarget.list(workspace)) or "none"
@@ -156,7 +156,9 @@ class ComputeTarget:
     def refresh_state(self) -> None:
         """Do nothing: every read fetches the current state."""
 
-    def wait_for_completion(self, show_output: bool = False, is_delete_operation: bool = False, **others: Any) -> None:
+    def wait_for_completion(
+        self, show_output: bool = False, is_delete_operation: bool = False, **others: object
+    ) -> None:
         """Return at once: there is nothing to provision."""
         if show_output:
             print(
@@ -285,10 +287,10 @@ class AmlCompute(ComputeTarget):
         description: str | None = None,
         remote_login_port_public_access: str = "NotSpecified",
         identity_type: str | None = None,
-        identity_id: Any = None,
+        identity_id: object = None,
         location: str | None = None,
         enable_node_public_ip: bool = True,
-        **others: Any,
+        **others: object,
     ) -> Provisioning:
         """Return settings for `ComputeTarget.create`.
 
@@ -329,7 +331,7 @@ class AmlCompute(ComputeTarget):
         min_node_count: int | None = None,
         timeout_in_minutes: float = 25,
         is_delete_operation: bool = False,
-        **others: Any,
+        **others: object,
     ) -> None:
         """Return at once: there is nothing to provision."""
         super().wait_for_completion(show_output)
@@ -345,7 +347,7 @@ class BatchAiCompute(ComputeTarget):
         autoscale_enabled: bool = False,
         cluster_min_nodes: int | None = None,
         cluster_max_nodes: int | None = None,
-        **others: Any,
+        **others: object,
     ) -> Provisioning:
         """Return settings for `ComputeTarget.create`."""
         return Provisioning(
@@ -409,7 +411,7 @@ class _Cloud(ComputeTarget):
     refused = "it is a service of Azure and not available here. Train on AmlCompute, or on a target added to Paceline."
 
     @classmethod
-    def _refuse(cls, *arguments: Any, **named: Any) -> Any:
+    def _refuse(cls, *arguments: object, **named: object) -> NoReturn:
         raise ComputeTargetException(f"{cls.__name__}: {cls.refused}")
 
     provisioning_configuration = attach_configuration = _refuse
@@ -440,13 +442,13 @@ class AksCompute(AmlCompute):
 
     @staticmethod
     def provisioning_configuration(  # type: ignore[override]
-        agent_count: int | None = None, vm_size: str | None = None, **others: Any
+        agent_count: int | None = None, vm_size: str | None = None, **others: object
     ) -> Provisioning:
         """Return settings for `ComputeTarget.create`."""
         return Provisioning("AKS", vm_size=vm_size or "", min_nodes=agent_count or 1, max_nodes=agent_count)
 
     @staticmethod
-    def attach_configuration(**others: Any) -> Provisioning:
+    def attach_configuration(**others: object) -> Provisioning:
         """Return settings for `ComputeTarget.attach`."""
         return Provisioning("AKS")
 
@@ -459,7 +461,7 @@ class KubernetesCompute(AmlCompute):
     """A cluster: this machine, or the target that was added under its name."""
 
     @staticmethod
-    def attach_configuration(resource_id: Any = None, namespace: Any = None, **others: Any) -> Provisioning:
+    def attach_configuration(resource_id: object = None, namespace: object = None, **others: object) -> Provisioning:
         """Return settings for `ComputeTarget.attach`."""
         return Provisioning("Kubernetes")
 
@@ -503,14 +505,14 @@ _CLASSES: dict[str, type[ComputeTarget]] = {
 _SECRET = ("password", "private_key_passphrase", "admin_user_password")
 
 
-def _check_name(name: Any) -> None:
+def _check_name(name: object) -> None:
     if not isinstance(name, str) or not records.RULE.fullmatch(name) or name.lower() in _RESERVED:
         raise ComputeTargetException(
             f"{name!r} can't be a compute target's name: letters, digits, '-', '_' and '.', and none of {', '.join(_RESERVED)}."
         )
 
 
-def _kept(workspace: Any, name: Any) -> dict[str, Any] | None:
+def _kept(workspace: Any, name: object) -> dict[str, Any] | None:
     if not isinstance(name, str) or not records.RULE.fullmatch(name):
         return None
     kept = records.documents(workspace, "compute").read(name)

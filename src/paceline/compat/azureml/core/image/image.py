@@ -36,7 +36,7 @@ class ImageConfiguration:
 class Image:
     """A named, versioned script with its models."""
 
-    def __init__(self, workspace: Any, name: str | None = None, version: int | None = None, **others: Any) -> None:
+    def __init__(self, workspace: Any, name: str | None = None, version: int | None = None, **others: object) -> None:
         found = records.version(workspace, "images", str(name), version)
         if found is None:
             raise WebserviceException(f"ImageNotFound: there is no image {name!r}.")
@@ -61,7 +61,7 @@ class Image:
         return ContainerImage(workspace, name)
 
     @staticmethod
-    def list(workspace: Any, **others: Any) -> Sequence[Image]:
+    def list(workspace: Any, **others: object) -> Sequence[Image]:
         """Return the latest version of each image."""
         return [ContainerImage(workspace, name) for name in records.names(workspace, "images")]
 
@@ -86,10 +86,10 @@ class ContainerImage(Image):
         schema_file: str | None = None,
         dependencies: Sequence[str] | None = None,
         enable_gpu: bool | None = None,
-        tags: Any = None,
-        properties: Any = None,
+        tags: object = None,
+        properties: object = None,
         description: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> ImageConfiguration:
         """Return settings for `create`."""
         return ImageConfiguration(execution_script, conda_file)

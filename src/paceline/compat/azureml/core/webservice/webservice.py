@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from paceline.compat.azureml.exceptions import WebserviceException
 from paceline.compat.azureml.packages import spec_of
@@ -49,7 +49,7 @@ class Webservice:
 
     _kind: ClassVar[str] = "ACI"
 
-    def __new__(cls, workspace: Any, name: str, *others: Any, **named: Any) -> Webservice:
+    def __new__(cls, workspace: Any, name: str, *others: object, **named: object) -> Webservice:
         from paceline.services.service import Service
 
         try:
@@ -74,7 +74,7 @@ class Webservice:
         models: Sequence[Any],
         image_config: Any,
         deployment_config: Any = None,
-        deployment_target: Any = None,
+        deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
         """Serve models by a ContainerImage's configuration (SDK of 2018)."""
@@ -86,7 +86,7 @@ class Webservice:
         name: str,
         image: Any,
         deployment_config: Any = None,
-        deployment_target: Any = None,
+        deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
         """Serve the models of an image (SDK of 2018)."""
@@ -98,9 +98,9 @@ class Webservice:
         workspace: Any,
         name: str,
         model_paths: Sequence[str],
-        image_config: Any,
-        deployment_config: Any = None,
-        deployment_target: Any = None,
+        image_config: object,
+        deployment_config: object = None,
+        deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
         """Register files as models and serve them."""
@@ -112,7 +112,7 @@ class Webservice:
         )
 
     @staticmethod
-    def list(workspace: Any, compute_type: str | None = None, **others: Any) -> Sequence[Webservice]:
+    def list(workspace: Any, compute_type: str | None = None, **others: object) -> Sequence[Webservice]:
         """Return the workspace's services."""
         from paceline.services.service import Service
 
@@ -169,7 +169,7 @@ class Webservice:
         if show_output:
             print(f'Succeeded\n{self.compute_type} service creation operation finished, operation "Succeeded"')
 
-    def run(self, input_data: Any) -> Any:
+    def run(self, input_data: object) -> Any:
         """Send a request and return the script's answer.
 
         Raises:
@@ -177,7 +177,7 @@ class Webservice:
         """
         return self._asked(lambda: self._service.run(input_data))
 
-    def get_logs(self, num_lines: int = 5000, **others: Any) -> str:
+    def get_logs(self, num_lines: int = 5000, **others: object) -> str:
         """Return the last lines of the service's log."""
         return str(self._service.get_logs(num_lines))
 
@@ -189,11 +189,11 @@ class Webservice:
         """Replace the "Primary" or the "Secondary" key."""
         self._asked(lambda: self._service.regen_key(str(key).lower(), set_key))
 
-    def get_token(self) -> Any:
+    def get_token(self) -> NoReturn:
         """Raise WebserviceException: there are keys alone."""
         raise WebserviceException("there are no tokens. Use get_keys().")
 
-    def update(self, *arguments: Any, **named: Any) -> None:
+    def update(self, *arguments: object, **named: Any) -> None:
         """Change the served models or script.
 
         Accepts `models` and `inference_config`, or `image`. Notes and ignores other arguments.
@@ -263,7 +263,7 @@ class AciWebservice(Webservice):
         primary_key: str | None = None,
         secondary_key: str | None = None,
         collect_model_data: bool | None = None,
-        **others: Any,
+        **others: object,
     ) -> DeploymentConfiguration:
         """Return settings for `Model.deploy`.
 
@@ -308,7 +308,7 @@ class AksWebservice(Webservice):
         tags: dict[str, str] | None = None,
         properties: dict[str, str] | None = None,
         description: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> DeploymentConfiguration:
         """Return settings for `Model.deploy`.
 
@@ -329,11 +329,11 @@ class AksEndpoint(AksWebservice):
 
     refused: ClassVar[str] = _NO_ENDPOINT
 
-    def __new__(cls, *arguments: Any, **named: Any) -> AksEndpoint:
+    def __new__(cls, *arguments: object, **named: object) -> AksEndpoint:
         raise WebserviceException(_NO_ENDPOINT)
 
     @staticmethod
-    def deploy_configuration(*arguments: Any, **named: Any) -> DeploymentConfiguration:
+    def deploy_configuration(*arguments: object, **named: object) -> DeploymentConfiguration:
         """Raise WebserviceException."""
         raise WebserviceException(_NO_ENDPOINT)
 
@@ -378,11 +378,11 @@ class LocalWebservice(Webservice):
         if wait:
             self.wait_for_deployment()
 
-    def get_keys(self) -> Any:
+    def get_keys(self) -> NoReturn:
         """Raise NotImplementedError, as the SDK does."""
         raise NotImplementedError("a local web service has no keys")
 
-    def get_token(self) -> Any:
+    def get_token(self) -> NoReturn:
         """Raise NotImplementedError, as the SDK does."""
         raise NotImplementedError("a local web service has no tokens")
 

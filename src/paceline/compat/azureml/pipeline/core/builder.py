@@ -48,7 +48,7 @@ class PipelineData(native.PipelineData):
     def __init__(
         self,
         name: str,
-        datastore: Any = None,
+        datastore: object = None,
         output_name: str | None = None,
         output_mode: str = "mount",
         output_path_on_compute: str | None = None,
@@ -56,7 +56,7 @@ class PipelineData(native.PipelineData):
         data_type: str | None = None,
         is_directory: bool | None = None,
         pipeline_output_name: str | None = None,
-        training_output: Any = None,
+        training_output: object = None,
     ) -> None:
         super().__init__(output_name or name, datastore, path="azureml/{run}/{name}", overwrite=bool(output_overwrite))
         self.data_name = name
@@ -109,10 +109,10 @@ class PipelineData(native.PipelineData):
         self,
         include_path: bool = False,
         separator: str = ",",
-        header: Any = True,
+        header: object = True,
         partition_format: str | None = None,
         file_extension: str = "",
-        set_column_types: Any = None,
+        set_column_types: object = None,
         quoted_line_breaks: bool = False,
     ) -> OutputTabularDatasetConfig:
         """Return the data's CSV files as a table for a later step.
@@ -129,7 +129,7 @@ class PipelineData(native.PipelineData):
         include_path: bool = False,
         partition_format: str | None = None,
         file_extension: str = "",
-        set_column_types: Any = None,
+        set_column_types: object = None,
     ) -> OutputTabularDatasetConfig:
         """Return the data's Parquet files as a table for a later step."""
         options = {"include_path": include_path, "partition_format": partition_format}
@@ -163,7 +163,7 @@ class StepSequence:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.steps)
 
-    def run_after(self, step: Any) -> None:
+    def run_after(self, step: object) -> None:
         """Run all of the steps after a step."""
         for one in flat_steps(self.steps):
             one.run_after(step)
@@ -183,9 +183,9 @@ class PipelineStep:
         name: str,
         inputs: Any = None,
         outputs: Any = None,
-        arguments: Any = None,
+        arguments: object = None,
         fix_port_name_collisions: bool = False,
-        resource_inputs: Any = None,
+        resource_inputs: object = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise UserErrorException(f"a step's name must be a non-empty string, got {name!r}.")
@@ -203,7 +203,7 @@ class PipelineStep:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r})"
 
-    def run_after(self, step: Any) -> None:
+    def run_after(self, step: object) -> None:
         """Start only when a step, or each step of a StepSequence, has completed."""
         self._after += flat_steps(step.steps if isinstance(step, StepSequence) else [step])
 
@@ -278,7 +278,7 @@ class PipelineStep:
         return [getattr(one, "origin", one) for one in self._outputs()]
 
 
-def flat_steps(steps: Any) -> list[PipelineStep]:
+def flat_steps(steps: object) -> list[PipelineStep]:
     """Return the steps of nested lists and sequences as a flat list.
 
     Orders the steps of a sequence.

@@ -24,7 +24,7 @@ class PipelineParameter(native.PipelineParameter):
         UserErrorException: The name is not valid, or the default has another type.
     """
 
-    def __init__(self, name: str, default_value: Any) -> None:
+    def __init__(self, name: str, default_value: object) -> None:
         if default_value is None or isinstance(default_value, (list, dict, set, tuple)):
             raise UserErrorException(
                 f"the default of the parameter {name!r} is {default_value!r}; it must be a string, number, bool, "
@@ -79,13 +79,13 @@ class InputPortBinding:
     def __new__(
         cls,
         name: str,
-        bind_object: Any = None,
+        bind_object: object = None,
         bind_mode: str = "mount",
         path_on_compute: str | None = None,
         overwrite: bool | None = None,
         is_resource: bool = False,
-        additional_transformations: Any = None,
-        **others: Any,
+        additional_transformations: object = None,
+        **others: object,
     ) -> Any:
         if isinstance(bind_object, native.PipelineData):
             return bind_object.create_input_binding(name, bind_mode, path_on_compute=path_on_compute)  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ class OutputPortBinding:
     def __new__(
         cls,
         name: str,
-        datastore: Any = None,
+        datastore: object = None,
         output_name: str | None = None,
         bind_mode: str = "mount",
         path_on_compute: str | None = None,
@@ -118,8 +118,8 @@ class OutputPortBinding:
         overwrite: bool | None = None,
         data_type: str | None = None,
         pipeline_output_name: str | None = None,
-        training_output: Any = None,
-        **others: Any,
+        training_output: object = None,
+        **others: object,
     ) -> Any:
         return late("pipeline.core.builder", "PipelineData")(
             name,

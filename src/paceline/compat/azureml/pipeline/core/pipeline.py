@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, flat_steps
@@ -38,14 +38,14 @@ class Pipeline:
     def __init__(
         self,
         workspace: Any,
-        steps: Any,
+        steps: object,
         description: str | None = None,
-        default_datastore: Any = None,
+        default_datastore: object = None,
         default_source_directory: str | None = None,
         resolve_closure: bool = True,
-        _workflow_provider: Any = None,
-        _service_endpoint: Any = None,
-        **kwargs: Any,
+        _workflow_provider: object = None,
+        _service_endpoint: object = None,
+        **kwargs: object,
     ) -> None:
         self.workspace = workspace
         self.description = description
@@ -93,12 +93,12 @@ class Pipeline:
     def _set_experiment_name(self, name: str) -> None:
         """Do nothing: the submission decides on the experiment."""
 
-    def publish(self, *arguments: Any, **named: Any) -> Any:
+    def publish(self, *arguments: object, **named: object) -> NoReturn:
         """Raise ScenarioNotSupportedException."""
         raise refuse("publish()")
 
     @staticmethod
-    def load_yaml(workspace: Any, filename: str, *arguments: Any, **named: Any) -> Any:
+    def load_yaml(workspace: Any, filename: str, *arguments: object, **named: object) -> NoReturn:
         """Raise ScenarioNotSupportedException: use docs/pipelines.md's file format."""
         raise refuse("load_yaml()")
 
@@ -112,7 +112,7 @@ class Pipeline:
         regenerate_outputs: bool = False,
         display_name: str | None = None,
         run_id: str | None = None,
-        **others: Any,
+        **others: object,
     ) -> Any:
         from paceline.pipelines.pipeline import submit_pipeline
 
@@ -139,7 +139,7 @@ class Pipeline:
         )
         return late("pipeline.core.run", "PipelineRun")(experiment, folder.run_id)
 
-    def _spec(self, run_id: str, parameters: Mapping[str, Any], **values: Any) -> tuple[PipelineSpec, list[Path]]:
+    def _spec(self, run_id: str, parameters: Mapping[str, Any], **values: object) -> tuple[PipelineSpec, list[Path]]:
         outputs: dict[str, Any] = {}
         for step in self.steps:
             for data in step.outputs:
@@ -161,6 +161,6 @@ class Pipeline:
         )
 
 
-def _told(value: Any) -> Any:
+def _told(value: object) -> Any:
     """Return a parameter's value in the form for the record."""
     return value if isinstance(value, (str, int, float, bool)) else str(getattr(value, "name", None) or value)

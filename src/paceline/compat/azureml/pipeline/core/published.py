@@ -5,7 +5,7 @@ All are refused.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
 from paceline.compat.azureml.refused import Refused
@@ -29,14 +29,14 @@ class PublishedPipeline(Refused):
     refused = _INSTEAD
 
     @classmethod
-    def get(cls, *arguments: Any, **named: Any) -> Any:
+    def get(cls, *arguments: object, **named: object) -> NoReturn:
         """Raise ScenarioNotSupportedException."""
         raise cls.refusal()
 
     create = publish = get
 
     @classmethod
-    def list(cls, *arguments: Any, **named: Any) -> Any:
+    def list(cls, *arguments: object, **named: object) -> Any:
         """Return an empty list."""
         return []
 

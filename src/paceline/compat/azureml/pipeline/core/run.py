@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.core.run import Run, ScriptRun, check_not_failed
 from paceline.compat.azureml.exceptions import ExperimentExecutionException, UserErrorException, sdk_class
@@ -33,7 +33,7 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
         UserErrorException: The run is not a pipeline.
     """
 
-    def __init__(self, experiment: Any, run_id: str, _service_endpoint: Any = None, **kwargs: Any) -> None:
+    def __init__(self, experiment: Any, run_id: str, _service_endpoint: object = None, **kwargs: object) -> None:
         super().__init__(experiment, run_id)
 
     @classmethod
@@ -48,7 +48,7 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
         return Run.get(workspace, run_id)
 
     @staticmethod
-    def get_pipeline_runs(workspace: Any, pipeline_id: str) -> Any:
+    def get_pipeline_runs(workspace: Any, pipeline_id: str) -> NoReturn:
         """Raise ScenarioNotSupportedException: nothing is published."""
         raise refuse("get_pipeline_runs")
 
@@ -81,13 +81,13 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
         found: PortDataReference = StepRun(self.experiment, record.run_id).get_output_data(name)
         return found
 
-    def get_graph(self) -> Any:
+    def get_graph(self) -> NoReturn:
         """Raise UserErrorException: `get_steps` has the steps."""
         raise UserErrorException(
             "get_graph is not supported. get_steps() returns the runs; `paceline pipeline show` prints the steps."
         )
 
-    def publish_pipeline(self, *arguments: Any, **named: Any) -> Any:
+    def publish_pipeline(self, *arguments: object, **named: object) -> NoReturn:
         """Raise ScenarioNotSupportedException."""
         raise refuse("publish_pipeline")
 
@@ -160,7 +160,7 @@ class _Step(Run):
 class StepRun(_Step, ScriptRun):
     """The run of a step."""
 
-    def __init__(self, experiment: Any, step_run_id: str, *others: Any, **kwargs: Any) -> None:
+    def __init__(self, experiment: Any, step_run_id: str, *others: object, **kwargs: object) -> None:
         super().__init__(experiment, step_run_id)
 
     @property
@@ -168,7 +168,11 @@ class StepRun(_Step, ScriptRun):
         return "azureml.StepRun"
 
     def wait_for_completion(  # type: ignore[override]
-        self, show_output: bool = True, timeout_seconds: float = _FOR_EVER, raise_on_error: bool = True, **others: Any
+        self,
+        show_output: bool = True,
+        timeout_seconds: float = _FOR_EVER,
+        raise_on_error: bool = True,
+        **others: object,
     ) -> str:
         """Wait until the step ends and return its status.
 

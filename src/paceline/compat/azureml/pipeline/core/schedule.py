@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.refused import Refused
 
@@ -12,7 +12,7 @@ __all__ = ["Schedule", "ScheduleRecurrence", "TimeZone"]
 class ScheduleRecurrence:
     """The frequency of a schedule: accepted; creating the schedule raises the error."""
 
-    def __init__(self, frequency: str, interval: int, **others: Any) -> None:
+    def __init__(self, frequency: str, interval: int, **others: object) -> None:
         self.frequency, self.interval = frequency, interval
         vars(self).update(others)
 
@@ -30,14 +30,14 @@ class Schedule(Refused):
     refused = "Let cron, or a systemd timer, run the program that submits the pipeline."
 
     @classmethod
-    def create(cls, *arguments: Any, **named: Any) -> Any:
+    def create(cls, *arguments: object, **named: object) -> NoReturn:
         """Raise ScenarioNotSupportedException."""
         raise cls.refusal()
 
     get = create
 
     @classmethod
-    def list(cls, *arguments: Any, **named: Any) -> Any:
+    def list(cls, *arguments: object, **named: object) -> Any:
         """Return an empty list."""
         return []
 

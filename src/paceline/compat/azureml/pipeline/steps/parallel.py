@@ -109,10 +109,10 @@ class ParallelRunStep(PipelineStep):
         self,
         name: str,
         parallel_run_config: ParallelRunConfig,
-        inputs: Any,
-        output: Any = None,
+        inputs: object,
+        output: object = None,
         side_inputs: Any = None,
-        arguments: Any = None,
+        arguments: object = None,
         allow_reuse: bool = True,
     ) -> None:
         if not isinstance(parallel_run_config, ParallelRunConfig):
@@ -194,7 +194,7 @@ class ParallelRunStep(PipelineStep):
         )
 
 
-def _as_folder(filling: Filling, value: Any) -> DataReference:
+def _as_folder(filling: Filling, value: object) -> DataReference:
     """Return an input in a worker's form: files as a folder, a table unchanged."""
     filled = filling.value(value)
     reference = filling.reference(filled)
@@ -211,7 +211,7 @@ def _as_folder(filling: Filling, value: Any) -> DataReference:
     return dataclasses.replace(reference, mode="mount") if reference.mode == "direct" else reference
 
 
-def _keys(given: Any) -> tuple[str, ...]:
+def _keys(given: object) -> tuple[str, ...]:
     """Return partition_keys from a list, or from a PipelineParameter's JSON."""
     try:
         found = json.loads(given) if isinstance(given, str) else given
@@ -244,7 +244,7 @@ def _number(name: str, value: Any, least: int) -> int:
     return number
 
 
-def _bytes(value: Any) -> int:
+def _bytes(value: object) -> int:
     match = _SIZE.fullmatch(str(value).strip())
     if match is None or not int(match[1]):
         raise UserErrorException(f"mini_batch_size={value!r} of a table must be a size such as '1MB' or 1024.")

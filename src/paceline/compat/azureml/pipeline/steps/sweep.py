@@ -42,10 +42,10 @@ class HyperDriveStep(PipelineStep):
         self,
         name: str,
         hyperdrive_config: HyperDriveConfig,
-        estimator_entry_script_arguments: Any = None,
-        inputs: Any = None,
+        estimator_entry_script_arguments: object = None,
+        inputs: object = None,
         outputs: Any = None,
-        metrics_output: Any = None,
+        metrics_output: object = None,
         allow_reuse: bool = True,
         version: str | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class SweepOutputs(PipelineStep):
         return ScriptRunConfig(str(_SCRIPTS), "leave_sweep_outputs.py", list(self.arguments), run)
 
 
-def _training_output(data: Any) -> TrainingOutput:
+def _training_output(data: object) -> TrainingOutput:
     found = getattr(data, "training_output", None)
     if not isinstance(data, PipelineData) or not isinstance(found, TrainingOutput):
         raise UserErrorException(

@@ -26,7 +26,7 @@ __all__ = [
 
 
 @sdk_errors
-def choice(*options: Any) -> Any:
+def choice(*options: object) -> Any:
     """Choose an option.
 
     The options may also be a single list or range.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.compat.azureml.core.run import Run, ScriptRun
 from paceline.compat.azureml.exceptions import HyperDriveRuntimeException, sdk_class
@@ -71,7 +71,7 @@ class HyperDriveRun(Run):
         """Return each child's parameters as JSON, by child id."""
         return {trial.run_id: json.dumps(dict(trial.values)) for trial in self._trials()}
 
-    def get_metrics(self, name: str | None = None, *others: Any, **named: Any) -> dict[str, Any]:
+    def get_metrics(self, name: str | None = None, *others: object, **named: object) -> dict[str, Any]:
         """Return each child's metrics, by child id.
 
         For `best_child_by_primary_metric`, return the sweep's own table: which child was the best, and when.
@@ -117,11 +117,11 @@ class HyperDriveRun(Run):
             for trial in (listed[:top] if top else listed)
         ]
 
-    def fail(self, error_details: object = None, error_code: str | None = None, **others: Any) -> None:
+    def fail(self, error_details: object = None, error_code: str | None = None, **others: object) -> None:
         """Raise HyperDriveRuntimeException: a sweep ends with its trials; `cancel` ends them."""
         raise HyperDriveRuntimeException("fail is not supported for HyperDrive runs. cancel() ends its trials.")
 
-    def get_diagnostics(self) -> Any:
+    def get_diagnostics(self) -> NoReturn:
         """Raise HyperDriveRuntimeException: look at `logs/driver.log`."""
         raise HyperDriveRuntimeException("there are no diagnostics. The sweep's log is logs/driver.log: paceline logs.")
 

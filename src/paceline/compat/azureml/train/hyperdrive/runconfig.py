@@ -75,10 +75,10 @@ class HyperDriveConfig:
         policy: EarlyTerminationPolicy | None = None,
         estimator: MMLBaseEstimator | None = None,
         run_config: ScriptRunConfig | None = None,
-        resume_from: Any = None,
-        resume_child_runs: Any = None,
-        pipeline: Any = None,
-        debug_flag: Any = None,
+        resume_from: object = None,
+        resume_child_runs: object = None,
+        pipeline: object = None,
+        debug_flag: object = None,
         custom_run_id: str | None = None,
     ) -> None:
         given = [
@@ -126,7 +126,13 @@ class HyperDriveConfig:
         return (self.estimator or self.run_config).source_directory  # type: ignore[union-attr]
 
     def _submit_to(
-        self, experiment: Any, tags: Any, *, display_name: str | None = None, run_id: str | None = None, **others: Any
+        self,
+        experiment: Any,
+        tags: Any,
+        *,
+        display_name: str | None = None,
+        run_id: str | None = None,
+        **others: object,
     ) -> Any:
         from paceline.submit import SourceCopy
         from paceline.sweeps.start import submit_sweep
@@ -249,7 +255,7 @@ class HyperDriveRunConfig(HyperDriveConfig):
         )
 
 
-def _runs(name: str, given: Any) -> list[Any]:
+def _runs(name: str, given: object) -> list[Any]:
     runs = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
     if wrong := [run for run in runs if not hasattr(run, "record")]:
         raise HyperDriveConfigException(f"{name} has {wrong[0]!r}, which is not a run.")
@@ -280,7 +286,7 @@ def _goal(goal: Any) -> PrimaryMetricGoal:
         ) from None
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise HyperDriveConfigException(f"{name}={value!r} must be a number of 1 or more.")
     return value
