@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.system.names import name_rule
 from paceline.system.registry import Documents, Versions
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 #: The rule for names of records.
 RULE = name_rule("_.-", 255)
@@ -16,7 +19,7 @@ RULE = name_rule("_.-", 255)
 T = TypeVar("T")
 
 
-def add_version(workspace: Any, kind: str, name: str, data: dict[str, Any]) -> int:
+def add_version(workspace: Workspace, kind: str, name: str, data: dict[str, Any]) -> int:
     """Register a record and return its version.
 
     An unchanged record keeps its latest version.
@@ -36,7 +39,7 @@ def add_version(workspace: Any, kind: str, name: str, data: dict[str, Any]) -> i
         return registry.add(name, lambda version: data)
 
 
-def version(workspace: Any, kind: str, name: str, number: int | None = None) -> tuple[int, dict[str, Any]] | None:
+def version(workspace: Workspace, kind: str, name: str, number: int | None = None) -> tuple[int, dict[str, Any]] | None:
     """Return the number and content of a version, by default the latest, or None."""
     registry = _registry(workspace, kind)
     if not isinstance(name, str) or not RULE.fullmatch(name):
@@ -49,20 +52,20 @@ def version(workspace: Any, kind: str, name: str, number: int | None = None) -> 
     return (found, data) if isinstance(data, dict) else None
 
 
-def names(workspace: Any, kind: str) -> list[str]:
+def names(workspace: Workspace, kind: str) -> list[str]:
     return _registry(workspace, kind).names()
 
 
-def documents(workspace: Any, kind: str) -> Documents:
+def documents(workspace: Workspace, kind: str) -> Documents:
     """Return records with a single version for each name."""
     return Documents(_folder(workspace) / kind, RULE)
 
 
-def _registry(workspace: Any, kind: str) -> Versions:
+def _registry(workspace: Workspace, kind: str) -> Versions:
     return Versions(_folder(workspace) / kind, RULE)
 
 
-def _folder(workspace: Any) -> Path:
+def _folder(workspace: Workspace) -> Path:
     return Path(workspace.path) / "azureml"
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.job.data_reference import Source
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 #: They refer to the default store, unless a store of that name was registered.
 DEFAULT_NAMES = ("workspaceblobstore", "workspacefilestore", "workspaceartifactstore", "workspaceworkingdirectory")
@@ -16,7 +19,7 @@ ARTIFACTS = "workspaceartifactstore"
 _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 
 
-def place_in(workspace: Any, name: str | None, path: str) -> Source:
+def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
     """Return the local source of a path in a store."""
     if name == ARTIFACTS and (match := _OF_RUN.fullmatch(path)) is not None:
         from paceline.runs.folder import RunFolder
@@ -25,7 +28,7 @@ def place_in(workspace: Any, name: str | None, path: str) -> Source:
     return Source(datastore=real_name(workspace, name), path=path)
 
 
-def real_name(workspace: Any, name: str | None) -> str:
+def real_name(workspace: Workspace, name: str | None) -> str:
     """Return Paceline's name of a store."""
     from paceline.data.stores.datastore import Datastore
 

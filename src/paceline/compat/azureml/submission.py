@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
@@ -24,6 +24,9 @@ from paceline.compat.azureml.targets import resolve
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
 from paceline.launchers.environment import AZURE_VARIABLE
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 #: Communicators that select Open MPI. In Azure, too, IntelMpi ran Open MPI.
 _MPI = ("IntelMpi", "OpenMpi", "Mpi")
@@ -40,7 +43,7 @@ class Prepared:
     said: tuple[str, ...]
 
 
-def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Prepared:
+def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "") -> Prepared:
     """Convert a ScriptRunConfig into a job.
 
     `run_id` is the future run's id, after which its output folders are named.
@@ -99,7 +102,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
     return Prepared(Job(**values), directory, notes.all(), notes.show())
 
 
-def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[str], list[DataReference]]:
+def words_of(arguments: list[Any], workspace: Workspace, run_id: str) -> tuple[list[str], list[DataReference]]:
     """Return each argument as a word, and the data among them.
 
     Raises:
@@ -146,7 +149,7 @@ def _note_places(values: list[Any], notes: SubmissionNotes) -> None:
             notes.add(f"The input {name!r} does not appear at {place}: the script receives its path as an argument.")
 
 
-def reference_of(value: object, workspace: Any, run_id: str = "") -> DataReference | None:
+def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataReference | None:
     """Return data as a reference, or None for other values."""
     if isinstance(value, DataReference):
         return value
@@ -248,7 +251,7 @@ def _is_python(notebook: Path) -> bool:
         return False
 
 
-def _command(command: Any, workspace: Any, run_id: str) -> tuple[dict[str, Any], list[DataReference]]:
+def _command(command: Any, workspace: Workspace, run_id: str) -> tuple[dict[str, Any], list[DataReference]]:
     """Return the shell command and its data.
 
     The SDK joins a list's items with spaces and does not quote, so an item may contain several words.
@@ -265,7 +268,7 @@ def _command(command: Any, workspace: Any, run_id: str) -> tuple[dict[str, Any],
     return {"entry_script": "bash", "arguments": ("-c", line)}, references
 
 
-def _configured(run: RunConfiguration, workspace: Any, run_id: str) -> list[DataReference]:
+def _configured(run: RunConfiguration, workspace: Workspace, run_id: str) -> list[DataReference]:
     found: list[DataReference] = []
     for part in (run.data_references, run.data, run.output_data):
         for name, value in (part or {}).items():
@@ -276,7 +279,7 @@ def _configured(run: RunConfiguration, workspace: Any, run_id: str) -> list[Data
     return found
 
 
-def _resumed(values: dict[str, Any], resume_from: object, workspace: Any) -> dict[str, Any]:
+def _resumed(values: dict[str, Any], resume_from: object, workspace: Workspace) -> dict[str, Any]:
     create: Any = getattr(resume_from, "create_data_reference", None)
     reference = reference_of(create(MODEL_LOCATION) if create else resume_from, workspace)
     if reference is None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException
 from paceline.compat.azureml.policy import SubmissionNotes
 
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
+
 #: Names of clusters that Azure would create on demand.
 _LOCAL = ("local", "amlcompute", "containerinstance", "")
 
 
-def resolve(name: object, workspace: Any, notes: SubmissionNotes) -> str:
+def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
     """Return a target added to Paceline, otherwise "local" with a note.
 
     A driver may name a cluster that exists only in Azure's portal.
@@ -40,7 +43,7 @@ def resolve(name: object, workspace: Any, notes: SubmissionNotes) -> str:
     return "local"
 
 
-def workspace_targets(workspace: Any) -> list[str]:
+def workspace_targets(workspace: Workspace) -> list[str]:
     """Return the names of Paceline's targets in the workspace."""
     from paceline.targets.configured import ComputeTargets
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.data.data_reference import SdkDataReference
@@ -18,6 +18,9 @@ from paceline.compat.azureml.records import NamedObjects, late
 from paceline.compat.azureml.stores import ARTIFACTS
 from paceline.data.datasets import dataset
 from paceline.job.data_reference import PATH_VARIABLES
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["Dataset"]
 
@@ -180,12 +183,12 @@ class Dataset:
     Tabular = TabularDatasetFactory
 
     @staticmethod
-    def get_by_name(workspace: Any, name: str, version: int | str = "latest") -> Any:
+    def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> Any:
         """Return a registered dataset."""
         return of_native(dataset.Dataset.get_by_name(workspace, name, version))
 
     @staticmethod
-    def get_by_id(workspace: Any, id: str, **others: object) -> Any:
+    def get_by_id(workspace: Workspace, id: str, **others: object) -> Any:
         """Return a registered dataset by its id.
 
         In a run, `id` may also be the argument that the script received for a dataset.
@@ -199,12 +202,12 @@ class Dataset:
         return of_native(dataset.Dataset.get_by_id(workspace, id))
 
     @staticmethod
-    def get_all(workspace: Any) -> Any:
+    def get_all(workspace: Workspace) -> Any:
         """Return all registered datasets by name."""
         return NamedObjects({name: of_native(one) for name, one in dataset.Dataset.get_all(workspace).items()})
 
     @staticmethod
-    def get(workspace: Any, name: str | None = None, id: str | None = None) -> Any:
+    def get(workspace: Workspace, name: str | None = None, id: str | None = None) -> Any:
         """Return a registered dataset, as the SDK did before 1.0.60."""
         return Dataset.get_by_id(workspace, id) if id else Dataset.get_by_name(workspace, str(name))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.data.data_reference import of_plain
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
@@ -15,6 +15,9 @@ from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.stores import DEFAULT_NAMES, place_in, real_name
 from paceline.data.stores import datastore
 from paceline.job.data_reference import DataReference
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = [
     "AbstractADLSDatastore",
@@ -39,7 +42,7 @@ class Datastore(datastore.Datastore):
         UserErrorException: No store has this name.
     """
 
-    def __init__(self, workspace: Any, name: str | None = None) -> None:
+    def __init__(self, workspace: Workspace, name: str | None = None) -> None:
         self._real = datastore.Datastore(workspace, real_name(workspace, name))
         self._shown = name
         super().__init__(workspace, self._real.name)
@@ -94,23 +97,23 @@ class Datastore(datastore.Datastore):
         return "core.windows.net"
 
     @staticmethod
-    def get(workspace: Any, datastore_name: str) -> Datastore:
+    def get(workspace: Workspace, datastore_name: str) -> Datastore:
         return Datastore(workspace, datastore_name)
 
     @staticmethod
-    def get_default(workspace: Any) -> Datastore:
+    def get_default(workspace: Workspace) -> Datastore:
         """Return the workspace's default store."""
         return Datastore(workspace, "workspaceblobstore")
 
     @staticmethod
-    def list(workspace: Any) -> NamedObjects[Datastore]:  # type: ignore[override]
+    def list(workspace: Workspace) -> NamedObjects[Datastore]:  # type: ignore[override]
         """Return the stores by name, including the SDK's names of the default store."""
         names = [*datastore.Datastore.list(workspace), *DEFAULT_NAMES]
         return NamedObjects({name: Datastore(workspace, name) for name in names})
 
     @staticmethod
     def register_azure_blob_container(
-        workspace: Any,
+        workspace: Workspace,
         datastore_name: str,
         container_name: str,
         account_name: str,
@@ -147,7 +150,12 @@ class Datastore(datastore.Datastore):
 
     @staticmethod
     def register_azure_file_share(
-        workspace: Any, datastore_name: str, file_share_name: str, account_name: str, *others: object, **named: object
+        workspace: Workspace,
+        datastore_name: str,
+        file_share_name: str,
+        account_name: str,
+        *others: object,
+        **named: object,
     ) -> Datastore:
         """Return the added store: a folder with the share or a copy of it.
 
@@ -157,22 +165,26 @@ class Datastore(datastore.Datastore):
         return _added(workspace, datastore_name, f"the file share {file_share_name!r}")
 
     @staticmethod
-    def register_azure_data_lake(workspace: Any, datastore_name: str, *others: object, **named: object) -> Datastore:
+    def register_azure_data_lake(
+        workspace: Workspace, datastore_name: str, *others: object, **named: object
+    ) -> Datastore:
         """Return the added store; Azure has retired the first Data Lake."""
         return _added(workspace, datastore_name, "a Data Lake of the first generation")
 
     @staticmethod
-    def register_dbfs(workspace: Any, datastore_name: str) -> Datastore:
+    def register_dbfs(workspace: Workspace, datastore_name: str) -> Datastore:
         """Return the store that was added under this name."""
         return _added(workspace, datastore_name, "Databricks' file system")
 
     @staticmethod
-    def register_hdfs(workspace: Any, datastore_name: str, *others: object, **named: object) -> Datastore:
+    def register_hdfs(workspace: Workspace, datastore_name: str, *others: object, **named: object) -> Datastore:
         """Return the store that was added under this name."""
         return _added(workspace, datastore_name, "HDFS")
 
     @staticmethod
-    def register_azure_sql_database(workspace: Any, datastore_name: str, *others: object, **named: object) -> Datastore:
+    def register_azure_sql_database(
+        workspace: Workspace, datastore_name: str, *others: object, **named: object
+    ) -> Datastore:
         """Raise UserErrorException, like the two methods below: a store holds files."""
         raise UserErrorException(f"{datastore_name!r} is a database, and {_NO_TABLES}")
 
@@ -181,7 +193,7 @@ class Datastore(datastore.Datastore):
 
     @staticmethod
     def register_azure_data_lake_gen2(
-        workspace: Any,
+        workspace: Workspace,
         datastore_name: str,
         filesystem: str,
         account_name: str,
@@ -206,7 +218,7 @@ class Datastore(datastore.Datastore):
         return Datastore(workspace, datastore_name)
 
 
-def _elsewhere(workspace: Any, name: str) -> Datastore | None:
+def _elsewhere(workspace: Workspace, name: str) -> Datastore | None:
     """Return the user's own store of this name if it is outside Azure.
 
     It takes precedence, as an added compute target does.
@@ -215,7 +227,7 @@ def _elsewhere(workspace: Any, name: str) -> Datastore | None:
     return Datastore(workspace, name) if known is not None and known.kind != "azure" else None
 
 
-def _added(workspace: Any, name: str, what: str) -> Datastore:
+def _added(workspace: Workspace, name: str, what: str) -> Datastore:
     if (found := _elsewhere(workspace, name)) is not None:
         return found
     raise UserErrorException(

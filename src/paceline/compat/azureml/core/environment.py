@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
@@ -21,6 +21,9 @@ from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.refused import Refused
 from paceline.compat.azureml.strict import Strict
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = [
     "DEFAULT_CPU_IMAGE",
@@ -262,7 +265,7 @@ class Environment(Strict):
 
     # --- registration
 
-    def version_in(self, workspace: Any) -> int | None:
+    def version_in(self, workspace: Workspace) -> int | None:
         """Return the version registered in the workspace.
 
         Return None if the environment is not registered or has changed since.
@@ -271,7 +274,7 @@ class Environment(Strict):
         found = records.version(workspace, "environments", self.name, number) if number else None
         return number if found is not None and found[1] == self._data() else None
 
-    def register(self, workspace: Any) -> Environment:
+    def register(self, workspace: Workspace) -> Environment:
         """Register the environment, and return it with its version.
 
         An unchanged environment keeps its latest version.
@@ -284,7 +287,7 @@ class Environment(Strict):
         return made
 
     @staticmethod
-    def get(workspace: Any, name: str, version: str | None = None, label: str | None = None) -> Environment:
+    def get(workspace: Workspace, name: str, version: str | None = None, label: str | None = None) -> Environment:
         """Return a registered or a curated environment.
 
         `label` is "latest", or a label that `label()` has set.
@@ -310,13 +313,13 @@ class Environment(Strict):
         )
 
     @staticmethod
-    def list(workspace: Any) -> NamedObjects[Environment]:
+    def list(workspace: Workspace) -> NamedObjects[Environment]:
         """Return the latest versions by name, including the curated environments."""
         names = [*records.names(workspace, "environments"), *CURATED]
         return NamedObjects({name: Environment.get(workspace, name) for name in names})
 
     @staticmethod
-    def label(workspace: Any, name: str, version: str, labels: Sequence[str]) -> None:
+    def label(workspace: Workspace, name: str, version: str, labels: Sequence[str]) -> None:
         """Label a version, so that `get` finds it.
 
         A label refers to a single version of each name.
@@ -334,7 +337,7 @@ class Environment(Strict):
         raise UserErrorException(DockerBuildContext.refused)
 
     @staticmethod
-    def add_private_pip_wheel(workspace: Any, file_path: str, exist_ok: bool = False) -> str:
+    def add_private_pip_wheel(workspace: Workspace, file_path: str, exist_ok: bool = False) -> str:
         """Return the path of a wheel, for use as a pip package.
 
         Raises:
@@ -344,15 +347,15 @@ class Environment(Strict):
             raise UserErrorException(f"there is no wheel {file_path!r}.")
         return os.path.abspath(file_path)
 
-    def build(self, workspace: Any, image_build_compute: object = None) -> EnvironmentBuild:
+    def build(self, workspace: Workspace, image_build_compute: object = None) -> EnvironmentBuild:
         """Return a finished build: runs build their environment on first use."""
         return EnvironmentBuild()
 
-    def build_local(self, workspace: Any, platform: object = None, **others: object) -> EnvironmentBuild:
+    def build_local(self, workspace: Workspace, platform: object = None, **others: object) -> EnvironmentBuild:
         """Return a finished build, like `build`."""
         return EnvironmentBuild()
 
-    def get_image_details(self, workspace: Any) -> dict[str, Any]:
+    def get_image_details(self, workspace: Workspace) -> dict[str, Any]:
         """Return details of the image that a run would use."""
         return {"imageExistsInRegistry": False, "dockerImage": {"name": self.docker.base_image}}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline import workspace
 from paceline.compat.azureml.core.run import TYPES, Run, ScriptRun
@@ -18,6 +18,9 @@ from paceline.errors import WorkspaceError
 from paceline.runs import tags_and_properties
 from paceline.runs.ids import new_run_id
 from paceline.runs.page_address import page_of
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["Experiment", "Run"]
 
@@ -32,7 +35,7 @@ class Experiment(workspace.Experiment):
 
     run_class: ClassVar[type[Run]] = Run
 
-    def __init__(self, workspace: Any, name: str, **others: object) -> None:
+    def __init__(self, workspace: Workspace, name: str, **others: object) -> None:
         try:
             super().__init__(workspace, name)
         except WorkspaceError as error:
@@ -175,13 +178,13 @@ class Experiment(workspace.Experiment):
 
     @staticmethod
     def list(
-        workspace: Any, experiment_name: str | None = None, view_type: str = "ActiveOnly", tags: object = None
+        workspace: Workspace, experiment_name: str | None = None, view_type: str = "ActiveOnly", tags: object = None
     ) -> Any:
         """Return the workspace's experiments."""
         return [one for name, one in workspace.experiments.items() if experiment_name in (None, name)]
 
     @staticmethod
-    def delete(workspace: Any, experiment_id: str) -> None:
+    def delete(workspace: Workspace, experiment_id: str) -> None:
         """Raise UserErrorException while the experiment has runs."""
         if any(Experiment(workspace, experiment_id).get_runs(include_children=True)):
             raise UserErrorException("Only empty Experiments can be deleted. This experiment contains runs.")

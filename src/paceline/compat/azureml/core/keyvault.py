@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.system.files import PRIVATE, read_json, write_json
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["Keyvault"]
 
@@ -21,7 +24,7 @@ class Keyvault:
     They are not encrypted: every process that can read this user's files can read them.
     """
 
-    def __init__(self, workspace: Any) -> None:
+    def __init__(self, workspace: Workspace) -> None:
         self._folder = Path(workspace.path) / "azureml" / "secrets"
 
     def set_secret(self, name: str, value: str) -> None:

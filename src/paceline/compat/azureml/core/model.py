@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml.core.dataset import Dataset
 from paceline.compat.azureml.core.environment import Environment
@@ -23,6 +23,9 @@ from paceline.compat.azureml.records import late
 from paceline.errors import ModelError, RunNotFoundError
 from paceline.errors import ModelNotFoundError as NotFound
 from paceline.models import model
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["Dataset", "InferenceConfig", "Model", "ModelNotFoundException"]
 
@@ -51,7 +54,7 @@ class Model(model.Model):
 
     def __init__(
         self,
-        workspace: Any,
+        workspace: Workspace,
         name: str | None = None,
         id: str | None = None,
         tags: object = None,
@@ -96,7 +99,7 @@ class Model(model.Model):
 
     @staticmethod
     def register(  # type: ignore[override]
-        workspace: Any,
+        workspace: Workspace,
         model_path: str,
         model_name: str,
         tags: object = None,
@@ -134,7 +137,7 @@ class Model(model.Model):
 
     @staticmethod
     def list(  # type: ignore[override]
-        workspace: Any,
+        workspace: Workspace,
         name: str | None = None,
         tags: object = None,
         properties: object = None,
@@ -158,7 +161,7 @@ class Model(model.Model):
         return super().download(target_dir, exist_ok=bool(exist_ok or exists_ok))
 
     @staticmethod
-    def get_model_path(model_name: str, version: int | None = None, _workspace: Any = None) -> str:
+    def get_model_path(model_name: str, version: int | None = None, _workspace: Workspace | None = None) -> str:
         """Return the path of a model's file or folder.
 
         In a service this is the served model; in a run, a copy of the registered model; elsewhere
@@ -193,7 +196,7 @@ class Model(model.Model):
 
     @staticmethod
     def deploy(  # type: ignore[override]
-        workspace: Any,
+        workspace: Workspace,
         name: str,
         models: Sequence[Any],
         inference_config: InferenceConfig | None = None,
@@ -215,7 +218,7 @@ class Model(model.Model):
 
     @staticmethod
     def package(
-        workspace: Any,
+        workspace: Workspace,
         models: Sequence[Any],
         inference_config: InferenceConfig | None = None,
         generate_dockerfile: bool = False,
@@ -323,7 +326,7 @@ def registered_of_run(run: Any, model_name: str, model_path: str | None, **given
 
 
 def _listed(
-    workspace: Any, name: str | None, tags: object, properties: Any, run_id: str | None, latest: bool = False
+    workspace: Workspace, name: str | None, tags: object, properties: Any, run_id: str | None, latest: bool = False
 ) -> Any:
     """Return the models; a tag without a value matches every value."""
     named = _tags(tags) or {}

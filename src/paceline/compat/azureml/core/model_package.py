@@ -10,12 +10,15 @@ import subprocess
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.webservice.webservice import script_of
 from paceline.compat.azureml.exceptions import WebserviceException
 from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["ModelPackage"]
 
@@ -27,7 +30,7 @@ class ModelPackage:
     There is no `package_build_log_uri`.
     """
 
-    def __init__(self, workspace: Any, folder: Path, name: str) -> None:
+    def __init__(self, workspace: Workspace, folder: Path, name: str) -> None:
         self.workspace, self.name, self.state = workspace, name, "Succeeded"
         self.environment: Any = None
         self.package_build_log_uri: str | None = None
@@ -80,7 +83,9 @@ class ModelPackage:
         return {"state": self.state, "location": self.location}
 
 
-def package(workspace: Any, models: Sequence[Any], inference_config: object, *, image_name: str | None) -> ModelPackage:
+def package(
+    workspace: Workspace, models: Sequence[Any], inference_config: object, *, image_name: str | None
+) -> ModelPackage:
     """Write the folder below the workspace.
 
     Raises:

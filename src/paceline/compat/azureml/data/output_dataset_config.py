@@ -8,13 +8,16 @@ from __future__ import annotations
 import copy
 import re
 import uuid
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.records import late
 from paceline.compat.azureml.stores import real_name
 from paceline.job.data_reference import DataReference, Source
 from paceline.pipelines.data import NOWHERE, PendingReference
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["OutputDatasetConfig", "OutputFileDatasetConfig", "OutputTabularDatasetConfig"]
 
@@ -117,7 +120,7 @@ class OutputFileDatasetConfig:
             "from_parquet_files", self.name, self.origin, {**options, "set_column_types": set_column_types}, path_glob
         )
 
-    def reference(self, workspace: Any, run_id: str) -> DataReference:
+    def reference(self, workspace: Workspace, run_id: str) -> DataReference:
         """Return the reference for a job with this run id."""
         store, given = self.destination or (None, None)
         path = str(given or "dataset/{run-id}/{output-name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.datapath import DataPath
@@ -12,6 +12,9 @@ from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.pipeline.core.graph import PipelineParameter
 from paceline.job.data_reference import DataReference
 from paceline.pipelines import data as native
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 
 class Filling:
@@ -23,7 +26,9 @@ class Filling:
         outputs: The step's outputs.
     """
 
-    def __init__(self, workspace: Any, run_id: str, parameters: Mapping[str, Any], outputs: Iterable[Any]) -> None:
+    def __init__(
+        self, workspace: Workspace, run_id: str, parameters: Mapping[str, Any], outputs: Iterable[Any]
+    ) -> None:
         self.workspace = workspace
         self._run_id = run_id
         self._parameters = parameters

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
 from paceline.compat.azureml.core.environment import Environment
@@ -17,6 +17,9 @@ from paceline.compat.azureml.core.runconfig import MpiConfiguration, TensorflowC
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import TrainingException, UserErrorException
 from paceline.compat.azureml.submission import reference_of
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = [
     "Chainer",
@@ -237,7 +240,7 @@ class MMLBaseEstimator(ScriptRunConfig):
             raise UserErrorException(f"submit can't override {', '.join(sorted(overrides))} of an estimator.")
         return made
 
-    def script_run_config(self, workspace: Any) -> ScriptRunConfig:
+    def script_run_config(self, workspace: Workspace) -> ScriptRunConfig:
         """Return the ScriptRunConfig, with script_params as arguments."""
         made = copy.copy(self)
         made.run_config = copy.copy(self.run_config)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException, sdk_class
 from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.strict import Strict, camel_case
 from paceline.compat.azureml.targets import workspace_targets
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = [
     "AksCompute",
@@ -56,7 +59,7 @@ class ComputeTarget:
 
     _type = "AmlCompute"
 
-    def __new__(cls, workspace: Any, name: str, *others: object, **named: object) -> ComputeTarget:
+    def __new__(cls, workspace: Workspace, name: str, *others: object, **named: object) -> ComputeTarget:
         data = _kept(workspace, name)
         if data is None:
             known = ", ".join(target.name for target in ComputeTarget.list(workspace)) or "none"
@@ -69,11 +72,11 @@ class ComputeTarget:
         made._set(workspace, name, data)
         return made
 
-    def _set(self, workspace: Any, name: str, data: dict[str, Any]) -> None:
+    def _set(self, workspace: Workspace, name: str, data: dict[str, Any]) -> None:
         self.workspace, self.name, self._data = workspace, name, data
 
     @staticmethod
-    def create(workspace: Any, name: str, provisioning_configuration: Provisioning) -> ComputeTarget:
+    def create(workspace: Workspace, name: str, provisioning_configuration: Provisioning) -> ComputeTarget:
         """Create a target.
 
         The name refers to this machine, unless a target of this name was added to Paceline.
@@ -93,19 +96,19 @@ class ComputeTarget:
         return ComputeTarget(workspace, name)
 
     @staticmethod
-    def attach(workspace: Any, name: str, attach_configuration: Provisioning) -> ComputeTarget:
+    def attach(workspace: Workspace, name: str, attach_configuration: Provisioning) -> ComputeTarget:
         """Create a target; add the SSH host of a RemoteCompute's configuration."""
         return ComputeTarget.create(workspace, name, attach_configuration)
 
     @staticmethod
-    def list(workspace: Any) -> list[Any]:
+    def list(workspace: Workspace) -> list[Any]:
         """Return all targets of the workspace except `local`."""
         names = [*(name for name in workspace_targets(workspace) if name != "local")]
         names += [name for name in records.documents(workspace, "compute").names() if name not in names]
         return [ComputeTarget(workspace, name) for name in names]
 
     @classmethod
-    def _made_elsewhere(cls, workspace: Any, name: str) -> ComputeTarget:
+    def _made_elsewhere(cls, workspace: Workspace, name: str) -> ComputeTarget:
         """Return a target that was created in Azure's portal: here, this machine."""
         made: ComputeTarget = object.__new__(AmlCompute)
         made._set(workspace, name, {"type": "AmlCompute"})
@@ -218,7 +221,7 @@ class WorkspaceTargets(NamedObjects[Any]):
     `ws.compute_targets[name]` returns a target for any name; `in` and `get` know only existing ones.
     """
 
-    def __init__(self, workspace: Any) -> None:
+    def __init__(self, workspace: Workspace) -> None:
         super().__init__({target.name: target for target in ComputeTarget.list(workspace)})
         self._workspace = workspace
 
@@ -312,7 +315,7 @@ class AmlCompute(ComputeTarget):
         )
 
     @staticmethod
-    def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
+    def supported_vmsizes(workspace: Workspace, location: str | None = None) -> list[dict[str, Any]]:
         """Return this machine's size."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         return [
@@ -390,7 +393,7 @@ class RemoteCompute(ComputeTarget):
         )
 
     @staticmethod
-    def attach(workspace: Any, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
+    def attach(workspace: Workspace, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
         """Attach a machine.
 
         Takes an attach configuration, or user name, address and SSH port as in the SDK of 2018.
@@ -512,7 +515,7 @@ def _check_name(name: object) -> None:
         )
 
 
-def _kept(workspace: Any, name: object) -> dict[str, Any] | None:
+def _kept(workspace: Workspace, name: object) -> dict[str, Any] | None:
     if not isinstance(name, str) or not records.RULE.fullmatch(name):
         return None
     kept = records.documents(workspace, "compute").read(name)
@@ -524,7 +527,7 @@ def _kept(workspace: Any, name: object) -> dict[str, Any] | None:
     return kept if isinstance(kept, dict) else None
 
 
-def _add_ssh(workspace: Any, name: str, config: Provisioning) -> None:
+def _add_ssh(workspace: Workspace, name: str, config: Provisioning) -> None:
     """Add the host of a RemoteCompute to Paceline's targets."""
     if config.kind != "VirtualMachine" or not config.values.get("address"):
         return

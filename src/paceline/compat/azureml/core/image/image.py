@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.core.model import InferenceConfig, Model
 from paceline.compat.azureml.exceptions import WebserviceException
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["ContainerImage", "Image"]
 
@@ -36,7 +39,9 @@ class ImageConfiguration:
 class Image:
     """A named, versioned script with its models."""
 
-    def __init__(self, workspace: Any, name: str | None = None, version: int | None = None, **others: object) -> None:
+    def __init__(
+        self, workspace: Workspace, name: str | None = None, version: int | None = None, **others: object
+    ) -> None:
         found = records.version(workspace, "images", str(name), version)
         if found is None:
             raise WebserviceException(f"ImageNotFound: there is no image {name!r}.")
@@ -50,7 +55,7 @@ class Image:
         self.models = [Model(workspace, id=one) for one in data["models"]]
 
     @staticmethod
-    def create(workspace: Any, name: str, models: Sequence[Any], image_config: ImageConfiguration) -> Image:
+    def create(workspace: Workspace, name: str, models: Sequence[Any], image_config: ImageConfiguration) -> Image:
         """Store models and a script as the next version of a name."""
         data = {
             "script": str(Path(image_config.execution_script).absolute()),
@@ -61,7 +66,7 @@ class Image:
         return ContainerImage(workspace, name)
 
     @staticmethod
-    def list(workspace: Any, **others: object) -> Sequence[Image]:
+    def list(workspace: Workspace, **others: object) -> Sequence[Image]:
         """Return the latest version of each image."""
         return [ContainerImage(workspace, name) for name in records.names(workspace, "images")]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from paceline.compat.azureml.exceptions import WebserviceException
 from paceline.compat.azureml.packages import spec_of
@@ -15,6 +15,9 @@ from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.strict import Strict
 from paceline.environments import sdk_packages
 from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
 
@@ -49,7 +52,7 @@ class Webservice:
 
     _kind: ClassVar[str] = "ACI"
 
-    def __new__(cls, workspace: Any, name: str, *others: object, **named: object) -> Webservice:
+    def __new__(cls, workspace: Workspace, name: str, *others: object, **named: object) -> Webservice:
         from paceline.services.service import Service
 
         try:
@@ -69,7 +72,7 @@ class Webservice:
 
     @staticmethod
     def deploy_from_model(
-        workspace: Any,
+        workspace: Workspace,
         name: str,
         models: Sequence[Any],
         image_config: Any,
@@ -82,7 +85,7 @@ class Webservice:
 
     @staticmethod
     def deploy_from_image(
-        workspace: Any,
+        workspace: Workspace,
         name: str,
         image: Any,
         deployment_config: Any = None,
@@ -95,7 +98,7 @@ class Webservice:
 
     @staticmethod
     def deploy(
-        workspace: Any,
+        workspace: Workspace,
         name: str,
         model_paths: Sequence[str],
         image_config: object,
@@ -112,7 +115,7 @@ class Webservice:
         )
 
     @staticmethod
-    def list(workspace: Any, compute_type: str | None = None, **others: object) -> Sequence[Webservice]:
+    def list(workspace: Workspace, compute_type: str | None = None, **others: object) -> Sequence[Webservice]:
         """Return the workspace's services."""
         from paceline.services.service import Service
 
@@ -391,7 +394,13 @@ _CLASSES: dict[str, type[Webservice]] = {"ACI": AciWebservice, "AKS": AksWebserv
 
 
 def deploy(
-    workspace: Any, name: str, models: Sequence[Any], inference_config: Any, deployment_config: Any, *, overwrite: bool
+    workspace: Workspace,
+    name: str,
+    models: Sequence[Any],
+    inference_config: Any,
+    deployment_config: Any,
+    *,
+    overwrite: bool,
 ) -> Webservice:
     """Create a service from models, a script and a configuration.
 

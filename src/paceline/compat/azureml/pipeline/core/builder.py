@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.output_dataset_config import (
@@ -23,6 +23,9 @@ from paceline.compat.azureml.stores import real_name
 from paceline.job.data_reference import DataReference
 from paceline.pipelines import data as native
 from paceline.pipelines.plan import Planned
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["PipelineData", "PipelineStep", "StepSequence"]
 
@@ -137,7 +140,7 @@ class PipelineData(native.PipelineData):
             "from_parquet_files", self.name, self, {**options, "set_column_types": set_column_types}, inside=self.inside
         )
 
-    def left(self, workspace: Any, run_id: str) -> DataReference:
+    def left(self, workspace: Workspace, run_id: str) -> DataReference:
         """Return a reference to the output of the step with this run id."""
         made = copy.copy(self)
         made.datastore = real_name(workspace, self.datastore)
@@ -234,7 +237,9 @@ class PipelineStep:
             one.name: one.default_value for one in flat_values(self._values()) if isinstance(one, PipelineParameter)
         }
 
-    def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
+    def planned(
+        self, workspace: Workspace, run_id: str, parameters: dict[str, Any], source_directory: str | None
+    ) -> Planned:
         """Return the planned step for a run.
 
         Raises:

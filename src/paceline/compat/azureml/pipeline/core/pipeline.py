@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, flat_steps
@@ -17,6 +17,9 @@ from paceline.pipelines.data import check_parameters
 from paceline.pipelines.plan import ordered, spec_of
 from paceline.pipelines.spec import PipelineSpec
 from paceline.runs.ids import check_run_id, new_run_id
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["Pipeline"]
 
@@ -37,7 +40,7 @@ class Pipeline:
 
     def __init__(
         self,
-        workspace: Any,
+        workspace: Workspace,
         steps: object,
         description: str | None = None,
         default_datastore: object = None,
@@ -98,7 +101,7 @@ class Pipeline:
         raise refuse("publish()")
 
     @staticmethod
-    def load_yaml(workspace: Any, filename: str, *arguments: object, **named: object) -> NoReturn:
+    def load_yaml(workspace: Workspace, filename: str, *arguments: object, **named: object) -> NoReturn:
         """Raise ScenarioNotSupportedException: use docs/pipelines.md's file format."""
         raise refuse("load_yaml()")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml.core.run import Run, ScriptRun, check_not_failed
 from paceline.compat.azureml.exceptions import ExperimentExecutionException, UserErrorException, sdk_class
@@ -17,6 +17,9 @@ from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
 from paceline.pipelines import pipeline_run
 from paceline.pipelines.plan import output
 from paceline.runs.record import RunRecord
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["PipelineRun", "StepRun", "StepRunOutput"]
 
@@ -43,12 +46,12 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
         return StepRun(experiment, record.run_id) if record.step is not None else Run._handle(experiment, record)
 
     @staticmethod
-    def get(workspace: Any, run_id: str) -> Any:
+    def get(workspace: Workspace, run_id: str) -> Any:
         """Return the pipeline of this run id."""
         return Run.get(workspace, run_id)
 
     @staticmethod
-    def get_pipeline_runs(workspace: Any, pipeline_id: str) -> NoReturn:
+    def get_pipeline_runs(workspace: Workspace, pipeline_id: str) -> NoReturn:
         """Raise ScenarioNotSupportedException: nothing is published."""
         raise refuse("get_pipeline_runs")
 

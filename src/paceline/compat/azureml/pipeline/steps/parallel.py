@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.runconfig import RunConfiguration
@@ -22,6 +22,9 @@ from paceline.compat.azureml.pipeline.core.builder import PipelineData, Pipeline
 from paceline.compat.azureml.pipeline.filling import Filling
 from paceline.job.data_reference import DataReference
 from paceline.pipelines.plan import Planned
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["ParallelRunConfig", "ParallelRunStep"]
 
@@ -154,7 +157,9 @@ class ParallelRunStep(PipelineStep):
         made.run_config.arguments = [self._settings(filling, inputs).text(), *made.run_config.arguments]
         return made
 
-    def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
+    def planned(
+        self, workspace: Workspace, run_id: str, parameters: dict[str, Any], source_directory: str | None
+    ) -> Planned:
         found: Planned = super().planned(workspace, run_id, parameters, source_directory)
         job = dataclasses.replace(found.job, entry_script="", entry_module=_MODULE)
         return dataclasses.replace(found, job=job)

@@ -6,7 +6,7 @@ https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.runconfig import RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
@@ -16,6 +16,9 @@ from paceline.compat.azureml.pipeline.core.graph import TrainingOutput
 from paceline.compat.azureml.pipeline.filling import Filling
 from paceline.compat.azureml.train.hyperdrive.runconfig import HyperDriveConfig
 from paceline.pipelines.plan import Planned
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["HyperDriveStep"]
 
@@ -59,7 +62,9 @@ class HyperDriveStep(PipelineStep):
         if wanted:
             self.followers = [SweepOutputs(self, wanted)]
 
-    def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
+    def planned(
+        self, workspace: Workspace, run_id: str, parameters: dict[str, Any], source_directory: str | None
+    ) -> Planned:
         filling = Filling(workspace, run_id, parameters, ())
 
         def change(config: ScriptRunConfig) -> ScriptRunConfig:

@@ -9,7 +9,7 @@ import copy
 import enum
 import secrets
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import HyperDriveConfigException
@@ -18,6 +18,9 @@ from paceline.compat.azureml.train.estimator import MMLBaseEstimator
 from paceline.compat.azureml.train.hyperdrive.policy import EarlyTerminationPolicy
 from paceline.compat.azureml.train.hyperdrive.sampling import HyperParameterSampling
 from paceline.runs import states
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 
@@ -158,7 +161,7 @@ class HyperDriveConfig:
         return run
 
     def prepared(
-        self, workspace: Any, change: Callable[[ScriptRunConfig], ScriptRunConfig] = lambda config: config
+        self, workspace: Workspace, change: Callable[[ScriptRunConfig], ScriptRunConfig] = lambda config: config
     ) -> tuple[Any, Any]:
         """Return the trials' job (`submission.Prepared`) and the `SweepSpec`.
 
