@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
 
 __all__ = ["UserType", "get_diagnostics_collection_info", "get_telemetry_log_handler", "set_diagnostics_collection"]
 
@@ -22,8 +22,6 @@ def get_diagnostics_collection_info(*arguments: object, **named: object) -> tupl
     return False, ""
 
 
-def get_telemetry_log_handler(*arguments: object, **named: object) -> Any:
+def get_telemetry_log_handler(*arguments: object, **named: object) -> logging.Handler:
     """Return a handler that discards all records."""
-    import logging
-
     return logging.NullHandler()

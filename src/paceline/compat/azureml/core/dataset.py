@@ -202,7 +202,7 @@ class Dataset:
         return of_native(dataset.Dataset.get_by_id(workspace, id))
 
     @staticmethod
-    def get_all(workspace: Workspace) -> Any:
+    def get_all(workspace: Workspace) -> NamedObjects[Any]:
         """Return all registered datasets by name."""
         return NamedObjects({name: of_native(one) for name, one in dataset.Dataset.get_all(workspace).items()})
 
@@ -234,7 +234,7 @@ def _store(store: object) -> Any:
     return store._real if isinstance(store, Datastore) else store
 
 
-def _target(target: object) -> Any:
+def _target(target: object) -> tuple[Any, str]:
     place = _place(target)
     if isinstance(place, SdkDataReference):
         raise UserErrorException(f"target={target!r} is not in a datastore.")

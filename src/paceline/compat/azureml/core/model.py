@@ -25,6 +25,8 @@ from paceline.errors import ModelNotFoundError as NotFound
 from paceline.models import model
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from paceline.workspace import Workspace
 
 __all__ = ["Dataset", "InferenceConfig", "Model", "ModelNotFoundException"]
@@ -84,7 +86,7 @@ class Model(model.Model):
         return f"aml://asset/{self.id}"
 
     @property
-    def created_time(self) -> Any:
+    def created_time(self) -> dt.datetime:
         import datetime as dt
 
         return dt.datetime.fromisoformat(self.created_utc.replace("Z", "+00:00"))

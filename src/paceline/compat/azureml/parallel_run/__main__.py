@@ -49,7 +49,7 @@ def work(ask: asking.Ask, settings: ParallelRunSettings, arguments: Sequence[str
     scorer: Scorer | None = None
     answer = ask({"kind": "ready"})
     while (values := answer["batch"]) is not None:
-        batch = Batch(**{**values, "files": tuple(values["files"])})
+        batch = Batch.of_fields(values)
         if scorer is None or not scorer.is_alive:
             try:
                 scorer = Scorer(settings, arguments)

@@ -11,14 +11,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-from paceline.compat.azureml.parallel_run.sharing import Sharing
+from paceline.compat.azureml.parallel_run.sharing import RankRequest, RankResponse, Sharing
 from paceline.system.handshake import RUN_SECRET_VARIABLE, prove_as_client, prove_as_server
 from paceline.system.listening import accept_each
 
 _PAUSE_S = 0.1
-Ask = Callable[[dict[str, Any]], dict[str, Any]]
+Ask = Callable[[RankRequest], RankResponse]
 
 
 class Listening:
@@ -85,9 +84,9 @@ def of_first_rank() -> Ask:
             break
     link = prove_as_client(found, _secret())
 
-    def ask(question: dict[str, Any]) -> dict[str, Any]:
+    def ask(question: RankRequest) -> RankResponse:
         link.send_bytes(json.dumps(question).encode())
-        answer: dict[str, Any] = json.loads(link.recv_bytes())
+        answer: RankResponse = json.loads(link.recv_bytes())
         return answer
 
     return ask

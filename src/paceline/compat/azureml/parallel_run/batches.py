@@ -8,12 +8,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.compat.azureml.data.file_dataset import key_values
 from paceline.errors import DataError
+
+
+class BatchFields(TypedDict):
+    """The fields of a Batch in a message."""
+
+    number: int
+    input: str
+    files: Sequence[str]
+    first: int
+    last: int
+    group: int | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,29 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.files) or self.last - self.first
+
+    def fields(self) -> BatchFields:
+        """Return the batch for JSON."""
+        return {
+            "number": self.number,
+            "input": self.input,
+            "files": self.files,
+            "first": self.first,
+            "last": self.last,
+            "group": self.group,
+        }
+
+    @classmethod
+    def of_fields(cls, fields: BatchFields) -> Batch:
+        """Return a batch from the JSON of `fields()`."""
+        return cls(
+            number=fields["number"],
+            input=fields["input"],
+            files=tuple(fields["files"]),
+            first=fields["first"],
+            last=fields["last"],
+            group=fields["group"],
+        )
 
 
 def all_of(settings: ParallelRunSettings) -> list[Batch]:

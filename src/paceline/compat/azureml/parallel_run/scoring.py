@@ -19,10 +19,13 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSettings, content, folder_of, values_of
+
+if TYPE_CHECKING:
+    from paceline.compat.azureml.parallel_run.sharing import RankRequest
 
 
 class Scorer:
@@ -48,13 +51,13 @@ class Scorer:
             self.end()
             raise UserErrorException(f"{settings.entry} can't be used: {answer['why']}")
 
-    def score(self, batch: Batch) -> dict[str, Any]:
+    def score(self, batch: Batch) -> RankRequest:
         """Run a mini-batch and return the result for `Sharing.handle`.
 
         Kills the process after a timeout.
         """
         try:
-            self._link.send_bytes(json.dumps(vars(batch)).encode())
+            self._link.send_bytes(json.dumps(batch.fields()).encode())
             answer = self._answer(self._settings.timeout_s)
         except OSError:
             answer = self._died()
@@ -70,19 +73,19 @@ class Scorer:
             self._process.wait()
         self.is_alive = False
 
-    def _answer(self, timeout_s: float | None) -> dict[str, Any]:
+    def _answer(self, timeout_s: float | None) -> RankRequest:
         if not self._link.poll(timeout_s):
             self._process.kill()
             self._process.wait()
             self.is_alive = False
             return {"kind": "failed", "why": f"run() did not return within run_invocation_timeout={timeout_s:g} s"}
         try:
-            answer: dict[str, Any] = json.loads(self._link.recv_bytes())
+            answer: RankRequest = json.loads(self._link.recv_bytes())
         except (EOFError, OSError):
             return self._died()
         return answer
 
-    def _died(self) -> dict[str, Any]:
+    def _died(self) -> RankRequest:
         self.is_alive = False
         code = self._process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -114,7 +117,7 @@ def main(argv: Sequence[str]) -> None:
         except EOFError:
             break
         try:
-            batch = Batch(**{**values, "files": tuple(values["files"])})
+            batch = Batch.of_fields(values)
             given = content(batch, settings, tables)
             more = (MiniBatchContext(batch, settings, given),) if takes_context else ()
             rows, items = _rows(script.run(given, *more))

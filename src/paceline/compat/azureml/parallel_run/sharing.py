@@ -5,9 +5,28 @@ from __future__ import annotations
 import threading
 from collections import deque
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Literal, TypedDict
 
-from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSettings
+from paceline.compat.azureml.parallel_run.batches import Batch, BatchFields, ParallelRunSettings
+
+
+class _Kind(TypedDict):
+    kind: Literal["ready", "done", "failed", "give_up"]
+
+
+class RankRequest(_Kind, total=False):
+    """A rank's message: the result of its last mini-batch, and a request for the next."""
+
+    number: int
+    rows: list[str]
+    items: int
+    why: str
+
+
+class RankResponse(TypedDict):
+    """The next mini-batch, or None if none is left."""
+
+    batch: BatchFields | None
 
 
 class Sharing:
@@ -111,7 +130,7 @@ class Sharing:
             self.failure = f"{why}; {last}"
         self._changed.notify_all()
 
-    def handle(self, question: dict[str, Any]) -> dict[str, Any]:
+    def handle(self, question: RankRequest) -> RankResponse:
         """Handle a rank's message and return the response."""
         kind = question["kind"]
         if kind == "done":
@@ -122,4 +141,4 @@ class Sharing:
             self.give_up(question["why"])
             return {"batch": None}
         batch = self.next()
-        return {"batch": None if batch is None else vars(batch)}
+        return {"batch": None if batch is None else batch.fields()}

@@ -152,7 +152,7 @@ class ComputeTarget:
     def status(self) -> ComputeStatus:
         return ComputeStatus(self._data)
 
-    def get_status(self) -> Any:
+    def get_status(self) -> ComputeStatus:
         """Return a status with the requested number of nodes."""
         return self.status
 

@@ -25,6 +25,8 @@ from paceline.pipelines import data as native
 from paceline.pipelines.plan import Planned
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline.workspace import Workspace
 
 __all__ = ["PipelineData", "PipelineStep", "StepSequence"]
@@ -231,14 +233,14 @@ class PipelineStep:
             found.append(producer)
         return found
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """Return the step's PipelineParameters: name -> default value."""
         return {
             one.name: one.default_value for one in flat_values(self._values()) if isinstance(one, PipelineParameter)
         }
 
     def planned(
-        self, workspace: Workspace, run_id: str, parameters: dict[str, Any], source_directory: str | None
+        self, workspace: Workspace, run_id: str, parameters: Mapping[str, object], source_directory: str | None
     ) -> Planned:
         """Return the planned step for a run.
 

@@ -6,12 +6,16 @@ https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.co
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import late
 from paceline.job.data_reference import DataReference
 from paceline.pipelines import data as native
+
+if TYPE_CHECKING:
+    from paceline.compat.azureml.core.datastore import Datastore
+    from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
 
 __all__ = ["InputPortBinding", "OutputPortBinding", "PipelineParameter", "PortDataReference", "TrainingOutput"]
 
@@ -33,7 +37,7 @@ class PipelineParameter(native.PipelineParameter):
         super().__init__(name, default_value)
 
     # The value may be a dataset, so functions that take a dataset accept a parameter as well.
-    def as_named_input(self, name: str) -> Any:
+    def as_named_input(self, name: str) -> DatasetConsumptionConfig:
         """Return the parameter's dataset as an input of this name."""
         from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
 
@@ -158,7 +162,7 @@ class PortDataReference:
         return str(self._reference.sources[0].datastore)
 
     @property
-    def datastore(self) -> Any:
+    def datastore(self) -> Datastore:
         from paceline.compat.azureml.core.datastore import Datastore
 
         return Datastore.get(self._workspace, self.datastore_name)

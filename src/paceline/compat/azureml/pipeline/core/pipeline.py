@@ -59,7 +59,7 @@ class Pipeline:
             raise UserErrorException("a pipeline needs at least one step.")
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """Return the PipelineParameters of all steps: name -> default value."""
         return {name: value for step in self.steps for name, value in step.parameters().items()}
 
@@ -164,6 +164,6 @@ class Pipeline:
         )
 
 
-def _told(value: object) -> Any:
+def _told(value: object) -> str | int | float | bool:
     """Return a parameter's value in the form for the record."""
     return value if isinstance(value, (str, int, float, bool)) else str(getattr(value, "name", None) or value)

@@ -5,7 +5,8 @@ All are refused.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import builtins
+from typing import NoReturn
 
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
 from paceline.compat.azureml.refused import Refused
@@ -36,7 +37,7 @@ class PublishedPipeline(Refused):
     create = publish = get
 
     @classmethod
-    def list(cls, *arguments: object, **named: object) -> Any:
+    def list(cls, *arguments: object, **named: object) -> builtins.list[NoReturn]:
         """Return an empty list."""
         return []
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import builtins
+from typing import NoReturn
 
 from paceline.compat.azureml.refused import Refused
 
@@ -37,7 +38,7 @@ class Schedule(Refused):
     get = create
 
     @classmethod
-    def list(cls, *arguments: object, **named: object) -> Any:
+    def list(cls, *arguments: object, **named: object) -> builtins.list[NoReturn]:
         """Return an empty list."""
         return []
 

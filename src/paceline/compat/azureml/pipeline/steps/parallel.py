@@ -158,7 +158,7 @@ class ParallelRunStep(PipelineStep):
         return made
 
     def planned(
-        self, workspace: Workspace, run_id: str, parameters: dict[str, Any], source_directory: str | None
+        self, workspace: Workspace, run_id: str, parameters: Mapping[str, object], source_directory: str | None
     ) -> Planned:
         found: Planned = super().planned(workspace, run_id, parameters, source_directory)
         job = dataclasses.replace(found.job, entry_script="", entry_module=_MODULE)

@@ -18,6 +18,8 @@ from paceline.compat.azureml.train.hyperdrive.runconfig import HyperDriveConfig
 from paceline.pipelines.plan import Planned
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline.workspace import Workspace
 
 __all__ = ["HyperDriveStep"]
@@ -63,7 +65,7 @@ class HyperDriveStep(PipelineStep):
             self.followers = [SweepOutputs(self, wanted)]
 
     def planned(
-        self, workspace: Workspace, run_id: str, parameters: dict[str, Any], source_directory: str | None
+        self, workspace: Workspace, run_id: str, parameters: Mapping[str, object], source_directory: str | None
     ) -> Planned:
         filling = Filling(workspace, run_id, parameters, ())
 

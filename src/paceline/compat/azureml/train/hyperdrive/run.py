@@ -40,7 +40,7 @@ class HyperDriveRun(Run):
         return ScriptRun(experiment, record.run_id)
 
     @property
-    def hyperdrive_config(self) -> Any:
+    def hyperdrive_config(self) -> SweepSpec:
         """The sweep's configuration, in Paceline's form."""
         return self._spec
 
