@@ -37,7 +37,7 @@ class Strict:
     def __repr__(self) -> str:
         return json.dumps(self._plain(), indent=4, default=str)
 
-    def _plain(self) -> dict[str, Any]:
+    def _plain(self) -> dict[str, object]:
         """Return the printed form, with the SDK's camel case names."""
         return {
             camel_case(key): value._plain() if isinstance(value, Strict) else value

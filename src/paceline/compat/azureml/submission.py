@@ -102,7 +102,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
     return Prepared(Job(**values), directory, notes.all(), notes.show())
 
 
-def words_of(arguments: list[Any], workspace: Workspace, run_id: str) -> tuple[list[str], list[DataReference]]:
+def words_of(arguments: list[object], workspace: Workspace, run_id: str) -> tuple[list[str], list[DataReference]]:
     """Return each argument as a word, and the data among them.
 
     Raises:
@@ -226,7 +226,7 @@ def _has_gpus(target: str, shape: Mapping[str, Any], notes: SubmissionNotes) -> 
     return False
 
 
-def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, Any]:
+def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, object]:
     if not script:
         raise UserErrorException("the script or command is missing. Give ScriptRunConfig(script='train.py').")
     if script.endswith(".ipynb"):
@@ -251,7 +251,7 @@ def _is_python(notebook: Path) -> bool:
         return False
 
 
-def _command(command: Any, workspace: Workspace, run_id: str) -> tuple[dict[str, Any], list[DataReference]]:
+def _command(command: Any, workspace: Workspace, run_id: str) -> tuple[dict[str, object], list[DataReference]]:
     """Return the shell command and its data.
 
     The SDK joins a list's items with spaces and does not quote, so an item may contain several words.

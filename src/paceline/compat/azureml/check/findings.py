@@ -354,7 +354,7 @@ def of_old_library(name: str) -> str | None:
     return None
 
 
-def of_call(name: str, values: Mapping[str, Any], words: Sequence[Any]) -> Iterator[str]:
+def of_call(name: str, values: Mapping[str, object], words: Sequence[object]) -> Iterator[str]:
     """Yield a sentence for each replacement in a call.
 
     Args:

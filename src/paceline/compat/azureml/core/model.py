@@ -200,7 +200,7 @@ class Model(model.Model):
     def deploy(  # type: ignore[override]
         workspace: Workspace,
         name: str,
-        models: Sequence[Any],
+        models: Sequence[object],
         inference_config: InferenceConfig | None = None,
         deployment_config: object = None,
         deployment_target: object = None,
@@ -221,7 +221,7 @@ class Model(model.Model):
     @staticmethod
     def package(
         workspace: Workspace,
-        models: Sequence[Any],
+        models: Sequence[object],
         inference_config: InferenceConfig | None = None,
         generate_dockerfile: bool = False,
         image_name: str | None = None,

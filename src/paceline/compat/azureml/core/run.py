@@ -232,7 +232,7 @@ class Run(SdkSpellings, run.Run):
 
         The metrics of a sweep include which trial was the best, and when.
         """
-        found: dict[str, Any] = super().get_metrics(name, recursive, **others)
+        found: dict[str, object] = super().get_metrics(name, recursive, **others)
         if self.kind == "sweep" and not recursive:
             # A run of this class may be a sweep if the caller created it by id.
             found |= late("train.hyperdrive.run", "best_child_metric")(self, name)
@@ -527,12 +527,12 @@ class Run(SdkSpellings, run.Run):
         warnings adds warnings.
         """
         record = self.record()
-        properties: dict[str, Any] = dict(self.get_properties())
+        properties: dict[str, object] = dict(self.get_properties())
         if record.snapshot_id:
             properties["ContentSnapshotId"] = record.snapshot_id
         # The SDK stores the source's git data under these property names.
         properties |= {f"azureml.git.{key}": value for key, value in record.git.items()}
-        details: dict[str, Any] = {
+        details: dict[str, object] = {
             "runId": record.run_id,
             "target": record.target,
             "status": record.status,
@@ -623,7 +623,7 @@ def check_not_failed(record: RunRecord) -> None:
         raise ActivityFailedException(json.dumps({"error": error}, indent=4))
 
 
-def _definition(job: Any) -> dict[str, Any]:
+def _definition(job: Any) -> dict[str, object]:
     """Return the job as the SDK's runDefinition."""
     shown = job.shown()
     return {

@@ -194,7 +194,7 @@ class OutputTabularDatasetConfig:
 
 
 def table_of(
-    how: str, name: str, data: object, options: dict[str, Any], pattern: str | None = None, inside: str | None = None
+    how: str, name: str, data: object, options: dict[str, object], pattern: str | None = None, inside: str | None = None
 ) -> OutputTabularDatasetConfig:
     """Return a table definition for files that do not exist yet.
 

@@ -91,7 +91,7 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         keys = self.checked_keys(partition_keys)
         if not keys:
             return []
-        found: list[dict[str, Any]] = self.to_pandas_dataframe()[keys].drop_duplicates().to_dict("records")
+        found: list[dict[str, object]] = self.to_pandas_dataframe()[keys].drop_duplicates().to_dict("records")
         return found
 
     def keep_columns(self, columns: Any, validate: bool = False) -> TabularDataset:

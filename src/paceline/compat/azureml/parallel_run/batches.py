@@ -147,7 +147,7 @@ def _parts(settings: ParallelRunSettings, name: str, files: list[str]) -> list[t
     return [tuple(part) for part in parts.values()]
 
 
-def _values(settings: ParallelRunSettings, name: str, file: str) -> dict[str, Any]:
+def _values(settings: ParallelRunSettings, name: str, file: str) -> dict[str, object]:
     top = folder_of(name)
     found = key_values(settings.formats[name], file or top.name, top / file)
     return {key: found[key] for key in settings.keys}

@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit(1) from None
     tell(kind="ready")
     takes_context = _takes_two(script.run)
-    tables: dict[str, Any] = {}
+    tables: dict[str, object] = {}
     while True:
         try:
             values = json.loads(link.recv_bytes())

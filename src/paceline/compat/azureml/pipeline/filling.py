@@ -27,7 +27,7 @@ class Filling:
     """
 
     def __init__(
-        self, workspace: Workspace, run_id: str, parameters: Mapping[str, Any], outputs: Iterable[Any]
+        self, workspace: Workspace, run_id: str, parameters: Mapping[str, object], outputs: Iterable[object]
     ) -> None:
         self.workspace = workspace
         self._run_id = run_id
@@ -59,7 +59,7 @@ class Filling:
         """Return a list of arguments with all values substituted."""
         return [self.value(one) for one in argument_list(values)]
 
-    def config(self, config: ScriptRunConfig, data: Iterable[Any]) -> ScriptRunConfig:
+    def config(self, config: ScriptRunConfig, data: Iterable[object]) -> ScriptRunConfig:
         """Return a copy of a configuration with all values substituted.
 
         `data` holds the inputs and outputs outside the arguments.

@@ -74,7 +74,7 @@ class Webservice:
     def deploy_from_model(
         workspace: Workspace,
         name: str,
-        models: Sequence[Any],
+        models: Sequence[object],
         image_config: Any,
         deployment_config: Any = None,
         deployment_target: object = None,
@@ -444,7 +444,7 @@ def script_of(config: Any, notes: SubmissionNotes) -> dict[str, Any]:
     """
     if config is None:
         return {}
-    found: dict[str, Any] = {"entry_script": config.entry_script}
+    found: dict[str, object] = {"entry_script": config.entry_script}
     variables: dict[str, str] = {}
     if config.source_directory:
         found["source_directory"] = config.source_directory

@@ -75,7 +75,7 @@ class Pipeline:
     def submit(
         self,
         experiment_name: str,
-        pipeline_parameters: Mapping[str, Any] | None = None,
+        pipeline_parameters: Mapping[str, object] | None = None,
         continue_on_step_failure: bool | None = None,
         regenerate_outputs: bool = False,
         parent_run_id: str | None = None,
@@ -110,7 +110,7 @@ class Pipeline:
         experiment: Any,
         tags: Any,
         *,
-        pipeline_parameters: Mapping[str, Any] | None = None,
+        pipeline_parameters: Mapping[str, object] | None = None,
         continue_on_step_failure: bool | None = None,
         regenerate_outputs: bool = False,
         display_name: str | None = None,
@@ -142,8 +142,8 @@ class Pipeline:
         )
         return late("pipeline.core.run", "PipelineRun")(experiment, folder.run_id)
 
-    def _spec(self, run_id: str, parameters: Mapping[str, Any], **values: object) -> tuple[PipelineSpec, list[Path]]:
-        outputs: dict[str, Any] = {}
+    def _spec(self, run_id: str, parameters: Mapping[str, object], **values: object) -> tuple[PipelineSpec, list[Path]]:
+        outputs: dict[str, object] = {}
         for step in self.steps:
             for data in step.outputs:
                 if not isinstance(data, PipelineData):

@@ -131,7 +131,7 @@ class ParallelRunStep(PipelineStep):
         super().__init__(name, inputs, [] if output is None else [output], arguments)
         self.allow_reuse = bool(allow_reuse)
 
-    def _values(self) -> list[Any]:
+    def _values(self) -> list[object]:
         return [*super()._values(), self._side_inputs, list(vars(self._config).values())]
 
     def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:

@@ -40,8 +40,8 @@ class _ConfiguredStep(PipelineStep):
         inputs: object,
         outputs: object,
         arguments: object,
-        run_params: Mapping[str, Any] | None,
-        params: Mapping[str, Any] | None = None,
+        run_params: Mapping[str, object] | None,
+        params: Mapping[str, object] | None = None,
     ) -> None:
         if unknown := sorted(set(run_params or {}) - set(_RUN_PARAMS)):
             raise UserErrorException(
@@ -51,7 +51,7 @@ class _ConfiguredStep(PipelineStep):
         super().__init__(name, inputs, outputs, arguments)
         self.compute_target: Any = None
 
-    def _values(self) -> list[Any]:
+    def _values(self) -> list[object]:
         return [*super()._values(), self._params, self._run_params]
 
     def _run_config(self, filling: Filling, given: RunConfiguration | None) -> RunConfiguration:
@@ -92,10 +92,10 @@ class PythonScriptStep(_ConfiguredStep):
         arguments: object = None,
         compute_target: object = None,
         runconfig: RunConfiguration | None = None,
-        runconfig_pipeline_params: Mapping[str, Any] | None = None,
+        runconfig_pipeline_params: Mapping[str, object] | None = None,
         inputs: object = None,
         outputs: object = None,
-        params: Mapping[str, Any] | None = None,
+        params: Mapping[str, object] | None = None,
         source_directory: str | None = None,
         allow_reuse: bool = True,
         version: str | None = None,
@@ -130,10 +130,10 @@ class CommandStep(_ConfiguredStep):
         name: str | None = None,
         compute_target: Any = None,
         runconfig: Any = None,
-        runconfig_pipeline_params: Mapping[str, Any] | None = None,
+        runconfig_pipeline_params: Mapping[str, object] | None = None,
         inputs: Any = None,
         outputs: Any = None,
-        params: Mapping[str, Any] | None = None,
+        params: Mapping[str, object] | None = None,
         source_directory: str | None = None,
         allow_reuse: bool = True,
         version: str | None = None,
@@ -148,7 +148,7 @@ class CommandStep(_ConfiguredStep):
         given = runconfig.source_directory if isinstance(runconfig, ScriptRunConfig) else None
         self.source_directory = source_directory or given
 
-    def _values(self) -> list[Any]:
+    def _values(self) -> list[object]:
         return [*super()._values(), self.command]
 
     def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
@@ -172,7 +172,7 @@ class EstimatorStep(_ConfiguredStep):
         name: str | None = None,
         estimator: MMLBaseEstimator | None = None,
         estimator_entry_script_arguments: object = None,
-        runconfig_pipeline_params: Mapping[str, Any] | None = None,
+        runconfig_pipeline_params: Mapping[str, object] | None = None,
         inputs: object = None,
         outputs: object = None,
         compute_target: object = None,

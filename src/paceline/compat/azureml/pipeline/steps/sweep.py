@@ -92,7 +92,7 @@ class SweepOutputs(PipelineStep):
     """
 
     def __init__(self, sweep: HyperDriveStep, wanted: list[tuple[PipelineData, TrainingOutput]]) -> None:
-        words: list[Any] = ["--step", sweep.name]
+        words: list[object] = ["--step", sweep.name]
         for data, output in wanted:
             words += ["--metrics", data] if output.type == "Metrics" else ["--model", data, output.model_file or ""]
         super().__init__(f"{sweep.name} outputs", None, [data for data, _ in wanted], words)

@@ -164,7 +164,7 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
             rows.append(row)
     if not rows:
         return {}
-    table: dict[str, list[Any]] = {
+    table: dict[str, list[object]] = {
         "metric_name": [spec.metric] * len(rows),
         "timestamp": [dt.datetime.fromtimestamp(time, dt.timezone.utc).isoformat() for time, _, _ in rows],
         "run_id": [child for _, _, child in rows],
@@ -175,7 +175,7 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
     return {BEST_CHILD: {key: column[0] if len(rows) == 1 else column for key, column in table.items()}}
 
 
-def _policy(stop: Any) -> dict[str, Any]:
+def _policy(stop: Any) -> dict[str, object]:
     if stop is None:
         return {"name": "DEFAULT"}
     # Paceline's policies have the SDK's names.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.compat.azureml.exceptions import HyperDriveConfigException
 from paceline.sweeps.expressions import Choice, Uniform
@@ -27,7 +27,7 @@ class HyperParameterSampling:
     sampler: ClassVar[str] = "random"
     _takes: ClassVar[tuple[type, ...]] = ()
 
-    def __init__(self, parameter_space: dict[str, Any], properties: dict[str, Any] | None = None) -> None:
+    def __init__(self, parameter_space: dict[str, object], properties: dict[str, object] | None = None) -> None:
         if not isinstance(parameter_space, dict) or not parameter_space:
             raise HyperDriveConfigException("the parameter space must be a non-empty dict of name -> expression.")
         self.parameter_space = dict(parameter_space)
