@@ -14,7 +14,7 @@ from paceline.compat.alias_finder import spec_of
 
 
 def main() -> None:
-    """Run the program that the command line names, with its arguments, as `python` itself would."""
+    """Run the program on the command line, as `python` would."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__, file=sys.stderr)
         raise SystemExit(0 if len(sys.argv) > 1 else 2)
