@@ -313,7 +313,7 @@ def test_an_environment_together_with_what_it_says_is_refused(other):
 
 
 def test_a_name_is_no_environment():
-    with pytest.raises(JobError, match="environment_definition='lab' is no Environment"):
+    with pytest.raises(JobError, match="environment_definition='lab' must be an Environment"):
         PyTorch(entry_script="train.py", environment_definition="lab")
 
 
