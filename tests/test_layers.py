@@ -288,3 +288,16 @@ def test_every_file_is_python_3_10():
             wrong.append(f"{module_of(path)}: {error}")
     assert FILES
     assert wrong == []
+
+
+def test_programs_define_everything_before_they_start() -> None:
+    """The story: functions were moved behind `if __name__ == "__main__": sys.exit(main())`, which never saw them."""
+    late = []
+    for path in SOURCE.rglob("*.py"):
+        has_started = False
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) and "main(" in ast.unparse(node):
+                has_started = True
+            elif has_started and isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign)):
+                late.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert late == []

@@ -187,7 +187,7 @@ def test_a_page_is_cut_into_its_blocks(tmp_path: Path) -> None:
         ("```console\n$ echo one\ntwo\n```", "'two' is not in"),
         ("```console\n$ false\n```", "exit code 1"),
         ("<!-- exits with 3 -->\n```console\n$ true\n```", "exit code 0"),
-        ("<!-- not run: why -->\n```console\n$ paceline logs --folow\n```", "No such option: --folow"),
+        ("<!-- not run: why -->\n```console\n$ paceline logs --folow\n```", "No such option '--folow'"),
         ("<!-- not run: why -->\n```console\n$ paceline run train.py -j 2x4 --compute x\n```", "--backend"),
         ("<!-- not run: why -->\n```console\n$ paceline compute add x --kind ssh --hots a\n```", "--hots"),
         ("<!-- not run: why -->\n```console\n$ nosuch\n```", "how to check 'nosuch'"),

@@ -88,10 +88,6 @@ def _failure(error: Exception) -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
     """Remove a run's containers and its views of cached data; keep data, environments and images for other runs."""
     remove_containers(job, folder)
@@ -111,3 +107,7 @@ def remove_containers(job: Job, folder: RunFolder) -> dict[str, Any]:
         # This happens twice in a run, so a short wait suffices.
         remove(find_engine(to_start=False), folder.run_id, settle_s=0.25)
     return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -68,10 +68,6 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
     )
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 class Preparation:
     """A build in progress; call `poll` until `setup` or `failure` is set.
 
@@ -140,3 +136,7 @@ class Preparation:
             stdin=subprocess.DEVNULL,
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509 - no lock is taken between fork and exec
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.compat.horovod.test_aliases import IMPORT_EACH
+from tests.compat.horovod.test_aliases import IMPORT_EACH, MERGED
 from tests.engines.conftest import require_module
 from tests.ranks import clean_environment
 from tests.warm import TENSORFLOW, run_alone
@@ -23,6 +23,6 @@ KERAS = (
 def test_the_modules_for_tensorflow_and_keras_are_one_under_both_names(tmp_path):
     require_module("tensorflow")
     script = tmp_path / "script.py"
-    script.write_text("import paceline.compat as c; c.install('horovod')\n" + IMPORT_EACH.format(names=KERAS))
+    script.write_text("import paceline.compat as c; c.install('horovod')\n" + IMPORT_EACH.format(names=KERAS, merged=MERGED))
     done = run_alone(str(script), loaded=TENSORFLOW, environment=clean_environment())
     assert done.returncode == 0, done.stderr
