@@ -8,6 +8,7 @@ limit is <MiB> above what the process has once everything is imported, so it is 
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import sys
@@ -52,6 +53,8 @@ def main(folder: str, strategy: str, width: str, blocks: str, margin_mib: str, w
 
     # What torch loads on first use belongs to the program, not to the model.
     parallel(16, 5, None).step(given[0])
+    # Garbage of that step must not be collected in the middle of what is measured.
+    gc.collect()
     base = status("VmRSS")
     limit = status("VmData") + int(margin_mib) * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
