@@ -31,7 +31,7 @@ def install(name: str, *, force: bool = False) -> None:
 
 
 def shim_dir() -> Path:
-    """The folder that makes `import horovod` work for every process that has it on PYTHONPATH."""
+    """Return the folder that makes `import horovod` work for every process that has it on PYTHONPATH."""
     # `first` takes the name even where the real package is installed. `fallback` beside it, which horovodrun's ranks have,
     # lets the real one win.
     return Path(__file__).parent / "shim" / "first"

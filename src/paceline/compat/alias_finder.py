@@ -34,7 +34,7 @@ class AliasFinder:
         self._renamed = renamed or {}
 
     def covers(self, module: str) -> bool:
-        """True for the package itself, and for all below it."""
+        """Return True for the package itself and for everything below it."""
         return module == self.name or module.startswith(f"{self.name}.")
 
     def find_spec(
@@ -80,7 +80,7 @@ class AliasFinder:
 
 
 def spec_of(module: str) -> ModuleSpec | None:
-    """The module's spec; None where it, or a package above it, is not there."""
+    """Return the module's spec, or None if the module or a package above it is missing."""
     try:
         return importlib.util.find_spec(module)
     except ModuleNotFoundError as error:

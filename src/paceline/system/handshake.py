@@ -20,7 +20,9 @@ def tag(key: bytes, purpose: str, data: bytes) -> bytes:
     """Return a proof that the writer of `data` knows `key`.
 
     Args:
+        key: The shared secret.
         purpose: Where `data` is used, so that a tag from one place is refused in another.
+        data: The signed bytes.
 
     Returns:
         `TAG_BYTES` bytes.

@@ -23,6 +23,8 @@ KERAS = (
 def test_the_modules_for_tensorflow_and_keras_are_one_under_both_names(tmp_path):
     require_module("tensorflow")
     script = tmp_path / "script.py"
-    script.write_text("import paceline.compat as c; c.install('horovod')\n" + IMPORT_EACH.format(names=KERAS, merged=MERGED))
+    script.write_text(
+        "import paceline.compat as c; c.install('horovod')\n" + IMPORT_EACH.format(names=KERAS, merged=MERGED)
+    )
     done = run_alone(str(script), loaded=TENSORFLOW, environment=clean_environment())
     assert done.returncode == 0, done.stderr
