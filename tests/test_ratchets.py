@@ -6,14 +6,22 @@ folder, and add `--marks` for each mark of stilted English with its place. A cha
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "paceline"
 
 CEILINGS = {
-    "lines": 141_070,
+    "lines": 141_075,
     "files": 837,
     "percent of lines that import": 6.5,
     "Any per 1,000 lines": 25.3,
@@ -54,3 +62,185 @@ MARKS = {
 }
 _MARK = re.compile("|".join(MARKS.values()), re.IGNORECASE | re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z][\w'-]*")
+
+
+def _python_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def _docstrings(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.Expr, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text and isinstance(node.body[0], ast.Expr):
+                yield node, node.body[0], text
+
+
+def prose_of(code: str) -> list[tuple[int, str]]:
+    """Return the docstrings and comments of a Python file, each with its first line's number."""
+    texts = [(statement.lineno, text) for _, statement, text in _docstrings(ast.parse(code))]
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT:
+            texts.append((token.start[0], token.string.lstrip("#: ")))
+    return texts
+
+
+def _count(code: str) -> Counter[str]:
+    tree = ast.parse(code)
+    counts = Counter(files=1, lines=code.count("\n"))
+    counts["lines with code or a docstring"] = sum(
+        bool(line.strip()) and not line.lstrip().startswith("#") for line in code.splitlines()
+    )
+    for node in ast.walk(tree):
+        counts["if"] += isinstance(node, (ast.If, ast.IfExp))
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            counts["import lines"] += (node.end_lineno or node.lineno) - node.lineno + 1
+    for node, _, text in _docstrings(tree):
+        if not isinstance(node, ast.Module):
+            counts["first lines"] += 1
+            counts["words in first lines"] += len(text.partition("\n")[0].split())
+    counts["Any"] = len(re.findall(r"\bAny\b", code))
+    counts["dict of Any"] = len(re.findall(r"(?:dict|Mapping)\[str, Any\]", code))
+    return counts
+
+
+def measure_source(folder: Path = SOURCE) -> dict[str, float]:
+    """Return the size of the Python source below `folder`: per 1,000 lines where the name says so."""
+    counts: Counter[str] = Counter()
+    prose: list[str] = []
+    for path in _python_files(folder):
+        code = path.read_text(encoding="utf-8")
+        counts += _count(code)
+        prose += [text for _, text in prose_of(code)]
+    lines = counts["lines"] or 1
+    return {
+        "lines": counts["lines"],
+        "files": counts["files"],
+        "percent of lines that import": round(100 * counts["import lines"] / lines, 2),
+        "Any per 1,000 lines": round(1000 * counts["Any"] / lines, 1),
+        "dict[str, Any] per 1,000 lines": round(1000 * counts["dict of Any"] / lines, 2),
+        "if per 1,000 lines": round(1000 * counts["if"] / (counts["lines with code or a docstring"] or 1), 1),
+        "words in a first docstring line": round(counts["words in first lines"] / (counts["first lines"] or 1), 2),
+        "marks in docstrings and comments": marks_per_1000_words(prose),
+    }
+
+
+def marks_per_1000_words(texts: list[str]) -> float:
+    """Return how many marks of stilted English 1,000 words of the texts have on average."""
+    words = sum(len(_WORD.findall(text)) for text in texts)
+    return round(1000 * sum(len(_MARK.findall(text)) for text in texts) / (words or 1), 2)
+
+
+def _texts_of_docs() -> list[str]:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(pages) if path.name.count(".") == 1]
+    return [re.sub(r"```.*?```|`[^`\n]*`", " ", text, flags=re.DOTALL) for text in texts]
+
+
+def _texts_of_help() -> list[str]:
+    """Return the help of the command line: of each command, option and argument, as its source has it."""
+    texts = []
+    for path in _python_files(SOURCE / "cli"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                texts += [_constant(word.value) for word in node.keywords if word.arg in ("help", "epilog")]
+    return texts
+
+
+def _texts_of_errors() -> list[str]:
+    """Return the text of each `raise` in the source."""
+    return [
+        " ".join(_constant(part) for part in ast.walk(node.exc) if isinstance(part, ast.Constant))
+        for path in _python_files(SOURCE)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise) and node.exc is not None
+    ]
+
+
+def _texts_of_page() -> list[str]:
+    texts = [path.read_text(encoding="utf-8") for path in sorted((SOURCE / "ui" / "templates").glob("*.html"))]
+    return [re.sub(r"\{[{%#].*?[}%#]\}|<[^>]*>", " ", text, flags=re.DOTALL) for text in texts]
+
+
+def _constant(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def measure_texts() -> dict[str, float]:
+    """Return the marks of stilted English in 1,000 words of the texts that users read."""
+    return {
+        "marks in docs": marks_per_1000_words(_texts_of_docs()),
+        "marks in the command line's help": marks_per_1000_words(_texts_of_help()),
+        "marks in error texts": marks_per_1000_words(_texts_of_errors()),
+        "marks in the page": marks_per_1000_words(_texts_of_page()),
+    }
+
+
+def measure() -> dict[str, float]:
+    return {**measure_source(), **measure_texts()}
+
+
+@pytest.fixture(scope="module")
+def numbers() -> dict[str, float]:
+    return measure()
+
+
+@pytest.mark.parametrize("name", CEILINGS)
+def test_number_is_not_above_its_ceiling(numbers: dict[str, float], name: str) -> None:
+    assert numbers[name] <= CEILINGS[name], "python -m tests.test_ratchets shows where"
+
+
+def test_every_number_has_a_ceiling(numbers: dict[str, float]) -> None:
+    assert set(numbers) == set(CEILINGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("Wait until copies to the CPU have finished.", 0),
+        ("What comes to the CPU is waited for.", 2),
+        ("Raise an error unless the nodes are ready.", 0),
+        ("A record there that is none is refused, lest whoever reads it is told so.", 4),
+    ],
+)
+def test_marks_of_a_sentence_are_counted(text: str, count: int) -> None:
+    assert len(_MARK.findall(text)) == count
+
+
+def test_source_is_counted() -> None:
+    code = '"""Say it."""\nfrom typing import Any\n' + (
+        "def f(x: dict[str, Any]) -> int:\n    # None is none.\n    return 1 if x else 0\n"
+    )
+    counts = _count(code)
+    assert (counts["lines"], counts["if"], counts["Any"], counts["dict of Any"], counts["import lines"]) == (
+        5,
+        1,
+        2,
+        1,
+        1,
+    )
+    assert prose_of(code) == [(1, "Say it."), (4, "None is none.")]
+
+
+def _print_marks(folder: Path) -> None:
+    for path in _python_files(folder):
+        for line, text in prose_of(path.read_text(encoding="utf-8")):
+            for match in _MARK.finditer(text):
+                at = line + text.count("\n", 0, match.start())
+                around = text[max(0, match.start() - 40) : match.end() + 30].replace("\n", " ")
+                print(f"{path}:{at}: {match.group()!r} in: {around}")
+
+
+def main(words: list[str]) -> None:
+    folders = [Path(word).resolve() for word in words if word != "--marks"]
+    for folder in folders or [SOURCE]:
+        if "--marks" in words:
+            _print_marks(folder)
+        for name, value in {**measure_source(folder), **({} if folders else measure_texts())}.items():
+            ceiling = "" if folders else f"  (ceiling {CEILINGS.get(name)})"
+            print(f"{name:40} {value:>10}{ceiling}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
