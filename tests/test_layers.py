@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -301,3 +302,18 @@ def test_programs_define_everything_before_they_start() -> None:
             elif has_started and isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign)):
                 late.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
     assert late == []
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("paceline.node.__main__", "paceline.containers.layer"),
+        ("paceline.services.supervise", "paceline.serving.bench"),
+        ("paceline.sweeps.controller", "paceline.sweeps.pictures.draw"),
+    ],
+)
+def test_process_of_a_run_starts_without_modules_it_rarely_needs(module: str, heavy: str) -> None:
+    """The story: small modules were folded into their users, and their imports came to the start of each process."""
+    code = f"import sys, {module}; print({heavy!r} in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

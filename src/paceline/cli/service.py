@@ -267,7 +267,7 @@ def unit(*, name: str, as_json: bool) -> None:
 )
 def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path | None, as_json: bool) -> None:
     """Measure a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the latency."""
-    from paceline.serving.api import bench as benching
+    from paceline.serving import api as serving
 
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     record = store.record(folder)
@@ -280,15 +280,15 @@ def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path |
     if not counts or min(counts) < 1:
         raise ServiceError(f"--clients {clients}: give numbers of 1 or more, such as 1,8,32.")
     key = {"authorization": f"Bearer {key_file.read(folder)[0]}"} if record.has_keys else {}
-    found = benching.bench(
+    found = serving.bench(
         record.scoring_uri, _body(data), clients=counts, seconds=seconds, headers=key, cafile=record.tls_cert
     )
     if picture is not None:
-        benching.picture(found, picture, f"{name}, revision {record.revision}, {record.workers} workers")
+        serving.picture(found, picture, f"{name}, revision {record.revision}, {record.workers} workers")
     if as_json:
         print_json([each.to_json() for each in found])
     else:
-        header, *rows = benching.table(found)
+        header, *rows = serving.table(found)
         print_table(header, rows)
 
 

@@ -87,8 +87,6 @@ class Meeting:
 
     def device(self) -> Any:
         """Return Gloo's network device: the route to the first rank, or the interface in GLOO_SOCKET_IFNAME."""
-        import os
-
         from torch.distributed import ProcessGroupGloo
 
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import paceline
-from paceline.containers import HostFiles, Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
 from paceline.errors import EngineError, EnvironmentBuildError, LauncherError
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
@@ -27,7 +26,7 @@ from paceline.system import locks
 from paceline.system.files import write_json
 
 if TYPE_CHECKING:
-    from paceline.containers import Mount
+    from paceline.containers import Layer, Mount
 
 
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
@@ -195,6 +194,8 @@ def prepare_container(
     Raises:
         EnvironmentBuildError: No engine answers, the image is not available, or has no suitable Python.
     """
+    from paceline.containers import HostFiles, Mount, check_image, ensure_layer, find_engine, probe
+
     assert environment.docker_image is not None
     try:
         engine = find_engine()
@@ -242,6 +243,8 @@ def prepare_container(
 
 def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, Any]:
     """Return the environment's record for the run, in the form of other environments."""
+    from paceline.containers import key_of
+
     return {
         "key": key_of(layer),
         "prefix": layer.prefix,

@@ -131,11 +131,12 @@ class LossState:
 
     def _keep_tensor(self, tensor: Tensor, name: str) -> None:
         is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        own = local(tensor.detach())
         # A trace leaves tensors without values if a user's hook keeps an output. Their memory is on "meta".
-        has_values = local(tensor.detach()).untyped_storage().device.type != "meta"
+        has_values = own.untyped_storage().device.type != "meta"
         if not has_values or (is_frozen and tensor.nbytes > SMALL_BYTES) or not self._may_copy(tensor.nbytes):
             return
-        own, grad = local(tensor.detach()), tensor.grad if tensor.is_leaf else None
+        grad = tensor.grad if tensor.is_leaf else None
         before, before_grad = own.clone(), None if grad is None else grad.clone()
         self.numbers[name] = before
 

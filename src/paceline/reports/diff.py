@@ -18,6 +18,7 @@ from paceline.runs.record import RunRecord
 from paceline.runs.series import MetricSeries
 from paceline.system import linked
 from paceline.system.files import read_json
+from paceline.system.units import is_number_text
 
 #: Fields of a job about its program and topology. Other differences are reported under `settings`.
 _TOPOLOGY = (
@@ -163,7 +164,7 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     number, name = 0, None
     for word in words:
-        if word.startswith("-") and word != "-" and not _is_number(word):
+        if word.startswith("-") and word != "-" and not is_number_text(word):
             name, equals, value = word.partition("=")
             found.setdefault(name, [])
             if equals:
@@ -175,14 +176,6 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
             number += 1
             found[f"argument {number}"] = [word]
     return {name: " ".join(values) for name, values in found.items()}
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _parameters(record: RunRecord) -> dict[str, object]:

@@ -52,8 +52,6 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
     Raises:
         EnvironmentSpecError, EnvironmentBuildError: The environment can't be built.
     """
-    from paceline.environments.store import EnvironmentStore
-
     started = time.monotonic()
     environments = EnvironmentStore(workspace_dir / "environments")
     built = environments.ensure(environment, environment.python or sys.executable, say)

@@ -3,11 +3,18 @@
 The server itself is a program: `python -m paceline.serving CONFIG.json`.
 """
 
-from paceline.serving import bench
-from paceline.serving.check import check
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from paceline.serving.config import ServedModel, ServerConfig, absolute
 from paceline.serving.model.answers import message_of
 from paceline.serving.state import READY, ServerState, read_state
+from paceline.system.lazy_import import face
+
+if TYPE_CHECKING:
+    from paceline.serving.bench import bench, picture, table
+    from paceline.serving.check import check
 
 __all__ = [
     "READY",
@@ -18,5 +25,12 @@ __all__ = [
     "bench",
     "check",
     "message_of",
+    "picture",
     "read_state",
+    "table",
 ]
+
+# Not loaded with the others: the supervisor of each service imports this module and calls none of these.
+__getattr__ = face(
+    __name__, {"paceline.serving.bench": ("bench", "picture", "table"), "paceline.serving.check": ("check",)}
+)

@@ -44,10 +44,6 @@ class _Submission:
     target: Target
     taken: snapshot.Snapshot
 
-    @property
-    def library(self) -> Path:
-        return library_dir(self.workspace_dir)
-
     def start(self, folder: RunFolder, record: RunRecord, lock_fd: int, **notes: Any) -> None:
         """Start the supervisor of a run whose folder exists. `notes` are those of `being_started`."""
         with self.releasing(folder), being_started(folder, record, lock_fd, self.taken, **notes):
@@ -55,7 +51,7 @@ class _Submission:
             # Queued by this program and not by the supervisor, so that runs start in the order of submission, however long
             # each supervisor takes to load.
             self.target.enqueue(self.job, folder.path)
-            self.target.start_supervisor(folder.path, lock_fd, self.library, sys.executable)
+            self.target.start_supervisor(folder.path, lock_fd, library_dir(self.workspace_dir), sys.executable)
 
     def keep_target(self, folder: RunFolder) -> None:
         """Copy the target's settings into the run: its supervisor may start hours later, when these have changed."""
@@ -195,7 +191,9 @@ def submit_alike(
             lock_fd = store.create(workspace_dir / "runs", record, secrets)
             starting.enter_context(being_started(folder, record, lock_fd, submission.taken))
             submission.keep_target(folder)
-        target.start_supervisors(job, [folder.path for folder in folders], submission.library, sys.executable, at_once)
+        target.start_supervisors(
+            job, [folder.path for folder in folders], library_dir(workspace_dir), sys.executable, at_once
+        )
     return folders
 
 

@@ -14,10 +14,9 @@ from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import parse_utc
-from paceline.sweeps import diagnosis, dispatch, results, start
+from paceline.sweeps import diagnosis, dispatch, pictures, results, start
 from paceline.sweeps.diagnosis import Cause
 from paceline.sweeps.dispatch import Dispatcher
-from paceline.sweeps.pictures import draw as pictures
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial, front, is_better

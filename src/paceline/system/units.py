@@ -93,6 +93,15 @@ def _of_clock(text: str) -> float | None:
     return int(days or 0) * 86400 + whole + float(fraction or 0)
 
 
+def is_number_text(text: str | bytes) -> bool:
+    """Return whether `float` parses the text."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def value_text(value: Any) -> str:
     """Format a value of a metric or parameter for a table: six digits, "-" for None, containers as JSON."""
     if value is None:

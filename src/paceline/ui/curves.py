@@ -21,6 +21,7 @@ from typing import Any
 
 from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
 from paceline.runs.metric_reader import FolderListing, LogTail
+from paceline.system.units import is_number_text
 
 #: Bytes of one read: few, so that other requests are not delayed.
 _CHUNK = 1 << 17
@@ -125,7 +126,7 @@ class _Log:
         # Piece by piece, to keep the order of a name's values.
         plain: list[tuple[bytes, ...]] = []
         for line in data.split(b"\n"):
-            if (match := _ANY_LINE[into.has_times].fullmatch(line + b"\n")) is not None and _is_number(match[2]):
+            if (match := _ANY_LINE[into.has_times].fullmatch(line + b"\n")) is not None and is_number_text(match[2]):
                 plain.append(match.groups(b""))
                 continue
             self._take_scalars(_by_name(plain), into)
@@ -254,14 +255,6 @@ def _by_name(lines: list[tuple[bytes, ...]]) -> dict[bytes, list[tuple[bytes, ..
         except KeyError:
             found[line[0]] = [line[1:]]
     return found
-
-
-def _is_number(text: bytes) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def thinned(

@@ -1,4 +1,38 @@
 """Pictures of a sweep, as PNG files and as one HTML file.
 
-`figure_data` computes the marks and their places from 0 to 1. `svg` and `png` draw them.
+`figure_data` computes the marks and their places from 0 to 1. `svg` and `png` draw them, in a process that `run` starts.
 """
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from paceline.runs.driver_log import say
+from paceline.runs.folder import RunFolder
+from paceline.system.detached_process import library_dir
+
+LIMIT_S = 120  # Drawing thousands of trials takes seconds; after this time it hangs.
+
+
+def run(folder: RunFolder) -> None:
+    """Draw the pictures into the sweep's outputs, in a process of their own.
+
+    Errors are logged and do not fail the sweep.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline.sweeps.pictures", str(folder.path)],
+            env={**os.environ, "PYTHONPATH": str(library_dir(folder.path.parents[1])), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"the pictures could not be drawn: {error}")
+        return
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        say(f"the pictures could not be drawn: {said[-1] if said else f'exit code {done.returncode}'}")

@@ -21,8 +21,7 @@ from paceline.runs import store
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.sweeps import trial_runs
-from paceline.sweeps.pictures import draw
-from paceline.sweeps.pictures.draw import LIMIT_S
+from paceline.sweeps.pictures import LIMIT_S, draw
 from paceline.sweeps.spec import SweepSpec
 
 

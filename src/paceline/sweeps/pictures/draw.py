@@ -7,17 +7,12 @@ import importlib.util
 import io
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from paceline.runs import states
-from paceline.runs.driver_log import say
-from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import png, svg
 from paceline.sweeps.pictures.figure_data import Column, Line, Sketch, sketch
@@ -25,14 +20,10 @@ from paceline.sweeps.pictures.importance import LEAST, Importance, importances, 
 from paceline.sweeps.results import values_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
-from paceline.system.detached_process import library_dir
 from paceline.system.files import write_whole
 
 PAGE = "sweep.html"
 TABLE = "importance.csv"
-
-#: Drawing thousands of trials takes seconds; after this time it hangs.
-LIMIT_S = 120
 
 #: The live page serves these as files.
 SCRIPT, STYLE = (Path(__file__).with_name(f"pictures.{kind}") for kind in ("js", "css"))
@@ -125,28 +116,6 @@ def write_importances(path: Path, drawn: Sketch) -> None:
         [metric, one.name, round(one.share, 6), one.trials] for metric, found in drawn.importances for one in found
     )
     write_whole(path, text.getvalue())
-
-
-def run(folder: RunFolder) -> None:
-    """Draw the pictures into the sweep's outputs, in a process of their own.
-
-    Errors are logged and do not fail the sweep.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "paceline.sweeps.pictures", str(folder.path)],
-            env={**os.environ, "PYTHONPATH": str(library_dir(folder.path.parents[1])), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        say(f"the pictures could not be drawn: {error}")
-        return
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        say(f"the pictures could not be drawn: {said[-1] if said else f'exit code {done.returncode}'}")
 
 
 def page(sketch: Sketch) -> str:

@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.sweeps import live_trials, results
 from paceline.sweeps.live_trials import Board, Standing
@@ -26,8 +25,8 @@ _LOOK_S = 2.0
 
 
 def page(request: Request) -> Response:
-    folder = _folder_of_sweep(request)
-    head = run_page.head(folder)
+    folder = folder_of(request)
+    head = _head(folder)
     standing = Board(folder).look()
     shown, place = _shown(request.app.state, standing), f"head:{stamp_of(head)},sweep:{_stamp(standing)}"
     return render.page(request, "run_sweep.html", tab="sweep", place=place, **head, **shown)
@@ -35,8 +34,8 @@ def page(request: Request) -> Response:
 
 def live(request: Request) -> Response:
     """Stream changes of the header, the table and the pictures."""
-    folder, state = _folder_of_sweep(request), request.app.state
-
+    folder, state = folder_of(request), request.app.state
+    _head(folder)
     # Kept between polls, because it reads incrementally.
     board = Board(folder)
 
@@ -52,11 +51,12 @@ def live(request: Request) -> Response:
     return events(request, state.pieces.follow(request.url.path, look, place_of(request), _LOOK_S))
 
 
-def _folder_of_sweep(request: Request) -> RunFolder:
-    folder = folder_of(request)
-    if (record := read.record(folder)).sweep is None:
+def _head(folder: RunFolder) -> run_page.RunHead:
+    """Return the top of a sweep's page; answer 404 for another run."""
+    head = run_page.head(folder)
+    if (record := head["record"]).sweep is None:
         raise HTTPException(404, f"run {folder.run_id} is not a sweep; its kind is {record.kind}.")
-    return folder
+    return head
 
 
 def _stamp(standing: Standing) -> str:
