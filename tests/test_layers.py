@@ -242,12 +242,36 @@ def inner_imports(module: str, imported: set[str]) -> list[str]:
     for name in sorted(imported):
         own = name.removeprefix("paceline.")
         modules, insiders = BORDERS.get(layer_of(own), (set(), {layer_of(module)}))
-        # `from paceline.parallel import X` reads as paceline.parallel.X, which is a module or a name.
-        path = SOURCE.joinpath(*own.split("."))
-        there = own if path.is_dir() or path.with_suffix(".py").is_file() else own.rpartition(".")[0]
-        if layer_of(module) not in insiders and there not in modules:
+        if layer_of(module) not in insiders and module_in(own) not in modules:
             wrong.append(f"{module} imports {name}")
     return wrong
+
+
+def module_in(name: str) -> str:
+    """Return the module of an import: `from paceline.parallel import X` reads as parallel.X, which is a module or a name."""
+    path = SOURCE.joinpath(*name.split("."))
+    return name if path.is_dir() or path.with_suffix(".py").is_file() else name.rpartition(".")[0]
+
+
+#: The modules on which the names of the Azure SDK are built: the public packages, and three modules of the ground floor.
+BELOW_AZURE = {
+    *("", "containers", "data", "environments", "errors", "pipelines", "runs", "submit", "sweeps", "targets"),
+    *("trackers.export", "workspace_dir", "system.handshake", "system.lazy_import", "system.registry"),
+}
+
+
+def test_azure_names_are_built_on_the_public_packages() -> None:
+    assert len(BELOW_AZURE) == 15
+    found = set()
+    for path in (SOURCE / "compat" / "azureml").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                # The module itself, in place of one of its names.
+                found |= {f"{alias.name}." for alias in node.names}
+    own = {name.removeprefix("paceline.") for name in found if name.startswith("paceline.")}
+    assert {module_in(name) for name in own if not name.startswith("compat.")} == BELOW_AZURE
 
 
 def test_packages_are_imported_by_their_border_alone():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.environments.sdk_packages import without
+from paceline.environments.sdk_packages import without_sdk_packages
 from paceline.job.environment import EnvironmentSpec
 
 
@@ -21,7 +21,7 @@ def test_packages_of_the_sdk_are_left_out_wherever_they_stand(name):
     given = EnvironmentSpec(
         pip_packages=(name, "einops"), pip_requirements=f"--pre\n{name}\ntqdm\n", conda_packages=("python=3.11",)
     )
-    kept, said = without(given)
+    kept, said = without_sdk_packages(given)
     assert kept.pip_packages == ("einops",)
     assert kept.pip_requirements == "--pre\ntqdm\n"
     assert kept.conda_packages == ("python=3.11",)
@@ -30,13 +30,17 @@ def test_packages_of_the_sdk_are_left_out_wherever_they_stand(name):
 
 
 def test_of_conda_s_too():
-    kept, said = without(EnvironmentSpec(conda_packages=("python=3.11", "conda-forge::azureml-sdk=1.2", "pip")))
+    kept, said = without_sdk_packages(
+        EnvironmentSpec(conda_packages=("python=3.11", "conda-forge::azureml-sdk=1.2", "pip"))
+    )
     assert kept.conda_packages == ("python=3.11", "pip")
     assert len(said) == 1
 
 
 def test_what_they_brought_along_is_installed_instead():
-    kept, said = without(EnvironmentSpec(pip_packages=("azureml-mlflow", "azureml-dataset-runtime[pandas,fuse]==1.0")))
+    kept, said = without_sdk_packages(
+        EnvironmentSpec(pip_packages=("azureml-mlflow", "azureml-dataset-runtime[pandas,fuse]==1.0"))
+    )
     assert kept.pip_packages == ("mlflow-skinny", "pandas")
     assert "mlflow-skinny is installed" in said[0]
 
@@ -44,6 +48,6 @@ def test_what_they_brought_along_is_installed_instead():
 @pytest.mark.parametrize("name", ["inference-schema[numpy-support]", "my-azureml-tools", "azuremlx", "./azureml-core"])
 def test_others_stay(name):
     given = EnvironmentSpec(pip_packages=(name,))
-    kept, said = without(given)
+    kept, said = without_sdk_packages(given)
     assert kept is given
     assert said == []

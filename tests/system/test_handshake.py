@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from paceline.system.handshake import TAG_BYTES, is_tag, prove_as_client, prove_as_server, tag
+from paceline.system.handshake import TAG_BYTES, is_tag, prove_as_client, prove_as_server, serve_each, tag
 
 
 def test_tag_holds_for_its_key_purpose_and_data_only():
@@ -56,3 +56,14 @@ def test_peer_of_another_protocol_is_refused():
     theirs.close()
     with pytest.raises(ConnectionError, match="the handshake failed"):
         prove_as_server(ours, b"secret")
+
+
+def test_server_serves_only_clients_that_know_the_key():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(
+            target=serve_each, args=(listener, b"key", lambda link: link.send_bytes(b"welcome")), daemon=True
+        ).start()
+        with pytest.raises(ConnectionError, match="another key"):
+            prove_as_client(socket.create_connection(listener.getsockname()), b"other")
+        with prove_as_client(socket.create_connection(listener.getsockname()), b"key") as link:
+            assert link.recv_bytes() == b"welcome"

@@ -31,6 +31,12 @@ def documents(tmp_path):
     return Documents(tmp_path / "documents", RULE)
 
 
+def test_mode_holds_for_each_document(tmp_path):
+    private = Documents(tmp_path, RULE, mode=0o600)
+    private.put("key", "secret")
+    assert private.path("key").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.fixture
 def registry(tmp_path):
     return Versions(tmp_path / "versions", RULE)

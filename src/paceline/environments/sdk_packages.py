@@ -17,7 +17,7 @@ _NAME = re.compile(r"^\s*(?:[\w.-]+::)?(azureml(?:[-_.][\w.-]*)?)\s*(\[[^]]*\])?
 _INSTEAD = {"azureml-mlflow": ("mlflow-skinny",), "azureml-dataset-runtime": (), "azureml-dataprep": ()}
 
 
-def without(environment: Spec) -> tuple[Spec, list[str]]:
+def without_sdk_packages(environment: Spec) -> tuple[Spec, list[str]]:
     """Return the environment without SDK packages, and a sentence about each removed one."""
     notices: dict[str, str] = {}
     lines = environment.pip_requirements
@@ -35,7 +35,7 @@ def without(environment: Spec) -> tuple[Spec, list[str]]:
     return (kept, list(notices.values())) if notices else (environment, [])
 
 
-def is_one(line: str) -> bool:
+def is_sdk_package(line: str) -> bool:
     """Return True if a requirement names a package of the SDK."""
     return _NAME.match(line) is not None
 

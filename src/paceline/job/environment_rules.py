@@ -33,6 +33,11 @@ _CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
 _CONDA_PYTHON = re.compile(r"(?:.*::)?python(?![\w.-])", re.IGNORECASE)
 
 
+def is_environment_name(name: str) -> bool:
+    """Return whether an environment may be registered under this name."""
+    return NAME.fullmatch(name) is not None
+
+
 def normalise(environment: Any) -> None:
     """Convert sequences to tuples, copy dicts, and make local paths absolute.
 

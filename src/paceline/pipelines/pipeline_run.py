@@ -9,7 +9,7 @@ from paceline.children import child
 from paceline.children.child import record_of
 from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference
-from paceline.pipelines.plan import output
+from paceline.pipelines.plan import step_output
 from paceline.pipelines.spec import PipelineSpec, child_id
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -80,7 +80,7 @@ class PipelineRun(Run):
     def steps(self) -> dict[str, Run]:
         """Name -> run of the steps that have begun, in order."""
         spec = self.spec
-        found = zip(spec.steps, records(self._folder, spec), strict=True)
+        found = zip(spec.steps, step_records(self._folder, spec), strict=True)
         return {step.name: self._handle(self._experiment, record) for step, record in found if record is not None}
 
     def step_rows(self) -> list[StepRow]:
@@ -114,17 +114,17 @@ class PipelineRun(Run):
                     f"There are {', '.join(there) or 'none'}."
                 )
             number, own = places[0]
-        record = records(self._folder, spec)[number]
+        record = step_records(self._folder, spec)[number]
         if record is None or record.status != "Completed" or record.job is None:
             raise PipelineError(f"step {spec.steps[number].name!r}, which leaves {own!r}, is not Completed.")
-        return DataReference(name=own, sources=output(record.job, own).sources)
+        return DataReference(name=own, sources=step_output(record.job, own).sources)
 
 
 def _left_by(job: Any) -> list[str]:
     return [reference.name for reference in job.inputs if reference.is_output]
 
 
-def records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
+def step_records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
     """Return the record of each step's run; None if it has not begun or was removed."""
     return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
 
@@ -137,7 +137,7 @@ def rows(folder: RunFolder, pipeline: RunRecord) -> list[StepRow]:
     """
     spec = PipelineSpec.from_json(pipeline.pipeline or {})
     found: list[StepRow] = []
-    for number, (step, record) in enumerate(zip(spec.steps, records(folder, spec), strict=True)):
+    for number, (step, record) in enumerate(zip(spec.steps, step_records(folder, spec), strict=True)):
         row: StepRow = {
             "number": number,
             "step": step.name,

@@ -95,7 +95,7 @@ def spec_of(
     return PipelineSpec(steps=tuple(made), outputs=given, **values), directories
 
 
-def output(job: Job, name: str) -> DataReference:
+def step_output(job: Job, name: str) -> DataReference:
     """Return the job's output of this name."""
     return next(reference for reference in job.inputs if reference.name == name and reference.is_output)
 
@@ -117,7 +117,7 @@ def _inputs(
         number, name = known[id(reference.data)]
         takes[reference.name] = number, name
         values = {f.name: getattr(reference, f.name) for f in dataclasses.fields(DataReference)}
-        left = output(made[number].job, name)
+        left = step_output(made[number].job, name)
         inputs.append(DataReference(**{**values, "sources": left.sources, "inside": left.inside}))
     return tuple(inputs), takes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.children.child import RecordWatch, is_cut_off, never_began, record_of
 from paceline.children.engine import ParentState
 from paceline.job.job import Job
-from paceline.pipelines.plan import output
+from paceline.pipelines.plan import step_output
 from paceline.pipelines.spec import PipelineSpec, StepSpec, child_id
 from paceline.runs import removal, states, store
 from paceline.runs.folder import RunFolder
@@ -119,7 +119,7 @@ class PipelineState(ParentState):
                 # If the earlier step was reused, these are the outputs of the former run.
                 job = store.stored(self.steps[number].folder).job
                 assert job is not None, "a step that leaves something has a job"
-                inputs.append(dataclasses.replace(reference, sources=output(job, name).sources))
+                inputs.append(dataclasses.replace(reference, sources=step_output(job, name).sources))
             else:
                 inputs.append(reference)
         return dataclasses.replace(step.spec.job, inputs=tuple(inputs))

@@ -34,6 +34,12 @@ def files(folder: RunFolder) -> list[tuple[str, Path]]:
     )
 
 
+def files_below(folder: RunFolder, name: str) -> list[tuple[str, Path]]:
+    """Return (name, path without links) of each file below a folder of the run, such as `work/logs`."""
+    entries = links.entries(os.fspath(folder.path), name, follow=True)
+    return [(entry.name, folder.path / entry.real) for entry in entries if entry.kind == "file"]
+
+
 def left_out(folder: RunFolder) -> list[str]:
     """Return the excluded names, sorted: pipes, and links that lead nowhere or out of the run."""
     return sorted(_name(folder, entry) for entry in _entries(folder) if entry.kind == "left")
@@ -119,8 +125,13 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
     path = Path(os.fspath(target)) if target is not None else Path(last)
     if path.is_dir() or (target is not None and os.fspath(target).endswith("/")):
         path = path / last
-    copy_whole(folder.path / found.real, path, top=folder.path)
+    copy_out(folder, folder.path / found.real, path)
     return str(path)
+
+
+def copy_out(folder: RunFolder, path: Path, target: Path) -> None:
+    """Copy a file of the run, by a path without links, to a path outside of it."""
+    copy_whole(path, target, top=folder.path)
 
 
 def _place(folder: RunFolder, plain: str) -> str:

@@ -1,7 +1,7 @@
 """Submission of jobs: checks, the copy of the source, values of secrets, and the start of a run's supervisor."""
 
 from paceline.submit.checks import check
-from paceline.submit.source import SourceCopy, check_source, not_copied, take_snapshot
+from paceline.submit.source import SourceCopy, check_source, not_copied, snapshot_folder, take_snapshot
 from paceline.submit.submission import being_started, first_record, submit, submit_again, submit_alike
 from paceline.submit.values import in_places_of, places_of, unrecorded, values_of
 
@@ -14,6 +14,7 @@ __all__ = [
     "in_places_of",
     "not_copied",
     "places_of",
+    "snapshot_folder",
     "submit",
     "submit_again",
     "submit_alike",

@@ -57,6 +57,11 @@ def not_copied(job: Job, source: SourceCopy, workspace_dir: Path, leave_out: Seq
     return found if is_here else linked.with_sent(source.directory, found, job.send)
 
 
+def snapshot_folder(directory: Path, workspace_dir: Path) -> str:
+    """Copy a folder into the workspace's snapshots, and return the snapshot's id."""
+    return snapshot.take(directory, workspace_dir / "snapshots", workspace_dir).id
+
+
 def take_snapshot(
     job: Job,
     source: SourceCopy,

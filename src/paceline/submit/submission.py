@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import snapshot
-from paceline.environments import sdk_packages
+from paceline.environments.sdk_packages import without_sdk_packages
 from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
 from paceline.runs import states, store, tags_and_properties
@@ -232,7 +232,7 @@ def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
 
 def _without_sdk(job: Job) -> tuple[Job, tuple[str, ...]]:
     """Return the job without packages of Azure's SDK in its environment, and a sentence for each of them."""
-    environment, left_out = sdk_packages.without(job.environment)
+    environment, left_out = without_sdk_packages(job.environment)
     return (dataclasses.replace(job, environment=environment) if left_out else job), tuple(left_out)
 
 

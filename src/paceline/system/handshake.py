@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import socket
+from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
@@ -68,6 +69,24 @@ def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
         connection.close()
         raise _refusal(error) from error
     return connection
+
+
+def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection], None]) -> None:
+    """Accept connections forever, and call `serve` with each that has proved knowledge of `key`, in a thread each.
+
+    `serve` may raise any error of a broken connection, which ends that connection only.
+    """
+    from paceline.system.listening import accept_each
+
+    def greet(accepted: socket.socket) -> None:
+        try:
+            connection = prove_as_server(accepted, key)
+        except ConnectionError:
+            return
+        with connection:
+            serve(connection)
+
+    accept_each(listener, greet)
 
 
 def _refusal(error: Exception) -> ConnectionError:

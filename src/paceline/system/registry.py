@@ -38,10 +38,12 @@ class Documents:
     """A folder with one document for each name.
 
     rule: Valid names; files with other names are ignored.
+    mode: Permissions of the files that `put` writes, before the umask.
     """
 
     folder: Path
     rule: re.Pattern[str]
+    mode: int = 0o666
 
     def names(self) -> list[str]:
         """Return the names that have a document, sorted."""
@@ -91,7 +93,7 @@ class Documents:
         """
         path = self.path(name)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, document, sync=True)
+        write_json(path, document, sync=True, mode=self.mode)
 
     def remove(self, name: str) -> None:
         """Remove the document, if it exists."""

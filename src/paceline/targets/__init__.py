@@ -9,13 +9,23 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from paceline.targets.base import Nodes, Preview, Target, Waiting
-    from paceline.targets.configured import find_target, target_of_run
+    from paceline.targets.configured import ComputeTargets, Configured, add, find_target, target_of_run
 
-__all__ = ["Nodes", "Preview", "Target", "Waiting", "find_target", "target_of_run"]
+__all__ = [
+    "ComputeTargets",
+    "Configured",
+    "Nodes",
+    "Preview",
+    "Target",
+    "Waiting",
+    "add",
+    "find_target",
+    "target_of_run",
+]
 
 _HOMES = {
     "paceline.targets.base": ("Nodes", "Preview", "Target", "Waiting"),
-    "paceline.targets.configured": ("find_target", "target_of_run"),
+    "paceline.targets.configured": ("ComputeTargets", "Configured", "add", "find_target", "target_of_run"),
 }
 
 __getattr__ = face(__name__, _HOMES)

@@ -43,6 +43,16 @@ def test_a_registered_dataset_is_found_again_by_name_and_by_id(workspace, files)
     assert (data["file_count"], data["size_bytes"]) == (2, 8)
 
 
+def test_description_and_tags_of_a_version_are_updated(workspace, files):
+    made = files.register(workspace, "digits", description="by hand", tags={"year": 2020})
+    assert made.update(tags={"year": 2021, "season": "autumn"}).tags == {"year": "2021", "season": "autumn"}
+    assert made.update(description="checked").description == "checked"
+    found = Dataset.get_by_name(workspace, "digits")
+    assert (found.version, found.description, found.tags) == (1, "checked", {"year": "2020"})
+    with pytest.raises(DataError, match="is for a registered dataset"):
+        files.update(tags={})
+
+
 def test_a_table_comes_back_with_its_reading_and_its_steps(workspace, files):
     table = Dataset.Tabular.from_delimited_files("data", separator=";").random_split(0.5, seed=3)[0].keep_columns(["x"])
     table.register(workspace, "t")

@@ -15,7 +15,6 @@ import sysconfig
 from pathlib import Path
 
 from paceline.errors import UserError
-from paceline.system.files import write_whole
 
 MODULE = "paceline_azureml_names"
 _SOURCE = Path(__file__).parents[1] / "shim" / "azureml_everywhere" / f"{MODULE}.py"
@@ -32,7 +31,9 @@ def install() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_SOURCE, folder / f"{MODULE}.py")
         # Write the .pth file last: a program that starts in between must find the module it names.
-        write_whole(folder / f"{MODULE}.pth", f"import {MODULE}\n")
+        beside = folder / f".{MODULE}.new"
+        beside.write_text(f"import {MODULE}\n")
+        beside.replace(folder / f"{MODULE}.pth")
     except OSError as error:
         raise UserError(
             f"{str(folder)!r} can't be written: {error.strerror}. Write `import paceline.azureml` above a driver's imports, "

@@ -16,11 +16,8 @@ from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.curated import is_curated, module_of
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.policy import SubmissionNotes, is_strict
-from paceline.environments import sdk_packages
+from paceline.environments import EnvironmentSpec, is_environment_name, is_sdk_package, version_of
 from paceline.errors import PacelineError
-from paceline.job.environment import EnvironmentSpec
-from paceline.job.environment_rules import NAME
-from paceline.system.plugins import version_of
 
 #: conda's name -> pip's, for packages that exist in both.
 _PIP_OF = {
@@ -65,7 +62,7 @@ def spec_of(
     if environment is None:
         return EnvironmentSpec()
     # The run's details show this name. Drop a name that is invalid here: the SDK may accept it.
-    name = environment.name if NAME.fullmatch(environment.name) else None
+    name = environment.name if is_environment_name(environment.name) else None
     variables = {
         str(name): str(value)
         for name, value in (environment.environment_variables or {}).items()
@@ -211,7 +208,7 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
 
 def _without_old_pin(line: str, notes: SubmissionNotes) -> str:
     match = _PARTS.match(line)
-    if match is None or line.startswith(("-", ".", "/")) or "://" in line or sdk_packages.is_one(line):
+    if match is None or line.startswith(("-", ".", "/")) or "://" in line or is_sdk_package(line):
         return line
     name, extras, rest = _SAME.get(match[1].lower(), match[1]), match[2] or "", match[3].strip()
     there = version_of(name)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.system.names import name_rule
 from paceline.system.registry import Documents, Versions
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 #: The rule for names of records.
-RULE = name_rule("_.-", 255)
+RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 T = TypeVar("T")
 
@@ -59,6 +60,13 @@ def names(workspace: Workspace, kind: str) -> list[str]:
 def documents(workspace: Workspace, kind: str) -> Documents:
     """Return records with a single version for each name."""
     return Documents(_folder(workspace) / kind, RULE)
+
+
+def update(workspace: Workspace, kind: str, name: str, values: Mapping[str, object]) -> None:
+    """Add values to the document of a name, or replace them there."""
+    kept = documents(workspace, kind)
+    with _registry(workspace, kind).locked():
+        kept.put(name, {**(kept.read(name) or {}), **values})
 
 
 def _registry(workspace: Workspace, kind: str) -> Versions:

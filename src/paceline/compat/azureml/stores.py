@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.job.data_reference import Source
+from paceline.data import Source
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 #: They refer to the default store, unless a store of that name was registered.
 DEFAULT_NAMES = ("workspaceblobstore", "workspacefilestore", "workspaceartifactstore", "workspaceworkingdirectory")
@@ -22,7 +22,7 @@ _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
     """Return the local source of a path in a store."""
     if name == ARTIFACTS and (match := _OF_RUN.fullmatch(path)) is not None:
-        from paceline.runs.folder import RunFolder
+        from paceline.runs import RunFolder
 
         return Source(path=str(RunFolder(Path(workspace.path, "runs", match[1]).absolute()).file(match[2])))
     return Source(datastore=real_name(workspace, name), path=path)
@@ -30,7 +30,7 @@ def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
 
 def real_name(workspace: Workspace, name: str | None) -> str:
     """Return Paceline's name of a store."""
-    from paceline.data.stores.datastore import Datastore
+    from paceline import Datastore
 
     if name is None or (name in DEFAULT_NAMES and name not in Datastore.list(workspace)):
         return Datastore.get_default(workspace).name

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline import Job
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.data_reference import SdkDataReference
@@ -21,12 +22,10 @@ from paceline.compat.azureml.packages import spec_of, with_notebooks
 from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.stores import place_in
 from paceline.compat.azureml.targets import resolve
-from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
-from paceline.job.job import Job
-from paceline.launchers.environment import AZURE_VARIABLE
+from paceline.data import MODEL_LOCATION, DataReference, Source
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 #: Communicators that select Open MPI. In Azure, too, IntelMpi ran Open MPI.
 _MPI = ("IntelMpi", "OpenMpi", "Mpi")
@@ -92,7 +91,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
         },
         "inputs": tuple(dict.fromkeys(map(_plain_reference, references))),
         "max_run_duration_seconds": run.max_run_duration_seconds or None,
-        "use_gpu": getattr(config, "use_gpu", False) and _has_gpus(target, shape, notes),
+        "use_gpu": getattr(config, "use_gpu", False) and _has_gpus(target, shape, workspace, notes),
         **shape,
     }
     if (framework := (run.framework or "").lower()) in ("pytorch", "tensorflow"):
@@ -137,7 +136,7 @@ def _names_of(workspace: Any) -> dict[str, str]:
     """
     names = {"SUBSCRIPTION": workspace.subscription_id, "RESOURCEGROUP": workspace.resource_group}
     others = {f"AZUREML_ARM_{key}": name for key, name in names.items() if name != "local"}
-    return {**others, AZURE_VARIABLE: workspace.name}
+    return {**others, "AZUREML_ARM_WORKSPACE_NAME": workspace.name}
 
 
 def _note_places(values: list[Any], notes: SubmissionNotes) -> None:
@@ -210,17 +209,18 @@ def distribution(run: RunConfiguration) -> dict[str, Any]:
     return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": backend}
 
 
-def _has_gpus(target: str, shape: Mapping[str, Any], notes: SubmissionNotes) -> bool:
+def _has_gpus(target: str, shape: Mapping[str, Any], workspace: Workspace, notes: SubmissionNotes) -> bool:
     """Return whether each worker can have a GPU.
 
     Only this machine is checked: other targets refuse GPUs that they lack.
     """
     if target != "local":
         return True
-    from paceline.observe.node.gpus import devices
+    from paceline.targets import ComputeTargets
 
     count = int(shape.get("node_count", 1)) * int(shape.get("process_count_per_node", 1))
-    if count <= (there := len(devices())):
+    there = ComputeTargets(workspace.path)["local"].get_status().nodes[0].gpus or 0
+    if count <= there:
         return True
     notes.add(f"use_gpu=True with {count} workers, and this machine has {there or 'no'} GPUs: they run on its CPUs.")
     return False

@@ -9,7 +9,7 @@ from paceline.compat.azureml.exceptions import ComputeTargetException
 from paceline.compat.azureml.policy import SubmissionNotes
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 #: Names of clusters that Azure would create on demand.
 _LOCAL = ("local", "amlcompute", "containerinstance", "")
@@ -45,6 +45,6 @@ def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
 
 def workspace_targets(workspace: Workspace) -> list[str]:
     """Return the names of Paceline's targets in the workspace."""
-    from paceline.targets.configured import ComputeTargets
+    from paceline.targets import ComputeTargets
 
     return list(ComputeTargets(workspace.path))

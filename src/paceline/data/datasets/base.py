@@ -134,6 +134,21 @@ class AnyDataset:
         )
         return placed._of(registered.add(folder, record, files, create_new_version=create_new_version))
 
+    def update(self: D, description: str | None = None, tags: Mapping[str, str] | None = None) -> D:
+        """Set the description and the tags of this registered version, and return the dataset with them.
+
+        Args:
+            description: Text for people; None keeps the current one.
+            tags: Replace all tags; None keeps them.
+
+        Raises:
+            DataError: The dataset is not registered.
+        """
+        folder, name, version = self._registered("update()")
+        changed = {str(key): str(value) for key, value in (self.tags if tags is None else tags).items()}
+        record = registered.describe(folder, name, version, description, changed)
+        return replace(self, description=record.description, tags=dict(record.tags))
+
     def unregister_all_versions(self) -> None:
         """Remove all versions of the name. The files stay in place."""
         folder, name, _ = self._registered("unregister_all_versions()")

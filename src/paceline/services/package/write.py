@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline import snapshot
-from paceline.environments import sdk_packages
+from paceline.environments.sdk_packages import without_sdk_packages
 from paceline.errors import ServiceError, ServingError
 from paceline.job.environment import EnvironmentSpec
 from paceline.services.package import versions
@@ -154,7 +154,7 @@ def _fill(
     known = found_models[0].known_environment
     environment = spec.environment or found_models[0].environment
     if environment is not None:
-        environment, _ = sdk_packages.without(environment)
+        environment, _ = without_sdk_packages(environment)
     packages = known.get("packages") or () if spec.environment is None else ()
     own = versions.of_environment(environment, packages, found_models[0].framework, source)
     both = versions.merged(own, versions.server_versions())

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import paceline
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.data.data_reference import SdkDataReference
 from paceline.compat.azureml.data.datapath import DataPath
@@ -16,11 +17,10 @@ from paceline.compat.azureml.data.tabular_dataset import of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import NamedObjects, late
 from paceline.compat.azureml.stores import ARTIFACTS
-from paceline.data.datasets import dataset
-from paceline.job.data_reference import PATH_VARIABLES
+from paceline.data import PATH_VARIABLES
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["Dataset"]
 
@@ -43,7 +43,7 @@ class FileDatasetFactory:
         `partition_format`, such as "/{user}/{day:yyyy/MM/dd}/*.wav", names parts of the files' paths; they become the
         dataset's partition_keys.
         """
-        return of_native(dataset.Dataset.File.from_files(_place(path), validate, partition_format))
+        return of_native(paceline.Dataset.File.from_files(_place(path), validate, partition_format))
 
     @staticmethod
     def upload_directory(
@@ -53,7 +53,7 @@ class FileDatasetFactory:
         _none("pattern", pattern)
         store, folder = _target(target)
         return of_native(
-            dataset.Dataset.File.upload_directory(src_dir, (store, folder), None, overwrite, show_progress)
+            paceline.Dataset.File.upload_directory(src_dir, (store, folder), None, overwrite, show_progress)
         )
 
 
@@ -83,7 +83,7 @@ class TabularDatasetFactory:
         """
         has_header = header if isinstance(header, bool) else "NO_HEADERS" not in str(header).upper()
         return of_native(
-            dataset.Dataset.Tabular.from_delimited_files(
+            paceline.Dataset.Tabular.from_delimited_files(
                 _place(path),
                 validate,
                 infer_column_types,
@@ -108,7 +108,7 @@ class TabularDatasetFactory:
     ) -> Any:
         """Return a dataset of the rows of Parquet files."""
         return of_native(
-            dataset.Dataset.Tabular.from_parquet_files(
+            paceline.Dataset.Tabular.from_parquet_files(
                 _place(path),
                 validate,
                 set_column_types=set_column_types,
@@ -129,7 +129,7 @@ class TabularDatasetFactory:
     ) -> Any:
         """Return a dataset of the rows of files with a JSON object on each line."""
         return of_native(
-            dataset.Dataset.Tabular.from_json_lines_files(
+            paceline.Dataset.Tabular.from_json_lines_files(
                 _place(path),
                 validate,
                 encoding,
@@ -151,7 +151,7 @@ class TabularDatasetFactory:
     ) -> Any:
         """Register a frame as a new version of a dataset."""
         return of_native(
-            dataset.Dataset.Tabular.register_pandas_dataframe(
+            paceline.Dataset.Tabular.register_pandas_dataframe(
                 dataframe, _target(target), name, description, tags, show_progress
             )
         )
@@ -185,7 +185,7 @@ class Dataset:
     @staticmethod
     def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> Any:
         """Return a registered dataset."""
-        return of_native(dataset.Dataset.get_by_name(workspace, name, version))
+        return of_native(paceline.Dataset.get_by_name(workspace, name, version))
 
     @staticmethod
     def get_by_id(workspace: Workspace, id: str, **others: object) -> Any:
@@ -199,12 +199,12 @@ class Dataset:
                 # The run got the dataset as a folder, but the script wants a dataset.
                 one = found[names[0]]
                 return FileDatasetFactory.from_files(one) if isinstance(one, str) else one
-        return of_native(dataset.Dataset.get_by_id(workspace, id))
+        return of_native(paceline.Dataset.get_by_id(workspace, id))
 
     @staticmethod
     def get_all(workspace: Workspace) -> NamedObjects[Any]:
         """Return all registered datasets by name."""
-        return NamedObjects({name: of_native(one) for name, one in dataset.Dataset.get_all(workspace).items()})
+        return NamedObjects({name: of_native(one) for name, one in paceline.Dataset.get_all(workspace).items()})
 
     @staticmethod
     def get(workspace: Workspace, name: str | None = None, id: str | None = None) -> Any:

@@ -9,15 +9,15 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+import paceline
 from paceline.compat.azureml.data.data_reference import of_plain
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.stores import DEFAULT_NAMES, place_in, real_name
-from paceline.data.stores import datastore
-from paceline.job.data_reference import DataReference
+from paceline.data import DataReference
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = [
     "AbstractADLSDatastore",
@@ -33,7 +33,7 @@ _NO_TABLES = "stores hold only files here. Query it in the script: pandas.read_s
 
 
 @sdk_class
-class Datastore(datastore.Datastore):
+class Datastore(paceline.Datastore):
     """A store of Paceline's.
 
     `workspaceblobstore` and similar names mean the workspace's default store.
@@ -43,7 +43,7 @@ class Datastore(datastore.Datastore):
     """
 
     def __init__(self, workspace: Workspace, name: str | None = None) -> None:
-        self._real = datastore.Datastore(workspace, real_name(workspace, name))
+        self._real = paceline.Datastore(workspace, real_name(workspace, name))
         self._shown = name
         super().__init__(workspace, self._real.name)
 
@@ -108,7 +108,7 @@ class Datastore(datastore.Datastore):
     @staticmethod
     def list(workspace: Workspace) -> NamedObjects[Datastore]:  # type: ignore[override]
         """Return the stores by name, including the SDK's names of the default store."""
-        names = [*datastore.Datastore.list(workspace), *DEFAULT_NAMES]
+        names = [*paceline.Datastore.list(workspace), *DEFAULT_NAMES]
         return NamedObjects({name: Datastore(workspace, name) for name in names})
 
     @staticmethod
@@ -143,7 +143,7 @@ class Datastore(datastore.Datastore):
             os.environ[variable] = str(account_key or sas_token)
             credentials = {"account_key" if account_key else "sas_token": f"env:{variable}"}
         url = f"abfs://{container_name}@{account_name}.dfs.core.windows.net"
-        datastore.Datastore.register(
+        paceline.Datastore.register(
             workspace, datastore_name, url, credentials=credentials or None, overwrite=overwrite
         )
         return Datastore(workspace, datastore_name)
@@ -214,7 +214,7 @@ class Datastore(datastore.Datastore):
         if (added := _elsewhere(workspace, datastore_name)) is not None:
             return added
         url = f"abfs://{filesystem}@{account_name}.dfs.core.windows.net"
-        datastore.Datastore.register(workspace, datastore_name, url, overwrite=overwrite)
+        paceline.Datastore.register(workspace, datastore_name, url, overwrite=overwrite)
         return Datastore(workspace, datastore_name)
 
 
@@ -223,7 +223,7 @@ def _elsewhere(workspace: Workspace, name: str) -> Datastore | None:
 
     It takes precedence, as an added compute target does.
     """
-    known = datastore.Datastore.list(workspace).get(name)
+    known = paceline.Datastore.list(workspace).get(name)
     return Datastore(workspace, name) if known is not None and known.kind != "azure" else None
 
 

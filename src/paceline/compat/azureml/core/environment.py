@@ -23,7 +23,7 @@ from paceline.compat.azureml.refused import Refused
 from paceline.compat.azureml.strict import Strict
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = [
     "DEFAULT_CPU_IMAGE",
@@ -328,8 +328,7 @@ class Environment(Strict):
             UserErrorException: The version does not exist.
         """
         Environment.get(workspace, name, version)
-        kept = records.documents(workspace, "environment_labels")
-        kept.put(name, {**(kept.read(name) or {}), **dict.fromkeys(labels, str(version))})
+        records.update(workspace, "environment_labels", name, dict.fromkeys(labels, str(version)))
 
     @staticmethod
     def from_docker_build_context(name: str, docker_build_context: object) -> Environment:

@@ -10,23 +10,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline import workspace
+import paceline
+from paceline.compat.azureml import records
 from paceline.compat.azureml.core.run import TYPES, Run, ScriptRun
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import late
 from paceline.errors import WorkspaceError
-from paceline.runs import tags_and_properties
-from paceline.runs.ids import new_run_id
-from paceline.runs.page_address import page_of
+from paceline.runs import new_run_id, page_of
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["Experiment", "Run"]
 
 
 @sdk_class
-class Experiment(workspace.Experiment):
+class Experiment(paceline.Experiment):
     """An experiment whose runs are instances of this package's `Run`.
 
     Raises:
@@ -86,7 +85,7 @@ class Experiment(workspace.Experiment):
         **others: object,
     ) -> ScriptRun:
         from paceline.compat.azureml.submission import prepared
-        from paceline.environments import sdk_packages
+        from paceline.environments import without_sdk_packages
         from paceline.submit import SourceCopy, submit
 
         if others:
@@ -111,7 +110,7 @@ class Experiment(workspace.Experiment):
         )
         run = ScriptRun(self, folder.run_id)
         # The submission itself reports the SDK packages that it leaves out.
-        run._said = (*found.said, *sdk_packages.without(found.job.environment)[1])
+        run._said = (*found.said, *without_sdk_packages(found.job.environment)[1])
         return run
 
     def start_logging(  # type: ignore[override]
@@ -152,7 +151,7 @@ class Experiment(workspace.Experiment):
 
     @property
     def tags(self) -> dict[str, str | None]:
-        return dict(tags_and_properties.read(self._notes()).tags)
+        return records.documents(self.workspace, "experiments").read(self.name) or {}
 
     @property
     def archived_time(self) -> None:
@@ -164,8 +163,8 @@ class Experiment(workspace.Experiment):
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
         """Set tags on the experiment."""
-        self._notes().parent.mkdir(parents=True, exist_ok=True)
-        tags_and_properties.set_tags(self._notes(), tags)
+        values = {str(key): None if value is None else str(value) for key, value in tags.items()}
+        records.update(self.workspace, "experiments", self.name, values)
 
     def refresh(self) -> None:
         """Do nothing: every read fetches the current state."""
@@ -211,9 +210,6 @@ class Experiment(workspace.Experiment):
         cells = "".join(f"<td>{escape(text)}</td>" for text in (self.name, self.workspace.name))
         return f"<table><tr><th>Name</th><th>Workspace</th></tr><tr>{cells}</tr></table>"
 
-    def _notes(self) -> Path:
-        return self.workspace.path / "azureml" / "experiments" / f"{self.name}.jsonl"
-
 
 def make_experiment(runs_dir: Path, name: str) -> Experiment:
     """Return the experiment of a run found by id, or of the current script's run."""
@@ -223,5 +219,5 @@ def make_experiment(runs_dir: Path, name: str) -> Experiment:
     if own := os.environ.get("AZUREML_ARM_WORKSPACE_NAME"):
         names = (os.environ.get("AZUREML_ARM_SUBSCRIPTION"), os.environ.get("AZUREML_ARM_RESOURCEGROUP"), own)
     else:
-        names = late("core.workspace", "names_near")(folder) or (None, None, workspace.Workspace(folder).name)
+        names = late("core.workspace", "names_near")(folder) or (None, None, paceline.Workspace(folder).name)
     return Experiment(make(names[0] or "local", names[1] or "local", names[2], _folder=folder), name)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.system.files import PRIVATE, read_json, write_json
+from paceline.system.registry import Documents
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["Keyvault"]
+
+_NAME = re.compile(r"[0-9A-Za-z-]{1,127}")
 
 
 class Keyvault:
@@ -25,7 +27,7 @@ class Keyvault:
     """
 
     def __init__(self, workspace: Workspace) -> None:
-        self._folder = Path(workspace.path) / "azureml" / "secrets"
+        self._kept = Documents(Path(workspace.path) / "azureml" / "secrets", _NAME, mode=0o600)
 
     def set_secret(self, name: str, value: str) -> None:
         """Store a secret.
@@ -36,10 +38,10 @@ class Keyvault:
         """
         if not isinstance(value, str):
             raise UserErrorException(f"the secret {name!r} is a {type(value).__name__}; it must be a string.")
-        file = self._file(name)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._folder.chmod(0o700)
-        write_json(file, value, mode=PRIVATE)
+        _check(name)
+        self._kept.folder.mkdir(parents=True, exist_ok=True)
+        self._kept.folder.chmod(0o700)
+        self._kept.put(name, value)
 
     def set_secrets(self, secrets_batch: dict[str, str]) -> None:
         for name, value in secrets_batch.items():
@@ -47,14 +49,14 @@ class Keyvault:
 
     def get_secret(self, name: str) -> str | None:
         """Return a secret, or None if it does not exist."""
-        return read_json(self._file(name))  # type: ignore[no-any-return]
+        return self._kept.read(_check(name))  # type: ignore[no-any-return]
 
     def get_secrets(self, secrets: list[str]) -> dict[str, str | None]:
         """Return secrets by name."""
         return {name: self.get_secret(name) for name in secrets}
 
     def delete_secret(self, name: str) -> None:
-        self._file(name).unlink(missing_ok=True)
+        self._kept.remove(_check(name))
 
     def delete_secrets(self, secrets: list[str]) -> None:
         for name in secrets:
@@ -62,9 +64,10 @@ class Keyvault:
 
     def list_secrets(self) -> list[dict[str, str]]:
         """Return `{"name": ...}` of each secret, without its value."""
-        return [{"name": file.stem} for file in sorted(self._folder.glob("*.json"))]
+        return [{"name": name} for name in self._kept.names()]
 
-    def _file(self, name: str) -> Path:
-        if not isinstance(name, str) or not re.fullmatch(r"[0-9A-Za-z-]{1,127}", name):
-            raise UserErrorException(f"{name!r} can't be a secret's name: letters, digits and '-'.")
-        return self._folder / f"{name}.json"
+
+def _check(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserErrorException(f"{name!r} can't be a secret's name: letters, digits and '-'.")
+    return name

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import paceline
 from paceline.compat.azureml.core.dataset import Dataset
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.exceptions import (
@@ -22,12 +23,11 @@ from paceline.compat.azureml.exceptions import (
 from paceline.compat.azureml.records import late
 from paceline.errors import ModelError, RunNotFoundError
 from paceline.errors import ModelNotFoundError as NotFound
-from paceline.models import model
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["Dataset", "InferenceConfig", "Model", "ModelNotFoundException"]
 
@@ -45,7 +45,7 @@ class Framework:
 
 
 @sdk_class
-class Model(model.Model):
+class Model(paceline.Model):
     """A registered model: the latest version unless id or version names another.
 
     Raises:
@@ -124,7 +124,7 @@ class Model(model.Model):
             WebserviceException: The name is not valid, or the path does not exist.
         """
         print(f"Registering model {model_name}")
-        made = model.Model.register(
+        made = paceline.Model.register(
             workspace,
             model_path,
             model_name,
@@ -184,7 +184,7 @@ class Model(model.Model):
             workspace = context.experiment.workspace
         if workspace is not None:
             try:
-                found = model.Model(workspace, model_name, version=version)
+                found = paceline.Model(workspace, model_name, version=version)
             except ModelError as error:
                 raise ModelNotFoundException(f"ModelNotFound: {error}") from error
             return found.download(str(Path("azureml-models", model_name, str(found.version))), exist_ok=True)
@@ -308,13 +308,13 @@ def registered_of_run(run: Any, model_name: str, model_path: str | None, **given
     Raises:
         ModelPathNotFoundException: The run has no such file. The message lists the files it has.
     """
-    from paceline.runs import run as runs
+    from paceline.runs import Run
 
     path = model_path or model_name
     while path.startswith("./"):
         path = path[2:]
     try:
-        made = runs.Run.register_model(run, model_name, path.rstrip("/"), **given)
+        made = Run.register_model(run, model_name, path.rstrip("/"), **given)
     except RunNotFoundError as error:
         raise ModelPathNotFoundException(str(error)) from error
     except ModelError as error:
@@ -333,7 +333,7 @@ def _listed(
     """Return the models; a tag without a value matches every value."""
     named = _tags(tags) or {}
     wanted = {key: value for key, value in named.items() if value is not None}
-    found = model.Model.list(workspace, name, wanted or None, properties, run_id, latest)
+    found = paceline.Model.list(workspace, name, wanted or None, properties, run_id, latest)
     return [one for one in found if set(named) <= set(one.tags)]
 
 

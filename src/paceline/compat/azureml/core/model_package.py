@@ -18,7 +18,7 @@ from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["ModelPackage"]
 

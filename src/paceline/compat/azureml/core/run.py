@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline import runs
+from paceline.compat.azureml._restclient.constants import RunStatus
 from paceline.compat.azureml.data import outputs
 from paceline.compat.azureml.exceptions import (
     ActivityFailedException,
@@ -25,15 +27,11 @@ from paceline.compat.azureml.exceptions import (
 from paceline.compat.azureml.records import late
 from paceline.compat.azureml.stores import ARTIFACTS
 from paceline.errors import MetricError, RunNotFoundError, RunStateError
-from paceline.runs import artifacts, interactive, offline, run, states
-from paceline.runs.page_address import page_of
-from paceline.runs.run_metrics import LogsMetrics, plain_file_name
-from paceline.system import links
-from paceline.system.files import copy_whole
+from paceline.runs import LogsMetrics, copy_out, files_below, page_of, plain_file_name
 
 if TYPE_CHECKING:
-    from paceline.job.data_reference import DataReference
-    from paceline.runs.record import RunRecord
+    from paceline.data import DataReference
+    from paceline.runs import RunRecord
 
 #: Kind of a run -> type in the SDK.
 TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "pipeline": "azureml.PipelineRun", "interactive": "run"}
@@ -90,7 +88,7 @@ class SdkSpellings(LogsMetrics):
         self._write_other("predictions", name, _json_value(name, value))
 
 
-class OfflineRun(SdkSpellings, offline.OfflineRun):
+class OfflineRun(SdkSpellings, runs.OfflineRun):
     """The result of `Run.get_context()` outside a run.
 
     Scripts test `hasattr(run, "experiment")` to see whether they are in a run.
@@ -140,15 +138,15 @@ _RANK_LOG = re.compile(r"(?:azureml-logs/70_driver_log_(?:worker_|rank_)?(\d+)|u
 
 
 @sdk_class
-class Run(SdkSpellings, run.Run):
+class Run(SdkSpellings, runs.Run):
     """A run of Paceline's with the SDK's other methods.
 
     Raises:
         ExperimentNotFoundException: The experiment's workspace has no such run.
     """
 
-    offline_class: ClassVar[type[offline.OfflineRun]] = OfflineRun
-    kinds: ClassVar[dict[str, Callable[[], builtins.type[run.Run]]]] = {
+    offline_class: ClassVar[type[runs.OfflineRun]] = OfflineRun
+    kinds: ClassVar[dict[str, Callable[[], builtins.type[runs.Run]]]] = {
         "sweep": lambda: late("train.hyperdrive.run", "HyperDriveRun"),
         "pipeline": lambda: late("pipeline.core.run", "PipelineRun"),
     }
@@ -165,7 +163,7 @@ class Run(SdkSpellings, run.Run):
     @staticmethod
     def open_dataset(reference: DataReference, path: str) -> object:
         """Return the object that a script receives for an input name."""
-        found = run.Run.open_dataset(reference, path)
+        found = runs.Run.open_dataset(reference, path)
         return found if isinstance(found, str) else late("data.tabular_dataset", "of_native")(found)
 
     @classmethod
@@ -209,7 +207,7 @@ class Run(SdkSpellings, run.Run):
             raise UserErrorException("log_image takes either path= or plot=.")
         path, plot = self._image(name, path, plot)
         file = os.path.basename(path) if path is not None else f"{plain_file_name(name)}_{int(time.time())}.png"
-        taken = set(artifacts.names(self.folder))
+        taken = set(super().get_file_names())
         while file in taken:
             stem, ending = os.path.splitext(file)
             file = f"{stem}_{time.time_ns()}{ending}"
@@ -302,7 +300,7 @@ class Run(SdkSpellings, run.Run):
             if place is None or real in super().get_file_names():
                 super().download_file(real, target)
             else:
-                copy_whole(self.folder.path / place, Path(target), top=self.folder.path)
+                copy_out(self.folder, place, Path(target))
         except RunNotFoundError as error:
             raise UserErrorException(f"File with path {name} was not found: {error}") from error
 
@@ -335,16 +333,15 @@ class Run(SdkSpellings, run.Run):
             return "logs/driver.log" if match[1] in _PREPARED else "logs/rank_0.log"
         return name
 
-    def _script_logs(self) -> dict[str, str]:
-        """Return the files of the script's `./logs`: name -> path in the run's folder.
+    def _script_logs(self) -> dict[str, Path]:
+        """Return the files of the script's `./logs`: name -> path.
 
         The SDK stores these files as well.
         """
         top = f"{self.folder.work.name}/logs"
         if os.path.islink(self.folder.path / top):
             return {}
-        found = links.entries(os.fspath(self.folder.path), top, follow=True)
-        return {one.name.partition("/")[2]: one.real for one in found if one.kind == "file"}
+        return {name.partition("/")[2]: path for name, path in files_below(self.folder, top)}
 
     def _get_outputs_datapath(self) -> Any:
         """Return a DataPath of the run's outputs, for a run that continues them."""
@@ -378,10 +375,9 @@ class Run(SdkSpellings, run.Run):
 
     def take_snapshot(self, path: str, _raise_on_validation_failure: bool = True) -> str:
         """Store a copy of a folder in the workspace and return its id."""
-        from paceline import snapshot
+        from paceline.submit import snapshot_folder
 
-        workspace = self.folder.path.parents[1]
-        return snapshot.take(Path(path), workspace / "snapshots", workspace).id
+        return snapshot_folder(Path(path), self.folder.path.parents[1])
 
     # --- secrets and models
 
@@ -576,7 +572,7 @@ class Run(SdkSpellings, run.Run):
 
         `wait_post_processing` is accepted: a run ends only when its outputs are stored.
         """
-        if interactive.is_ours(self.folder):
+        if runs.is_ours(self.folder):
             # This program would wait for its own end.
             return self.get_details()
         if show_output:
@@ -617,7 +613,7 @@ def check_not_failed(record: RunRecord) -> None:
     Raises:
         ActivityFailedException: The run has failed. The message is JSON.
     """
-    if record.status == states.FAILED:
+    if record.status == RunStatus.FAILED:
         report = record.failure
         error = {"code": report.cause if report else "Failed", "message": str(report or "The run failed.")}
         raise ActivityFailedException(json.dumps({"error": error}, indent=4))

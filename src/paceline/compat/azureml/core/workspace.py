@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from paceline import workspace
+import paceline
 from paceline.compat.azureml import records
 from paceline.compat.azureml.core.compute.targets import WorkspaceTargets
 from paceline.compat.azureml.core.datastore import Datastore
@@ -20,7 +20,7 @@ from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.keyvault import Keyvault
 from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException, sdk_class
 from paceline.compat.azureml.records import NamedObjects
-from paceline.runs import read
+from paceline.runs import all_records
 from paceline.workspace_dir import WORKSPACE_VARIABLE, configured, nearest_sdk_config, project_of
 
 __all__ = ["Workspace"]
@@ -30,7 +30,7 @@ _LOCAL = "local"
 
 
 @sdk_class
-class Workspace(workspace.Workspace):
+class Workspace(paceline.Workspace):
     """A workspace created on this machine, or named by a local `config.json`.
 
     All workspaces of a project share one folder: the workspace configured for Paceline (`PACELINE_WORKSPACE`,
@@ -83,7 +83,7 @@ class Workspace(workspace.Workspace):
             if found is None and path is not None and not start.is_dir():
                 raise UserErrorException(f"{str(path)!r} does not exist. Give a config.json or a folder.")
             folder = configured(found or (start if path is not None else None))
-            return Workspace(_LOCAL, _LOCAL, workspace.Workspace(folder).name, _folder=folder)
+            return Workspace(_LOCAL, _LOCAL, paceline.Workspace(folder).name, _folder=folder)
         return Workspace(*_read(found), _folder=_folder_for(project_of(found) if start.is_file() else start))
 
     @staticmethod
@@ -180,7 +180,7 @@ class Workspace(workspace.Workspace):
     ) -> dict[str, list[Workspace]]:
         """Return this machine's workspaces by name, ignoring the subscription."""
         folder = configured()
-        kept = records.documents(workspace.Workspace(folder), "workspaces")
+        kept = records.documents(paceline.Workspace(folder), "workspaces")
         found: dict[str, Any] = {name: kept.read(name) or {} for name in kept.names()}
         return {
             name: [
@@ -284,7 +284,7 @@ class Workspace(workspace.Workspace):
         """The experiments by name."""
         from paceline.compat.azureml.core.experiment import Experiment
 
-        found = sorted({record.experiment for record in read.all_records(self.runs_dir)})
+        found = sorted({record.experiment for record in all_records(self.runs_dir)})
         return NamedObjects({name: Experiment(self, name) for name in found})
 
     @property

@@ -12,20 +12,18 @@ from typing import Any, TypeVar
 
 from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.data.datasets import base, registered
-from paceline.data.datasets.read import path_pattern
-from paceline.job.data_reference import DataReference
+from paceline.data import AnyDataset, DataReference, path_pattern
 
 __all__ = ["AbstractDataset"]
 
 D = TypeVar("D", bound="AbstractDataset")
 
 
-class AbstractDataset(base.AnyDataset):
+class AbstractDataset(AnyDataset):
     """A dataset whose inputs are DatasetConsumptionConfigs."""
 
     @classmethod
-    def of(cls: type[D], native: base.AnyDataset) -> D:
+    def of(cls: type[D], native: AnyDataset) -> D:
         """Return Paceline's dataset with the SDK's methods."""
         return cls(**{field.name: getattr(native, field.name) for field in dataclasses.fields(native)})
 
@@ -79,13 +77,6 @@ class AbstractDataset(base.AnyDataset):
     def remove_tags(self: D, tags: list[str] | None = None) -> D:
         """Remove tags from the registered dataset, and return it."""
         return self.update(tags={name: value for name, value in self.tags.items() if name not in (tags or ())})
-
-    def update(self: D, description: str | None = None, tags: Mapping[str, str] | None = None) -> D:
-        """Set description and tags of the registered dataset, and return it."""
-        folder, name, version = self._registered("update()")
-        tags = self.tags if tags is None else {str(key): str(value) for key, value in tags.items()}
-        record = registered.describe(folder, name, version, description, tags)
-        return dataclasses.replace(self, description=record.description, tags=dict(record.tags))
 
     def _input_name(self) -> str:
         # Derive the name from a registered dataset's id, otherwise from its definition.

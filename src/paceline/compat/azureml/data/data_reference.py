@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import paceline
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.job import data_reference
 
 __all__ = ["DataReference"]
 
 
-class SdkDataReference(data_reference.DataReference):
+class SdkDataReference(paceline.DataReference):
     """A reference of Paceline's with the SDK's other methods."""
 
     @property
@@ -78,7 +78,7 @@ class DataReference:
         return dataclasses.replace(made, mode=mode, path_on_compute=inside(path_on_compute), overwrite=bool(overwrite))
 
 
-def of_plain(reference: data_reference.DataReference, store: object = None) -> SdkDataReference:
+def of_plain(reference: paceline.DataReference, store: object = None) -> SdkDataReference:
     """Return a reference of Paceline's with the SDK's methods.
 
     `store` is its datastore.

@@ -6,7 +6,7 @@ import dataclasses
 
 from paceline.compat.azureml.data.data_reference import inside
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.job.data_reference import DataReference
+from paceline.data import DataReference
 
 __all__ = ["DatasetConsumptionConfig"]
 

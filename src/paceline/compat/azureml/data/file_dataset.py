@@ -13,17 +13,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from paceline import data
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.data.datasets import file
-from paceline.data.datasets.read import path_parts, path_pattern
-from paceline.data.datasets.sources import local_files
+from paceline.data import local_files, path_parts, path_pattern
 
 __all__ = ["FileDataset"]
 
 
 @sdk_class
-class FileDataset(AbstractDataset, file.FileDataset):
+class FileDataset(AbstractDataset, data.FileDataset):
     """A dataset of files."""
 
     def mount(self, mount_point: str | None = None, **others: object) -> MountContext:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.records import late
 from paceline.compat.azureml.stores import real_name
-from paceline.job.data_reference import DataReference, Source
-from paceline.pipelines.data import NOWHERE, PendingReference
+from paceline.data import DataReference, Source
+from paceline.pipelines import NOWHERE, PendingReference
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["OutputDatasetConfig", "OutputFileDatasetConfig", "OutputTabularDatasetConfig"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from paceline.runs.record import RunRecord
+from paceline.runs import RunRecord
 
 
 def details(run: Any, record: RunRecord) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def details(run: Any, record: RunRecord) -> list[dict[str, Any]]:
 def _dataset(run: Any, record: RunRecord, stored: dict[str, Any]) -> Any:
     from paceline.compat.azureml.core.dataset import Dataset
     from paceline.compat.azureml.data.tabular_dataset import of_native
-    from paceline.data.datasets import dataset
+    from paceline.data import Dataset as NativeDataset
     from paceline.errors import DataError
 
     workspace = run.experiment.workspace
@@ -42,5 +42,5 @@ def _dataset(run: Any, record: RunRecord, stored: dict[str, Any]) -> Any:
         if reference.name == stored["name"] and reference.is_output:
             source = reference.sources[0]
             place = (source.datastore, source.path)
-            return of_native(dataset.Dataset.File.from_files(place, validate=False, workspace=workspace))
+            return of_native(NativeDataset.File.from_files(place, validate=False, workspace=workspace))
     return None

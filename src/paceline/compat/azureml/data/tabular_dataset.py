@@ -12,17 +12,17 @@ import uuid
 from pathlib import Path
 from typing import Any, NoReturn
 
+from paceline import data
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.data.file_dataset import FileDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import late
-from paceline.data.datasets import dataset, file
 
 __all__ = ["TabularDataset"]
 
 
 @sdk_class
-class TabularDataset(AbstractDataset, file.TabularDataset):
+class TabularDataset(AbstractDataset, data.TabularDataset):
     """A dataset of rows.
 
     `dataset["age"] > 30` is a condition for `filter`.
@@ -40,13 +40,13 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         """Write the rows to a temporary CSV file and return a dataset of it."""
         folder = Path(tempfile.mkdtemp(prefix="paceline-csv-"))
         self.to_pandas_dataframe().to_csv(folder / "part-00000.csv", sep=separator, index=False)
-        return FileDataset.of(dataset.Dataset.File.from_files(str(folder)))
+        return FileDataset.of(data.Dataset.File.from_files(str(folder)))
 
     def to_parquet_files(self) -> FileDataset:
         """Write the rows to a temporary Parquet file and return a dataset of it."""
         folder = Path(tempfile.mkdtemp(prefix="paceline-parquet-"))
         self.to_pandas_dataframe().to_parquet(folder / "part-00000.parquet", index=False)
-        return FileDataset.of(dataset.Dataset.File.from_files(str(folder)))
+        return FileDataset.of(data.Dataset.File.from_files(str(folder)))
 
     def partition_by(
         self,
@@ -80,9 +80,9 @@ class TabularDataset(AbstractDataset, file.TabularDataset):
         form = "/".join(["", *(f"{key}={{{key}}}" for key in keys), "*.parquet"])
         made: Any
         if partition_as_file_dataset:
-            made = FileDataset.of(dataset.Dataset.File.from_files((store, own), partition_format=form))
+            made = FileDataset.of(data.Dataset.File.from_files((store, own), partition_format=form))
         else:
-            made = TabularDataset.of(dataset.Dataset.Tabular.from_parquet_files((store, own)))
+            made = TabularDataset.of(data.Dataset.Tabular.from_parquet_files((store, own)))
             made = dataclasses.replace(made, reading={**made.reading, "partition_keys": keys})
         return made.register(store.workspace, name, create_new_version=True) if name else made
 
@@ -236,6 +236,6 @@ def of_native(native: object) -> Any:
     """Return Paceline's dataset with the SDK's methods; other values unchanged."""
     if isinstance(native, AbstractDataset):
         return native
-    if isinstance(native, file.TabularDataset):
+    if isinstance(native, data.TabularDataset):
         return TabularDataset.of(native)
-    return FileDataset.of(native) if isinstance(native, dataset.FileDataset) else native
+    return FileDataset.of(native) if isinstance(native, data.FileDataset) else native

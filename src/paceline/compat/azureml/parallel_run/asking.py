@@ -11,10 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 from paceline.compat.azureml.parallel_run.sharing import RankRequest, RankResponse, Sharing
-from paceline.system.handshake import RUN_SECRET_VARIABLE, prove_as_client, prove_as_server
-from paceline.system.listening import accept_each
+from paceline.system.handshake import RUN_SECRET_VARIABLE, prove_as_client, serve_each
 
 _PAUSE_S = 0.1
 Ask = Callable[[RankRequest], RankResponse]
@@ -30,8 +30,7 @@ class Listening:
         self._left = threading.Semaphore(0)
         if count:
             self._socket = socket.create_server(_address(), backlog=count)
-            # Serve each connection in its own thread, so that a silent client delays no other.
-            threading.Thread(target=accept_each, args=(self._socket, self._answer), daemon=True).start()
+            threading.Thread(target=serve_each, args=(self._socket, _secret(), self._answer), daemon=True).start()
 
     def share(self, sharing: Sharing) -> None:
         """Begin to answer; clients may have connected long before."""
@@ -46,11 +45,7 @@ class Listening:
         for _ in range(self._count):
             self._left.acquire()
 
-    def _answer(self, accepted: socket.socket) -> None:
-        try:
-            link = prove_as_server(accepted, _secret())
-        except ConnectionError:
-            return
+    def _answer(self, link: Connection) -> None:
         number: int | None = None
         try:
             self._made.wait()
@@ -66,8 +61,6 @@ class Listening:
             # The rank has died; its supervisor ends the run.
             if number is not None and self._sharing is not None:
                 self._sharing.lost(number)
-        finally:
-            link.close()
 
 
 def of_first_rank() -> Ask:

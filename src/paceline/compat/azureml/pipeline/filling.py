@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from paceline import PipelineData
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.datapath import DataPath
 from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.pipeline.core.graph import PipelineParameter
-from paceline.job.data_reference import DataReference
-from paceline.pipelines import data as native
+from paceline.data import DataReference
+from paceline.pipelines import PendingReference
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 
 class Filling:
@@ -48,10 +49,10 @@ class Filling:
         if isinstance(value, DatasetConsumptionConfig) and isinstance(value.dataset, PipelineParameter):
             dataset = self._parameters.get(value.dataset.name, value.dataset.default_value)
             return DatasetConsumptionConfig(value.name, dataset, value.mode, value.path_on_compute)
-        if isinstance(value, native.PipelineData):
+        if isinstance(value, PipelineData):
             is_left = any(one is value for one in self._outputs)
             return value.left(self.workspace, self._run_id) if is_left else value.as_mount()  # type: ignore[attr-defined]
-        if isinstance(value, native.PendingReference) and any(one is value.data for one in self._outputs):
+        if isinstance(value, PendingReference) and any(one is value.data for one in self._outputs):
             return value.data.left(self.workspace, self._run_id)
         return value
 

@@ -19,7 +19,7 @@ from paceline.compat.azureml.exceptions import TrainingException, UserErrorExcep
 from paceline.compat.azureml.submission import reference_of
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = [
     "Chainer",

@@ -17,7 +17,7 @@ from paceline.compat.azureml.strict import Strict, camel_case
 from paceline.compat.azureml.targets import workspace_targets
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = [
     "AksCompute",
@@ -520,9 +520,9 @@ def _kept(workspace: Workspace, name: object) -> dict[str, Any] | None:
         return None
     kept = records.documents(workspace, "compute").read(name)
     if name in workspace_targets(workspace):
-        from paceline.targets import configured
+        from paceline.targets import ComputeTargets
 
-        kind = configured.read(workspace.path, name).kind
+        kind = ComputeTargets(workspace.path)[name].kind
         return {"type": "VirtualMachine" if kind == "ssh" else "AmlCompute", **(kept or {})}
     return kept if isinstance(kept, dict) else None
 
@@ -531,7 +531,7 @@ def _add_ssh(workspace: Workspace, name: str, config: Provisioning) -> None:
     """Add the host of a RemoteCompute to Paceline's targets."""
     if config.kind != "VirtualMachine" or not config.values.get("address"):
         return
-    from paceline.targets import configured
+    from paceline.targets import Configured, add
 
     values = config.values
     user = f"{values['username']}@" if values.get("username") else ""
@@ -540,7 +540,7 @@ def _add_ssh(workspace: Workspace, name: str, config: Provisioning) -> None:
         settings["port"] = int(values["ssh_port"])
     if values.get("private_key_file"):
         settings["identity"] = str(values["private_key_file"])
-    configured.add(workspace.path, configured.Configured(name=name, kind="ssh", settings=settings))
+    add(workspace.path, Configured(name=name, kind="ssh", settings=settings))
 
 
 def _now() -> str:

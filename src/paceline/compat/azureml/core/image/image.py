@@ -15,7 +15,7 @@ from paceline.compat.azureml.core.model import InferenceConfig, Model
 from paceline.compat.azureml.exceptions import WebserviceException
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["ContainerImage", "Image"]
 

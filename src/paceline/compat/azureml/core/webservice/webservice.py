@@ -13,11 +13,11 @@ from paceline.compat.azureml.exceptions import WebserviceException
 from paceline.compat.azureml.packages import spec_of
 from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.strict import Strict
-from paceline.environments import sdk_packages
+from paceline.environments import without_sdk_packages
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
 
@@ -53,7 +53,7 @@ class Webservice:
     _kind: ClassVar[str] = "ACI"
 
     def __new__(cls, workspace: Workspace, name: str, *others: object, **named: object) -> Webservice:
-        from paceline.services.service import Service
+        from paceline import Service
 
         try:
             service = Service(workspace, name)
@@ -117,7 +117,7 @@ class Webservice:
     @staticmethod
     def list(workspace: Workspace, compute_type: str | None = None, **others: object) -> Sequence[Webservice]:
         """Return the workspace's services."""
-        from paceline.services.service import Service
+        from paceline import Service
 
         found = [Webservice(workspace, name) for name in Service.list(workspace)]
         return [service for service in found if compute_type in (None, service.compute_type)]
@@ -407,7 +407,7 @@ def deploy(
     Raises:
         WebserviceException: A value is wrong.
     """
-    from paceline.services.service import Service
+    from paceline import Service
 
     notes = SubmissionNotes()
     config = deployment_config or AciWebservice.deploy_configuration()
@@ -451,7 +451,7 @@ def script_of(config: Any, notes: SubmissionNotes) -> dict[str, Any]:
         # The server then runs the script in the parent folder, where `./<source folder>/file` resolves.
         variables["AZUREML_SOURCE_DIRECTORY"] = os.path.basename(os.path.realpath(config.source_directory))
     if config.environment is not None:
-        spec, _ = sdk_packages.without(spec_of(config.environment, notes))
+        spec, _ = without_sdk_packages(spec_of(config.environment, notes))
         if spec.needs_build or spec.python:
             found["environment"] = spec
         variables |= spec.environment_variables

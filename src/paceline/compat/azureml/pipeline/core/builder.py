@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import paceline
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.output_dataset_config import (
     OutputFileDatasetConfig,
@@ -20,20 +21,19 @@ from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.graph import PipelineParameter
 from paceline.compat.azureml.pipeline.filling import Filling, flat_values
 from paceline.compat.azureml.stores import real_name
-from paceline.job.data_reference import DataReference
-from paceline.pipelines import data as native
-from paceline.pipelines.plan import Planned
+from paceline.data import DataReference
+from paceline.pipelines import PendingReference, Planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["PipelineData", "PipelineStep", "StepSequence"]
 
 
 @sdk_class
-class PipelineData(native.PipelineData):
+class PipelineData(paceline.PipelineData):
     """The output of a step, and input of later steps.
 
     In arguments it is a path in an existing folder: the script creates a folder or file there.
@@ -226,7 +226,7 @@ class PipelineStep:
         for given in flat_values(self._values()):
             value = given.as_input() if isinstance(given, OutputTabularDatasetConfig) else given
             data = value if isinstance(value, PipelineData) else getattr(value, "data", None)
-            if not isinstance(value, (PipelineData, native.PendingReference)) or id(data) in own:
+            if not isinstance(value, (PipelineData, PendingReference)) or id(data) in own:
                 continue
             if (producer := getattr(data, "producer", None)) is None:
                 raise UserErrorException(f"step {self.name!r} takes {value.name!r}, which is in no step's outputs=.")

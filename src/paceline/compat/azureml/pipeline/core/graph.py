@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import paceline
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import late
-from paceline.job.data_reference import DataReference
-from paceline.pipelines import data as native
+from paceline.data import DataReference
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.core.datastore import Datastore
@@ -21,7 +21,7 @@ __all__ = ["InputPortBinding", "OutputPortBinding", "PipelineParameter", "PortDa
 
 
 @sdk_class
-class PipelineParameter(native.PipelineParameter):
+class PipelineParameter(paceline.PipelineParameter):
     """A value set at submission: string, number, bool, DataPath or dataset.
 
     Raises:
@@ -91,7 +91,7 @@ class InputPortBinding:
         additional_transformations: object = None,
         **others: object,
     ) -> Any:
-        if isinstance(bind_object, native.PipelineData):
+        if isinstance(bind_object, paceline.PipelineData):
             return bind_object.create_input_binding(name, bind_mode, path_on_compute=path_on_compute)  # type: ignore[attr-defined]
         if isinstance(bind_object, PortDataReference):
             bind_object = bind_object.as_mount()

@@ -13,13 +13,11 @@ from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, flat_steps
 from paceline.compat.azureml.pipeline.core.published import refuse
 from paceline.compat.azureml.records import late
-from paceline.pipelines.data import check_parameters
-from paceline.pipelines.plan import ordered, spec_of
-from paceline.pipelines.spec import PipelineSpec
-from paceline.runs.ids import check_run_id, new_run_id
+from paceline.pipelines import PipelineSpec, check_parameters, ordered, spec_of
+from paceline.runs import check_run_id, new_run_id
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["Pipeline"]
 
@@ -117,7 +115,7 @@ class Pipeline:
         run_id: str | None = None,
         **others: object,
     ) -> Any:
-        from paceline.pipelines.pipeline import submit_pipeline
+        from paceline.pipelines import submit_pipeline
 
         for accepted in ("credential_passthrough", "parent_run_id", "pipeline_params"):
             others.pop(accepted, None)

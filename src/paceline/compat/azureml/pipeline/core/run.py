@@ -9,17 +9,17 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import paceline
 from paceline.compat.azureml.core.run import Run, ScriptRun, check_not_failed
 from paceline.compat.azureml.exceptions import ExperimentExecutionException, UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.graph import PortDataReference
 from paceline.compat.azureml.pipeline.core.published import refuse
 from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
-from paceline.pipelines import pipeline_run
-from paceline.pipelines.plan import output
-from paceline.runs.record import RunRecord
+from paceline.pipelines import step_output, step_records
+from paceline.runs import RunRecord
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["PipelineRun", "StepRun", "StepRunOutput"]
 
@@ -29,7 +29,7 @@ _PAUSE_S = 0.2
 
 
 @sdk_class
-class PipelineRun(Run, pipeline_run.PipelineRun):
+class PipelineRun(Run, paceline.PipelineRun):
     """A submitted pipeline.
 
     Raises:
@@ -57,7 +57,7 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
 
     def get_steps(self) -> Iterator[Any]:
         """Yield the runs of the started steps, in the order of the steps."""
-        for record in pipeline_run.records(self.folder, self.spec):
+        for record in step_records(self.folder, self.spec):
             if record is not None:
                 yield self._handle(self.experiment, record)
 
@@ -78,7 +78,7 @@ class PipelineRun(Run, pipeline_run.PipelineRun):
                 "PipelineData(pipeline_output_name=...) declares an output."
             )
         number, name = spec.outputs[pipeline_output_name]
-        record = pipeline_run.records(self.folder, spec)[number]
+        record = step_records(self.folder, spec)[number]
         if record is None:
             raise UserErrorException(f"step {spec.steps[number].name!r}, which writes the output, has not started.")
         found: PortDataReference = StepRun(self.experiment, record.run_id).get_output_data(name)
@@ -233,7 +233,7 @@ class StepRunOutput:
         job = self._step.record().job
         assert job is not None, "a step has a job"
         return PortDataReference(
-            self._step._workspace(), self._step.pipeline_run_id or "", output(job, self._reference.name)
+            self._step._workspace(), self._step.pipeline_run_id or "", step_output(job, self._reference.name)
         )
 
 

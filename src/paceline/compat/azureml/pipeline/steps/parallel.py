@@ -20,11 +20,11 @@ from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.parallel_run.batches import ParallelRunSettings
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep
 from paceline.compat.azureml.pipeline.filling import Filling
-from paceline.job.data_reference import DataReference
-from paceline.pipelines.plan import Planned
+from paceline.data import DataReference
+from paceline.pipelines import Planned
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["ParallelRunConfig", "ParallelRunStep"]
 

@@ -15,12 +15,12 @@ from paceline.compat.azureml.pipeline.core.builder import PipelineData, Pipeline
 from paceline.compat.azureml.pipeline.core.graph import TrainingOutput
 from paceline.compat.azureml.pipeline.filling import Filling
 from paceline.compat.azureml.train.hyperdrive.runconfig import HyperDriveConfig
-from paceline.pipelines.plan import Planned
+from paceline.pipelines import Planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["HyperDriveStep"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import paceline
 from paceline.compat.azureml.exceptions import HyperDriveConfigException, sdk_errors
-from paceline.sweeps import expressions
 
 __all__ = [
     "choice",
@@ -33,44 +33,44 @@ def choice(*options: object) -> Any:
     """
     if len(options) == 1 and isinstance(options[0], (range, tuple)):
         options = (list(options[0]),)
-    return expressions.choice(*options)
+    return paceline.choice(*options)
 
 
 @sdk_errors
 def randint(upper: int) -> Any:
     """Choose an integer from 0 to `upper` - 1."""
-    return expressions.randint(upper)
+    return paceline.randint(upper)
 
 
 @sdk_errors
 def uniform(min_value: float, max_value: float) -> Any:
     """Choose a number from min_value to max_value."""
-    return expressions.uniform(min_value, max_value)
+    return paceline.uniform(min_value, max_value)
 
 
 @sdk_errors
 def quniform(min_value: float, max_value: float, q: float) -> Any:
     """Choose round(uniform(min_value, max_value) / q) * q."""
-    return expressions.quniform(min_value, max_value, q)
+    return paceline.quniform(min_value, max_value, q)
 
 
 @sdk_errors
 def loguniform(min_value: float, max_value: float) -> Any:
     """Choose exp(uniform(min_value, max_value))."""
-    return expressions.loguniform(_exp(min_value), _exp(max_value))
+    return paceline.loguniform(_exp(min_value), _exp(max_value))
 
 
 @sdk_errors
 def qloguniform(min_value: float, max_value: float, q: float) -> Any:
     """Choose round(exp(uniform(min_value, max_value)) / q) * q."""
-    return expressions.qloguniform(_exp(min_value), _exp(max_value), q)
+    return paceline.qloguniform(_exp(min_value), _exp(max_value), q)
 
 
 # Their parameters have the SDK's names: mu, sigma and q.
-normal = sdk_errors(expressions.normal)
-qnormal = sdk_errors(expressions.qnormal)
-lognormal = sdk_errors(expressions.lognormal)
-qlognormal = sdk_errors(expressions.qlognormal)
+normal = sdk_errors(paceline.normal)
+qnormal = sdk_errors(paceline.qnormal)
+lognormal = sdk_errors(paceline.lognormal)
+qlognormal = sdk_errors(paceline.qlognormal)
 
 
 def _exp(bound: Any) -> float:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline import Bandit, MedianStopping, TruncationSelection
 from paceline.compat.azureml.exceptions import sdk_errors
-from paceline.sweeps.policies.policy import Bandit, MedianStopping, TruncationSelection
 
 __all__ = [
     "BanditPolicy",

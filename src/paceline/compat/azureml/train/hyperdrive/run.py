@@ -10,15 +10,12 @@ import json
 import math
 from typing import Any, NoReturn
 
+from paceline.compat.azureml._restclient.constants import RunStatus
 from paceline.compat.azureml.core.run import Run, ScriptRun
 from paceline.compat.azureml.exceptions import HyperDriveRuntimeException, sdk_class
 from paceline.compat.azureml.train.hyperdrive.runconfig import RESUMED, PrimaryMetricGoal
-from paceline.runs import series, states
-from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
-from paceline.sweeps import trial_runs
-from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Trial, cost, is_better
+from paceline.runs import RunRecord
+from paceline.sweeps import SweepSpec, Trial, cost, is_better, trials
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
 
@@ -87,7 +84,7 @@ class HyperDriveRun(Run):
 
         Return None if no child has logged it.
         """
-        counts = {states.FAILED: include_failed, states.CANCELED: include_canceled}
+        counts = {RunStatus.FAILED: include_failed, RunStatus.CANCELED: include_canceled}
         trials = self._trials()
         if include_resume_from_runs:
             for former in filter(None, (self.properties.get(RESUMED) or "").split(",")):
@@ -130,7 +127,7 @@ class HyperDriveRun(Run):
         return SweepSpec.from_json(self.record().sweep or {})
 
     def _trials(self) -> list[Trial]:
-        return trial_runs.trials(self.folder, self._spec)
+        return trials(self.folder, self._spec)
 
     def _best(self, trial: Trial) -> float | None:
         return trial.best(self._spec.goal)
@@ -152,10 +149,8 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
     spec = SweepSpec.from_json(record.sweep)
     logged = sorted(
         (time, value, trial.run_id)
-        for trial in trial_runs.trials(run.folder, spec)
-        for _, value, time in series.read(
-            RunFolder(run.folder.path.parent / trial.run_id).metrics, name=spec.metric
-        ).get(spec.metric, ())
+        for trial in trials(run.folder, spec)
+        for _, value, time in Run(run.experiment, trial.run_id).metrics(spec.metric)
         if isinstance(value, (int, float)) and math.isfinite(value)
     )
     rows: list[tuple[float, float, str]] = []

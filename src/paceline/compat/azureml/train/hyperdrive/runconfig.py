@@ -11,16 +11,16 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from paceline.compat.azureml._restclient.constants import RunStatus
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import HyperDriveConfigException
 from paceline.compat.azureml.records import late
 from paceline.compat.azureml.train.estimator import MMLBaseEstimator
 from paceline.compat.azureml.train.hyperdrive.policy import EarlyTerminationPolicy
 from paceline.compat.azureml.train.hyperdrive.sampling import HyperParameterSampling
-from paceline.runs import states
 
 if TYPE_CHECKING:
-    from paceline.workspace import Workspace
+    from paceline import Workspace
 
 __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 
@@ -138,7 +138,7 @@ class HyperDriveConfig:
         **others: object,
     ) -> Any:
         from paceline.submit import SourceCopy
-        from paceline.sweeps.start import submit_sweep
+        from paceline.sweeps import submit_sweep
 
         if others:
             raise HyperDriveConfigException(f"submit can't take {', '.join(sorted(others))} with a HyperDriveConfig.")
@@ -171,9 +171,7 @@ class HyperDriveConfig:
             AzureMLException: A value is wrong.
         """
         from paceline.compat.azureml.submission import prepared
-        from paceline.sweeps.samplers.samplers import check_sampler
-        from paceline.sweeps.space import Space
-        from paceline.sweeps.spec import SweepSpec
+        from paceline.sweeps import Space, SweepSpec, check_sampler
 
         swept = {name.lstrip("-") for name in self.hyperparameter_sampling.parameter_space}
         config = self.run_config
@@ -219,7 +217,7 @@ class HyperDriveConfig:
         """
         record = run.record()
         spec = record.sweep or {}
-        if record.status not in (states.COMPLETED, states.CANCELED) or not spec:
+        if record.status not in (RunStatus.COMPLETED, RunStatus.CANCELED) or not spec:
             raise HyperDriveConfigException(
                 f"resume_from: run {run.id} is {record.status}, of kind {record.kind}; it must be a HyperDriveRun that is "
                 "Completed or Canceled."
@@ -272,7 +270,7 @@ def _point(run: Any) -> dict[str, Any]:
         HyperDriveConfigException: The run is not a trial, or has not ended.
     """
     record = run.record()
-    if record.trial is None or record.status not in states.TERMINAL:
+    if record.trial is None or not record.is_terminal:
         raise HyperDriveConfigException(
             f"resume_child_runs: run {run.id} is {record.status}, of kind {record.kind}; it must be an ended child of a "
             "HyperDriveRun."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paceline.compat.azureml.exceptions import HyperDriveConfigException
-from paceline.sweeps.expressions import Choice, Uniform
+from paceline.sweeps import Choice, Uniform
 
 __all__ = [
     "BayesianParameterSampling",
