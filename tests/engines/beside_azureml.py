@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.compat.azureml.core.compute import AmlCompute, ComputeTarget
-from paceline.compat.azureml.core.compute.targets import ComputeTargetException
+from paceline.compat.azureml.core.compute import AmlCompute, ComputeTarget, ComputeTargetException
 from paceline.compat.azureml.core.dataset import Dataset
 from paceline.compat.azureml.core.experiment import Experiment
 from paceline.compat.azureml.core.runconfig import PyTorchConfiguration

@@ -31,7 +31,7 @@ IMPORTED = {
     "core.conda_dependencies": "CondaDependencies",
     "core.compute_target": "ComputeTarget ComputeTargetException",
     "core.authentication": "InteractiveLoginAuthentication ServicePrincipalAuthentication AzureCliAuthentication "
-    "MsiAuthentication TokenAuthentication ArmTokenAuthentication",
+    "MsiAuthentication TokenAuthentication ArmTokenAuthentication Audience",
     "core.image": "Image ContainerImage",
     "core.image.image": "Image",
     "core.image.container": "ContainerImage",
@@ -77,7 +77,8 @@ IMPORTED = {
     "pipeline.core": "Pipeline PipelineData PipelineParameter PipelineRun PipelineStep StepRun StepRunOutput StepSequence "
     "PortDataReference TrainingOutput Schedule ScheduleRecurrence TimeZone PublishedPipeline PipelineEndpoint",
     "pipeline.core.run": "PipelineRun StepRun",
-    "pipeline.core.graph": "PipelineParameter InputPortBinding OutputPortBinding PortDataReference TrainingOutput",
+    "pipeline.core.graph": "PipelineParameter InputPortBinding OutputPortBinding PortDataReference TrainingOutput "
+    "InputPortDef OutputPortDef",
     "pipeline.core.schedule": "ScheduleRecurrence",
     "pipeline.core.builder": "PipelineData PipelineStep StepSequence",
     "pipeline.core.pipeline": "Pipeline",

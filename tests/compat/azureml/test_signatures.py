@@ -7,6 +7,8 @@ import inspect
 
 import pytest
 
+from paceline.compat.azureml.aliases import RENAMED
+
 #: Module -> call -> its parameters without self. What ours take beside stands behind them, and may be left out.
 SIGNATURES = {
     "core.workspace": {
@@ -278,7 +280,7 @@ def parameters(function: object) -> list[inspect.Parameter]:
 @pytest.mark.promise("parameters-members-sdk-s-drivers")
 @pytest.mark.parametrize("module", SIGNATURES)
 def test_parameters_are_the_sdk_s(module: str) -> None:
-    there = importlib.import_module(f"paceline.compat.azureml.{module}")
+    there = importlib.import_module(f"paceline.compat.azureml.{RENAMED.get(module, module)}")
     for call, text in SIGNATURES[module].items():
         target = there
         for part in call.split("."):

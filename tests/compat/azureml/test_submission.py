@@ -17,8 +17,7 @@ from paceline.compat.azureml.core.runconfig import (
     TensorflowConfiguration,
 )
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
-from paceline.compat.azureml.data.data_reference import DataReference
-from paceline.compat.azureml.data.datapath import DataPathComputeBinding
+from paceline.compat.azureml.data.data_reference import DataPathComputeBinding, DataReference
 from paceline.compat.azureml.exceptions import ComputeTargetException, RunConfigurationException, UserErrorException
 from paceline.compat.azureml.submission import prepared
 from paceline.compat.azureml.train.estimator import Estimator

@@ -33,17 +33,22 @@ _ABSENT = {
 #: Modules of the SDK whose names another module here defines.
 RENAMED = {
     "exceptions._azureml_exception": "exceptions",
-    "core.compute_target": "core.compute.targets",
+    "core.compute_target": "core.compute",
+    "core.container_registry": "core.environment",
     "core.databricks": "refused",
-    "core.image.container": "core.image.image",
+    "core.image.container": "core.image",
+    "core.image.image": "core.image",
     "core.private_endpoint": "refused",
     "core.profile": "refused",
-    "core.webservice.aci": "core.webservice.webservice",
-    "core.webservice.aks": "core.webservice.webservice",
-    "core.webservice.local": "core.webservice.webservice",
+    "core.resource_configuration": "core.model",
+    **{f"core.webservice.{name}": "core.webservice" for name in ("aci", "aks", "local", "webservice")},
     "data.azure_data_lake_datastore": "core.datastore",
     "data.azure_storage_datastore": "core.datastore",
+    "data.datapath": "data.data_reference",
+    "data.dataset_consumption_config": "data.data_reference",
     "data.dataset_error_handling": "exceptions",
+    "data.dataset_factory": "core.dataset",
+    "data.dataset_type_definitions": "core.dataset",
     "train.dnn": "train.estimator",
     "train.hyperdrive.exceptions": "exceptions",
     "train.sklearn": "train.estimator",
@@ -55,9 +60,7 @@ RENAMED = {
             *("hdinsight", "kubernetescompute", "kusto", "remote", "synapse"),
         )
     },
-    **{
-        f"pipeline.core.{name}": "pipeline.core.published" for name in ("module", "pipeline_draft", "pipeline_endpoint")
-    },
+    **{f"pipeline.core.{name}": "refused" for name in ("module", "pipeline_draft", "pipeline_endpoint", "schedule")},
     **{
         f"pipeline.steps.{name}": "pipeline.steps"
         for name in (

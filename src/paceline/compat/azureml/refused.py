@@ -1,16 +1,22 @@
-"""Classes of the SDK that need a service of Azure.
+"""Classes of the SDK that need a service of Azure, and the descriptions that their calls take.
 
-Each names its replacement.
+Each refused class names its replacement.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import builtins
+from typing import ClassVar, NoReturn
 
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
 
 _NO_DATABRICKS = "Run the script as a PythonScriptStep."
 _NO_NETWORK = "A workspace is a folder without network access. Omit the endpoint."
+_NO_PUBLISHING = (
+    "No service runs pipelines on request. Submit the pipeline directly (experiment.submit), or store it as a file: "
+    "paceline pipeline run FILE.yaml."
+)
+_NO_MODULE = "Name the script in a PythonScriptStep."
 
 #: Each refused class -> its replacement. `paceline azureml check` prints the same text.
 INSTEAD = {
@@ -28,6 +34,15 @@ INSTEAD = {
     "MavenLibrary": _NO_DATABRICKS,
     "PyPiLibrary": _NO_DATABRICKS,
     "RCranLibrary": _NO_DATABRICKS,
+    # azureml.core.environment
+    "DockerBuildContext": "Paceline builds no build contexts. Build the image, and use Environment.from_docker_image.",
+    # azureml.pipeline.core
+    "Module": _NO_MODULE,
+    "ModuleVersion": _NO_MODULE,
+    "PipelineDraft": _NO_PUBLISHING,
+    "PipelineEndpoint": _NO_PUBLISHING,
+    "PublishedPipeline": _NO_PUBLISHING,
+    "Schedule": "Let cron, or a systemd timer, run the program that submits the pipeline.",
     # azureml.pipeline.steps
     "AdlaStep": "Query the data in a PythonScriptStep.",
     "AutoMLStep": "Search with a sweep: HyperDriveStep.",
@@ -36,12 +51,17 @@ INSTEAD = {
     "DataTransferStep": "Copy the files in a PythonScriptStep: it fetches its inputs and stores its outputs.",
     "DatabricksStep": _NO_DATABRICKS,
     "KustoStep": "Query the data in a PythonScriptStep.",
-    "ModuleStep": "Name the script in a PythonScriptStep.",
+    "ModuleStep": _NO_MODULE,
     "RScriptStep": "Run the script as a CommandStep: command='Rscript train.R'.",
     "SynapseSparkStep": "Run spark-submit as a CommandStep.",
 }
 
-__all__ = [*INSTEAD]  # noqa: PLE0604 - the names are strings
+__all__ = [*INSTEAD, "ScheduleRecurrence", "TimeZone"]  # noqa: PLE0604 - the names are strings
+
+
+def refuse(what: str) -> ScenarioNotSupportedException:
+    """Return the exception for a call that would publish or look up a pipeline."""
+    return ScenarioNotSupportedException(f"{what} is not supported. {_NO_PUBLISHING}")
 
 
 class Refused:
@@ -56,6 +76,20 @@ class Refused:
     @classmethod
     def refusal(cls) -> ScenarioNotSupportedException:
         return ScenarioNotSupportedException(f"{cls.__name__} is not supported. {cls.refused}")
+
+    @classmethod
+    def get(cls, *arguments: object, **named: object) -> NoReturn:
+        """Raise ScenarioNotSupportedException."""
+        raise cls.refusal()
+
+    create = publish = from_local_directory = get
+
+    @classmethod
+    def list(cls, *arguments: object, **named: object) -> builtins.list[NoReturn]:
+        """Return an empty list."""
+        return []
+
+    get_all = get_schedules_for_pipeline_id = list
 
 
 def __getattr__(name: str) -> type[Refused]:
@@ -72,3 +106,30 @@ def __getattr__(name: str) -> type[Refused]:
     )
     globals()[name] = kind
     return kind
+
+
+class ScheduleRecurrence:
+    """The frequency of a schedule."""
+
+    def __init__(self, frequency: str, interval: int, **others: object) -> None:
+        self.frequency, self.interval = frequency, interval
+        vars(self).update(others)
+
+
+class TimeZone:
+    """Any names of time zones."""
+
+    def __class_getitem__(cls, name: str) -> str:
+        return name
+
+
+class InputPortDef:
+    """An input of a Module."""
+
+    def __init__(self, name: str, *arguments: object, **named: object) -> None:
+        self.name = name
+        vars(self).update(named)
+
+
+class OutputPortDef(InputPortDef):
+    """An output of a Module."""

@@ -45,6 +45,19 @@ def test_each_use_by_line(tmp_path):
     assert found[15, "torch.distributed.init_process_group"] == REPLACED
 
 
+def test_methods_of_automl_runs_name_automl(tmp_path):
+    """The story: users of AutoML read "Run has no get_output", and looked for a fault of their own."""
+    (tmp_path / "driver.py").write_text(
+        "from azureml.core import Experiment, Workspace\n"
+        "run = Experiment(Workspace.from_config(), 'x').submit(config)\n"
+        "best, model = run.get_output()\nrun.sell()\n"
+    )
+    found = {one.line: one.text for one in of_folder(tmp_path) if one.becomes == MISSING}
+    assert found[3].startswith("get_output is a method of AutoML's runs.")
+    assert "sweep" in found[3]
+    assert found[4] == "azureml.core.run.Run has no sell here."
+
+
 def test_names_that_a_star_brings_are_looked_at(tmp_path):
     text = "from azureml.core import *\nfrom azureml.no import *\nws = Workspace.from_config()\nRun.sell()\n"
     (tmp_path / "driver.py").write_text(text)

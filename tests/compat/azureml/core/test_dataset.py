@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compat.azureml.core.dataset import Dataset
+from paceline.compat.azureml.core.dataset import Dataset, DataType
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
-from paceline.compat.azureml.data.data_reference import DataReference
-from paceline.compat.azureml.data.datapath import DataPath
-from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
-from paceline.compat.azureml.data.dataset_factory import DataType
+from paceline.compat.azureml.data.data_reference import DataPath, DataReference, DatasetConsumptionConfig
 from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.submission import prepared

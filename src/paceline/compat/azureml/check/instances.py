@@ -10,6 +10,7 @@ import re
 import textwrap
 from typing import Any
 
+from paceline.compat.azureml.aliases import FINDER
 from paceline.compat.azureml.records import late
 
 #: Methods whose annotations are too vague -> the classes they may return. A run may be of any of the three.
@@ -49,6 +50,13 @@ def given_by(owner: type, method: str) -> tuple[type, ...]:
     return (found,) if isinstance(found, type) and found.__module__.startswith("paceline.compat.azureml.") else ()
 
 
+#: Methods of AutoML's runs.
+_OF_AUTOML = (
+    *("continue_experiment", "get_best_child", "get_guardrails", "get_output", "get_run_sdk_dependencies", "pause"),
+    *("cancel_iteration", "register_model_with_guardrails", "resume", "retry", "summary"),
+)
+
+
 def missing(classes: tuple[type, ...], name: str) -> str | None:
     """Return why every class lacks or refuses an attribute.
 
@@ -63,6 +71,8 @@ def _missing(kind: type, name: str) -> str | None:
     if hasattr(kind, "__getattr__") or name in _set_by(kind):
         return None
     if not hasattr(kind, name):
+        if name in _OF_AUTOML and issubclass(kind, late("core.run", "Run")):
+            return f"{name} is a method of AutoML's runs. {FINDER.absent('train.automl')}"
         return f"{sdk_name(kind)} has no {name} here."
     return refusal(getattr(kind, name))
 

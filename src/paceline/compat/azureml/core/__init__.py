@@ -4,70 +4,32 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from paceline.system.lazy_import import face
-
-if TYPE_CHECKING:
-    from paceline.compat.azureml.core.compute import ComputeTarget
-    from paceline.compat.azureml.core.container_registry import ContainerRegistry
-    from paceline.compat.azureml.core.dataset import Dataset
-    from paceline.compat.azureml.core.datastore import Datastore
-    from paceline.compat.azureml.core.environment import Environment
-    from paceline.compat.azureml.core.experiment import Experiment
-    from paceline.compat.azureml.core.image import Image
-    from paceline.compat.azureml.core.keyvault import Keyvault
-    from paceline.compat.azureml.core.model import Model
-    from paceline.compat.azureml.core.run import Run, ScriptRun, get_run
-    from paceline.compat.azureml.core.runconfig import RunConfiguration
-    from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
-    from paceline.compat.azureml.core.webservice import Webservice
-    from paceline.compat.azureml.core.workspace import Workspace
 
 #: The SDK version that this package imitates; drivers print and compare it.
 VERSION = "1.61.0"
 __version__ = VERSION
 
-__all__ = [
-    "VERSION",
-    "ComputeTarget",
-    "ContainerRegistry",
-    "Dataset",
-    "Datastore",
-    "Environment",
-    "Experiment",
-    "Image",
-    "Keyvault",
-    "Model",
-    "Run",
-    "RunConfiguration",
-    "ScriptRun",
-    "ScriptRunConfig",
-    "Webservice",
-    "Workspace",
-    "get_run",
-]
+_HOMES = {
+    "core.compute": ("ComputeTarget",),
+    "core.dataset": ("Dataset",),
+    "core.datastore": ("Datastore",),
+    "core.environment": ("ContainerRegistry", "Environment"),
+    "core.experiment": ("Experiment",),
+    "core.image": ("Image",),
+    "core.keyvault": ("Keyvault",),
+    "core.model": ("Model",),
+    "core.run": ("Run", "ScriptRun", "get_run"),
+    "core.runconfig": ("RunConfiguration",),
+    "core.script_run_config": ("ScriptRunConfig",),
+    "core.webservice": ("Webservice",),
+    "core.workspace": ("Workspace",),
+}
 
-_HERE = "paceline.compat.azureml.core"
-__getattr__ = face(
-    __name__,
-    {
-        f"{_HERE}.compute": ("ComputeTarget",),
-        f"{_HERE}.container_registry": ("ContainerRegistry",),
-        f"{_HERE}.dataset": ("Dataset",),
-        f"{_HERE}.datastore": ("Datastore",),
-        f"{_HERE}.environment": ("Environment",),
-        f"{_HERE}.experiment": ("Experiment",),
-        f"{_HERE}.image": ("Image",),
-        f"{_HERE}.keyvault": ("Keyvault",),
-        f"{_HERE}.model": ("Model",),
-        f"{_HERE}.run": ("Run", "ScriptRun", "get_run"),
-        f"{_HERE}.runconfig": ("RunConfiguration",),
-        f"{_HERE}.script_run_config": ("ScriptRunConfig",),
-        f"{_HERE}.webservice": ("Webservice",),
-        f"{_HERE}.workspace": ("Workspace",),
-    },
-)
+__all__ = ["VERSION", *(name for names in _HOMES.values() for name in names)]  # noqa: PLE0604 - the names are strings
+
+__getattr__ = face(__name__, {f"paceline.compat.azureml.{home}": names for home, names in _HOMES.items()})
 
 #: Standard library submodules that the SDK's imports load, by package: afterwards `import urllib` offers
 #: `urllib.request`.

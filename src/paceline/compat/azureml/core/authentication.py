@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import enum
+
 from paceline.compat.azureml.exceptions import AuthenticationException
 
 __all__ = [
     "AbstractAuthentication",
     "ArmTokenAuthentication",
+    "Audience",
     "AuthenticationException",
     "AzureCliAuthentication",
     "AzureMLTokenAuthentication",
@@ -62,17 +65,13 @@ class AzureCliAuthentication(AbstractAuthentication):
         super().__init__(cloud=cloud)
 
 
-class MsiAuthentication(AbstractAuthentication):
-    """A machine's managed identity."""
+#: One class: no login is ever used.
+ArmTokenAuthentication = AzureMLTokenAuthentication = AbstractAuthentication
+MsiAuthentication = TokenAuthentication = AbstractAuthentication
 
 
-class TokenAuthentication(AbstractAuthentication):
-    """A function that returns tokens; Paceline never calls it."""
+class Audience(enum.Enum):
+    """The services for which the function of a TokenAuthentication returns tokens."""
 
-
-class ArmTokenAuthentication(AbstractAuthentication):
-    """A token."""
-
-
-class AzureMLTokenAuthentication(AbstractAuthentication):
-    """A run's token."""
+    ARM = arm = "ARM"
+    AZUREML = aml = "AZUREML"

@@ -5,14 +5,14 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.dataset.dataset
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import paceline
 from paceline.compat.azureml.core.datastore import Datastore
-from paceline.compat.azureml.data.data_reference import SdkDataReference
-from paceline.compat.azureml.data.datapath import DataPath
+from paceline.compat.azureml.data.data_reference import DataPath, SdkDataReference
 from paceline.compat.azureml.data.tabular_dataset import of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import NamedObjects, late
@@ -22,7 +22,7 @@ from paceline.data import PATH_VARIABLES
 if TYPE_CHECKING:
     from paceline import Workspace
 
-__all__ = ["Dataset"]
+__all__ = ["DataType", "Dataset", "FileDatasetFactory", "PromoteHeadersBehavior", "TabularDatasetFactory"]
 
 
 @sdk_class
@@ -244,3 +244,41 @@ def _target(target: object) -> tuple[Any, str]:
 def _none(name: str, value: object) -> None:
     if value is not None:
         raise UserErrorException(f"{name}={value!r} is not supported. Read the files unchanged, then change the frame.")
+
+
+class DataType:
+    """Column types for `set_column_types`."""
+
+    @staticmethod
+    def to_string() -> str:
+        return "str"
+
+    @staticmethod
+    def to_long() -> str:
+        return "int"
+
+    @staticmethod
+    def to_float(decimal_mark: str = ".") -> str:
+        return "float"
+
+    @staticmethod
+    def to_bool() -> str:
+        return "bool"
+
+    @staticmethod
+    def to_datetime(formats: object = None) -> str:
+        """Return the type of dates; only the first strptime format counts."""
+        first = formats if isinstance(formats, (str, type(None))) else next(iter(formats), None)  # type: ignore[call-overload]
+        return f"datetime:{first}" if first else "datetime"
+
+
+class PromoteHeadersBehavior(enum.Enum):
+    """Values for `header=` of `Dataset.Tabular.from_delimited_files`.
+
+    NO_HEADERS means False; all others mean True.
+    """
+
+    NO_HEADERS = 0
+    ONLY_FIRST_FILE_HAS_HEADERS = 1
+    COMBINE_ALL_FILES_HEADERS = 2
+    ALL_FILES_HAVE_SAME_HEADERS = 3

@@ -11,15 +11,14 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
-from paceline.compat.azureml.core.container_registry import ContainerRegistry
 from paceline.compat.azureml.curated import CURATED, is_curated
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.records import NamedObjects
-from paceline.compat.azureml.refused import Refused
+from paceline.compat.azureml.refused import INSTEAD, DockerBuildContext
 from paceline.compat.azureml.strict import Strict
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ __all__ = [
     "DEFAULT_CPU_IMAGE",
     "DEFAULT_GPU_IMAGE",
     "CondaDependencies",
+    "ContainerRegistry",
     "DockerBuildContext",
     "DockerSection",
     "Environment",
@@ -39,6 +39,18 @@ __all__ = [
 
 DEFAULT_CPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu22.04"
 DEFAULT_GPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.8-cudnn8-ubuntu22.04"
+
+
+class ContainerRegistry(Strict):
+    """A registry of images.
+
+    The address, user name and password have no effect: log in with docker or podman.
+    """
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self.username: str | None = None
+        self.password: str | None = None
 
 
 class PythonSection(Strict):
@@ -110,17 +122,6 @@ class RSection(Strict):
         self.github_packages: Any = None
         self.custom_url_packages: Any = None
         self.bioconductor_packages: Any = None
-
-
-class DockerBuildContext(Refused):
-    """A build context: always raises ScenarioNotSupportedException."""
-
-    refused = "Paceline builds no build contexts. Build the image, and use Environment.from_docker_image."
-
-    @classmethod
-    def from_local_directory(cls, *arguments: object, **named: object) -> NoReturn:
-        """Raise ScenarioNotSupportedException."""
-        raise cls.refusal()
 
 
 class Environment(Strict):
@@ -333,7 +334,7 @@ class Environment(Strict):
     @staticmethod
     def from_docker_build_context(name: str, docker_build_context: object) -> Environment:
         """Raise UserErrorException: build the image, and name it."""
-        raise UserErrorException(DockerBuildContext.refused)
+        raise UserErrorException(INSTEAD["DockerBuildContext"])
 
     @staticmethod
     def add_private_pip_wheel(workspace: Workspace, file_path: str, exist_ok: bool = False) -> str:

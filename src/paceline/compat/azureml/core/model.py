@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from paceline import Workspace
 
-__all__ = ["Dataset", "InferenceConfig", "Model", "ModelNotFoundException"]
+__all__ = ["Dataset", "InferenceConfig", "Model", "ModelNotFoundException", "ResourceConfiguration"]
 
 
 class Framework:
@@ -214,7 +214,7 @@ class Model(paceline.Model):
         Raises:
             WebserviceException: The name is taken or not valid, or the script does not exist.
         """
-        return late("core.webservice.webservice", "deploy")(
+        return late("core.webservice", "deploy")(
             workspace, name, models, inference_config, deployment_config, overwrite=overwrite
         )
 
@@ -361,3 +361,12 @@ def _only_entry(folder: Path) -> str:
             f"ModelNotFound: {str(folder)!r} has {len(entries)} entries; it must hold exactly one model."
         )
     return str(entries[0])
+
+
+class ResourceConfiguration:
+    """The CPUs, memory (GB) and GPUs of a model's service."""
+
+    def __init__(
+        self, cpu: float | None = None, memory_in_gb: float | None = None, gpu: int | None = None, **others: object
+    ) -> None:
+        self.cpu, self.memory_in_gb, self.gpu = cpu, memory_in_gb, gpu

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.compat.azureml.core.webservice.webservice import script_of
+from paceline.compat.azureml.core.webservice import script_of
 from paceline.compat.azureml.exceptions import WebserviceException
 from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.errors import PacelineError

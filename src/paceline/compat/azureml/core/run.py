@@ -346,7 +346,7 @@ class Run(SdkSpellings, runs.Run):
     def _get_outputs_datapath(self) -> Any:
         """Return a DataPath of the run's outputs, for a run that continues them."""
         store = late("core.datastore", "Datastore")(self._workspace(), ARTIFACTS)
-        return late("data.datapath", "DataPath")(store, f"ExperimentRun/dcid.{self.id}/outputs")
+        return late("data.data_reference", "DataPath")(store, f"ExperimentRun/dcid.{self.id}/outputs")
 
     def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:  # type: ignore[override]
         """Write the run's source as `<path>/<snapshot id>.zip` and return its path.

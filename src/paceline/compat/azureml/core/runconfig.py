@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
-from paceline.compat.azureml.core.container_registry import ContainerRegistry
 from paceline.compat.azureml.core.environment import (
     DEFAULT_CPU_IMAGE,
     DEFAULT_GPU_IMAGE,
+    ContainerRegistry,
     Environment,
 )
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import paceline
 from paceline.compat.azureml import records
-from paceline.compat.azureml.core.compute.targets import WorkspaceTargets
+from paceline.compat.azureml.core.compute import WorkspaceTargets
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.keyvault import Keyvault

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+from paceline.compat.azureml.data.data_reference import DatasetConsumptionConfig
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.data import AnyDataset, DataReference, path_pattern
 

@@ -16,20 +16,4 @@ NONE = "None"
 WORKSPACE_BLOB_DATASTORE = "workspaceblobstore"
 WORKSPACE_FILE_DATASTORE = "workspacefilestore"
 
-__all__ = [
-    "ACCOUNT_KEY",
-    "AZURE_BLOB",
-    "AZURE_DATA_LAKE",
-    "AZURE_DATA_LAKE_GEN2",
-    "AZURE_FILE",
-    "AZURE_MYSQL",
-    "AZURE_POSTGRESQL",
-    "AZURE_SQL_DATABASE",
-    "CLIENT_CREDENTIALS",
-    "DBFS",
-    "HDFS",
-    "NONE",
-    "SAS",
-    "WORKSPACE_BLOB_DATASTORE",
-    "WORKSPACE_FILE_DATASTORE",
-]
+__all__ = [*filter(str.isupper, dir())]  # noqa: PLE0604 - the names are strings

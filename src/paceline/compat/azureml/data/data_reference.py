@@ -1,4 +1,4 @@
-"""A path in a datastore, for a run (`azureml.data.data_reference`).
+"""Paths in datastores, and datasets, as inputs of a run (`azureml.data.data_reference` and others).
 
 https://learn.microsoft.com/python/api/azureml-core/azureml.data.data_reference.datareference
 """
@@ -12,7 +12,7 @@ import paceline
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration
 from paceline.compat.azureml.exceptions import UserErrorException
 
-__all__ = ["DataReference"]
+__all__ = ["DataPath", "DataPathComputeBinding", "DataReference", "DatasetConsumptionConfig"]
 
 
 class SdkDataReference(paceline.DataReference):
@@ -95,3 +95,72 @@ def inside(path: str | None) -> str | None:
     An absolute path belongs to one of Azure's containers.
     """
     return None if path is None or path.startswith("/") else path.strip("./") or None
+
+
+class DataPathComputeBinding:
+    """The way a run receives a DataPath."""
+
+    def __init__(self, mode: str = "mount", path_on_compute: str | None = None, overwrite: bool = False) -> None:
+        self.mode, self.path_on_compute, self.overwrite = mode, path_on_compute, overwrite
+
+
+class DataPath:
+    """A path in a datastore."""
+
+    def __init__(self, datastore: object = None, path_on_datastore: str | None = None, name: str | None = None) -> None:
+        self.datastore, self.path_on_datastore, self.name = datastore, path_on_datastore, name
+
+    @property
+    def datastore_name(self) -> str | None:
+        return getattr(self.datastore, "name", None)
+
+    def create_data_reference(
+        self,
+        data_reference_name: str | None = None,
+        datapath_compute_binding: DataPathComputeBinding | None = None,
+    ) -> SdkDataReference:
+        """Return a reference to the path for a run."""
+        binding = datapath_compute_binding or DataPathComputeBinding()
+        return DataReference(
+            self.datastore,
+            data_reference_name or self.name,
+            self.path_on_datastore,
+            binding.mode,
+            binding.path_on_compute,
+            binding.overwrite,
+        )
+
+
+class DatasetConsumptionConfig:
+    """A dataset with its input name and mode.
+
+    With mode "direct" the script receives the dataset by name; with "mount" or "download", a folder.
+
+    Raises:
+        UserErrorException: `dataset` is not a dataset, or the mode is unknown.
+    """
+
+    def __init__(self, name: str, dataset: object, mode: str = "direct", path_on_compute: str | None = None) -> None:
+        if not hasattr(dataset, "as_named_input"):
+            raise UserErrorException(f"dataset={dataset!r} is no dataset.")
+        if mode not in ("direct", "mount", "download", "hdfs"):
+            raise UserErrorException(f"mode={mode!r} must be direct, mount or download.")
+        self.name, self.dataset, self.mode, self.path_on_compute = name, dataset, mode, path_on_compute
+
+    def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
+        """Return the input as a folder."""
+        return DatasetConsumptionConfig(self.name, self.dataset, "mount", path_on_compute)
+
+    def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
+        """Return the input as a copy on each node."""
+        return DatasetConsumptionConfig(self.name, self.dataset, "download", path_on_compute)
+
+    def as_reference(self) -> paceline.DataReference:
+        """Return the reference for a job."""
+        native = getattr(self.dataset, "native_input", self.dataset.as_named_input)
+        found: paceline.DataReference = native(self.name)
+        mode = "mount" if self.mode == "hdfs" else self.mode
+        return dataclasses.replace(found, mode=mode, path_on_compute=inside(self.path_on_compute))
+
+    def __str__(self) -> str:
+        return str(self.as_reference())

@@ -42,26 +42,10 @@ class _Frame:
         return _Frame(self._frame.head(count))
 
 
-class MNIST:
-    """Handwritten digits: not included, so refused."""
-
-    #: `paceline azureml check` prints this text and the texts below.
-    refused = (
-        "MNIST is not included. Download its four .gz files into a folder, and use Dataset.File.from_files('folder'); "
-        "scikit-learn's load_digits() needs no download."
-    )
-
-    @staticmethod
-    def get_file_dataset(**others: object) -> NoReturn:
-        """Raise UserErrorException: download the four files once, and make a dataset of the folder."""
-        raise UserErrorException(MNIST.refused)
-
-    get_tabular_dataset = get_file_dataset
-
-
 class _Service:
     """A dataset of Azure's that no library includes."""
 
+    #: `paceline azureml check` prints this text as well.
     refused = (
         "Azure's open data service is not available here. Download the files from their publisher, and use "
         "Dataset.File.from_files('folder') or Dataset.Tabular.from_delimited_files('folder')."
@@ -76,6 +60,15 @@ class _Service:
         raise UserErrorException(f"{cls.__name__}: {cls.refused}")
 
     get_file_dataset = get_tabular_dataset
+
+
+class MNIST(_Service):
+    """Handwritten digits."""
+
+    refused = (
+        "MNIST is not included. Download its four .gz files into a folder, and use Dataset.File.from_files('folder'); "
+        "scikit-learn's load_digits() needs no download."
+    )
 
 
 def __getattr__(name: str) -> Any:

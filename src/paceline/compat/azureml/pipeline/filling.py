@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import PipelineData
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
-from paceline.compat.azureml.data.datapath import DataPath
-from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+from paceline.compat.azureml.data.data_reference import DataPath, DatasetConsumptionConfig
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.pipeline.core.graph import PipelineParameter
 from paceline.data import DataReference

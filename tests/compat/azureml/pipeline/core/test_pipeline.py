@@ -11,8 +11,7 @@ from paceline.compat.azureml.core.dataset import Dataset
 from paceline.compat.azureml.core.experiment import Experiment
 from paceline.compat.azureml.core.runconfig import MpiConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
-from paceline.compat.azureml.data.datapath import DataPath, DataPathComputeBinding
-from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+from paceline.compat.azureml.data.data_reference import DataPath, DataPathComputeBinding, DatasetConsumptionConfig
 from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException, UserErrorException
 from paceline.compat.azureml.pipeline import core, steps

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Any
 import paceline
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import late
+from paceline.compat.azureml.refused import InputPortDef, OutputPortDef
 from paceline.data import DataReference
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.core.datastore import Datastore
-    from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+    from paceline.compat.azureml.data.data_reference import DatasetConsumptionConfig
 
-__all__ = ["InputPortBinding", "OutputPortBinding", "PipelineParameter", "PortDataReference", "TrainingOutput"]
+__all__ = [
+    "InputPortBinding",
+    "InputPortDef",
+    "OutputPortBinding",
+    "OutputPortDef",
+    "PipelineParameter",
+    "PortDataReference",
+    "TrainingOutput",
+]
 
 
 @sdk_class
@@ -39,7 +48,7 @@ class PipelineParameter(paceline.PipelineParameter):
     # The value may be a dataset, so functions that take a dataset accept a parameter as well.
     def as_named_input(self, name: str) -> DatasetConsumptionConfig:
         """Return the parameter's dataset as an input of this name."""
-        from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+        from paceline.compat.azureml.data.data_reference import DatasetConsumptionConfig
 
         return DatasetConsumptionConfig(name, self)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, flat_steps
-from paceline.compat.azureml.pipeline.core.published import refuse
 from paceline.compat.azureml.records import late
+from paceline.compat.azureml.refused import refuse
 from paceline.pipelines import PipelineSpec, check_parameters, ordered, spec_of
 from paceline.runs import check_run_id, new_run_id
 

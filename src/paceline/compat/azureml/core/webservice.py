@@ -1,6 +1,6 @@
 """Web services (`azureml.core.webservice`) on Paceline's services.
 
-https://learn.microsoft.com/python/api/azureml-core/azureml.core.webservice.webservice
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.webservice
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from paceline import Workspace
 
 __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
+
+#: Make this module a package: the SDK divides it into modules.
+__path__: list[str] = []
 
 
 _NO_ENDPOINT = (

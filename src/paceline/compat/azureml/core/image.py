@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ContainerImage", "Image"]
 
+#: Make this module a package: the SDK divides it into modules.
+__path__: list[str] = []
+
 
 class ImageConfiguration:
     """The settings that `image_configuration` returns.

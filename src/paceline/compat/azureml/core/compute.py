@@ -19,22 +19,20 @@ from paceline.compat.azureml.targets import workspace_targets
 if TYPE_CHECKING:
     from paceline import Workspace
 
-__all__ = [
-    "AksCompute",
-    "AmlCompute",
-    "BatchAiCompute",
-    "BatchCompute",
-    "ComputeInstance",
-    "ComputeTarget",
-    "ComputeTargetException",
-    "DataFactoryCompute",
-    "DatabricksCompute",
-    "DsvmCompute",
-    "HDInsightCompute",
-    "KubernetesCompute",
-    "RemoteCompute",
+#: Spark, Data Lake Analytics, Data Explorer, Batch and Data Factory on Azure.
+_CLOUD = (
+    *("AdlaCompute", "BatchCompute", "DataFactoryCompute", "DatabricksCompute", "HDInsightCompute", "KustoCompute"),
     "SynapseCompute",
+)
+
+__all__ = [  # noqa: PLE0604 - the names are strings
+    *("AksCompute", "AmlCompute", "BatchAiCompute", "ComputeInstance", "ComputeTarget", "ComputeTargetException"),
+    *("DsvmCompute", "KubernetesCompute", "RemoteCompute", *_CLOUD),
 ]
+
+#: Make this module a package: the SDK divides it into modules.
+__path__: list[str] = []
+
 
 _RESERVED = ("local", "amlcompute", "containerinstance")
 
@@ -420,6 +418,14 @@ class _Cloud(ComputeTarget):
     provisioning_configuration = attach_configuration = _refuse
 
 
+def __getattr__(name: str) -> type[_Cloud]:
+    if name not in _CLOUD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    kind = type(name, (_Cloud,), {"__doc__": _Cloud.__doc__, "__module__": __name__})
+    globals()[name] = kind
+    return kind
+
+
 class ComputeInstance(AmlCompute):
     """A single machine: this one."""
 
@@ -467,34 +473,6 @@ class KubernetesCompute(AmlCompute):
     def attach_configuration(resource_id: object = None, namespace: object = None, **others: object) -> Provisioning:
         """Return settings for `ComputeTarget.attach`."""
         return Provisioning("Kubernetes")
-
-
-class HDInsightCompute(_Cloud):
-    """Spark on Azure."""
-
-
-class DatabricksCompute(_Cloud):
-    """Spark on Azure."""
-
-
-class SynapseCompute(_Cloud):
-    """Spark on Azure."""
-
-
-class AdlaCompute(_Cloud):
-    """Data Lake Analytics."""
-
-
-class KustoCompute(_Cloud):
-    """Azure Data Explorer."""
-
-
-class BatchCompute(_Cloud):
-    """Azure's batch service."""
-
-
-class DataFactoryCompute(_Cloud):
-    """Azure's data copy service."""
 
 
 _CLASSES: dict[str, type[ComputeTarget]] = {

@@ -6,10 +6,10 @@ from paceline.compat.azureml.core.compute import (
     AmlCompute,
     BatchAiCompute,
     ComputeTarget,
+    ComputeTargetException,
     DatabricksCompute,
     RemoteCompute,
 )
-from paceline.compat.azureml.core.compute.targets import ComputeTargetException
 from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.targets import resolve
 from paceline.targets import configured
