@@ -58,7 +58,7 @@ lint: .venv/.ready
 docs: .venv/.ready
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	$(BIN)/python -m pytest -q tests/docs/test_site.py
+	$(BIN)/python -m pytest -q tests/docs/test_site.py tests/docs/test_search.py
 
 # 500 kills of random processes in random states, 200 of a sweep's controller; `make test` does 4 and 3.
 chaos: .venv/.ready

@@ -31,6 +31,9 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 
+#: Pages, or folders of pages, that the search of the site leaves out: they are for contributors.
+NOT_SEARCHED = ("decisions/", "promises.md", "changelog", "contributing", "code-of-conduct.md", "license.md")
+
 #: Modules whose public names have a page.
 MODULES = ("paceline", "paceline.parallel", "paceline.checkpoint", "paceline.errors")
 
@@ -45,10 +48,6 @@ def on_config(config: Any) -> Any:
             for entry in section["Reference"]:
                 if isinstance(entry, dict) and "Python" in entry:
                     entry["Python"] = [{name: f"python/{name}.md"} for name in modules()]
-        for entry in section.get("Contributing", ()):
-            if isinstance(entry, dict) and "Decisions" in entry:
-                pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-                entry["Decisions"] = [f"decisions/{page.name}" for page in pages]
     return config
 
 
@@ -66,6 +65,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """The page's text with links as they lead on the site, and what GitHub's Markdown takes where this one is stricter."""
+    if page.file.src_uri.startswith(NOT_SEARCHED):
+        page.meta["search"] = {"exclude": True}
     was_at = {site: name for name, site in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     parts = _FENCE.split(markdown)
     # Every second part is a block of code, in which nothing is a link.

@@ -59,13 +59,14 @@ def readme(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 # --- data and environments
 
 
-@supposed_by("environments", "data", "containers")
+@supposed_by("environments", "data", "containers", "private-packages")
 def packages_and_photos(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     make_wheel(scene.folder / "wheels", "einops", "0.8.1")
     write_tree(
         scene.folder,
         {
             "src/train.py": "import einops\nprint(einops.VERSION)\n",
+            "train.py": "print('trained')\n",
             "requirements.txt": "einops\n",
             "photos/a.png": "a",
             "photos/deep/b.png": "b",
@@ -170,6 +171,7 @@ for batch in par.epoch(0):
 @supposed_by("estimators")
 def a_coordinator(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     write_tree(scene.folder, {"examples/tensorflow_multiworker/train.py": "print('trained')\n"})
+    write_tree(scene.folder, {"src/train.py": "print('trained')\n"})
     patch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1", "c:1"], "ps": ["d:1"]}}')
     scene.by = "python"
     scene.before = "import paceline as pl\nexp = pl.Experiment(pl.Workspace.from_config(), 'digits')"
@@ -289,7 +291,7 @@ exec sh -c "$last"
 """
 
 
-@supposed_by("compute", "ssh", "slurm", "ray")
+@supposed_by("compute", "ssh", "slurm", "ray", "several-gpus", "several-machines", "snapshots")
 def hosts(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     write_program(scene.folder / "bin" / "ssh", SSH)
     patch.setenv("PATH", f"{scene.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")

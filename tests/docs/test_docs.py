@@ -102,13 +102,6 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{link}: there is no such heading"
 
 
-def test_the_readme_links_every_page_of_the_docs() -> None:
-    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(README)}
-    # Contributors' pages are found from that on the architecture, decisions from CONTRIBUTING.md.
-    others = {page for page in PAGES if {"contributing", "decisions"} & {*page.parts}}
-    assert not set(PAGES) - linked - {README} - others
-
-
 # --- commands
 
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.pages import DOCS, ROOT, links
 
 HOOK = (ROOT / ".ci" / "site.py").read_text()
 MODULES = [name for name in re.findall(r'"(paceline[\w.]*)"', HOOK) if find_spec(name) is not None]
@@ -37,7 +37,7 @@ def pages_of(entry: Any) -> list[str]:
 
 @pytest.mark.promise("site-page-order-somebody-needs")
 def test_the_site_s_order_has_each_page_of_the_docs_once() -> None:
-    """Decisions and the pages of public names are filled in by the hook."""
+    """The hook fills in the pages of public names."""
     named = pages_of(SITE["nav"])
     assert sorted(named) == sorted(set(named))
     pages = (*DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md"), *DOCS.glob("contributing/*.md"))
@@ -66,6 +66,11 @@ def test_the_site_comes_in_the_order_in_which_somebody_needs_it() -> None:
         "Reference",
         "Contributing",
     ]
+
+
+def test_list_of_decisions_has_each_decision() -> None:
+    listed = {link.rpartition("/")[2] for link in links(DOCS / "contributing" / "decisions.md")}
+    assert listed == {page.name for page in (DOCS / "decisions").glob("*.md")}
 
 
 @pytest.mark.promise("site-page-order-somebody-needs")

@@ -30,13 +30,18 @@ def by_module() -> dict[str, list[str]]:
 def table() -> str:
     """Return the table as Markdown.
 
-    Modules that share another module's names come last.
+    Modules that share another module's names come last, in one row for each such module.
     """
-    rows = [f"| `{module}` | {', '.join(f'`{name}`' for name in names)} |" for module, names in by_module().items()]
-    for module, own in sorted(aliases.RENAMED.items()):
-        names = "each refused with what to do instead" if own == "refused" else f"those of `azureml.{own}`"
-        rows.append(f"| `azureml.{module}` | {names} |")
+    rows = [f"| {_code(module)} | {_code(*names)} |" for module, names in by_module().items()]
+    for own in sorted(set(aliases.RENAMED.values())):
+        modules = sorted(f"azureml.{module}" for module, name in aliases.RENAMED.items() if name == own)
+        names = "refused, with an alternative" if own == "refused" else f"names of {_code(f'azureml.{own}')}"
+        rows.append(f"| {_code(*modules)} | {names} |")
     return "\n".join(("| module | names |", "|---|---|", *rows)) + "\n"
+
+
+def _code(*names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _modules(path: list[str], prefix: str) -> Iterator[str]:

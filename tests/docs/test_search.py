@@ -1,0 +1,120 @@
+"""The site's search finds the right page for words that people type: it is among the first three."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.engines.conftest import require_engine
+
+#: Words that people type -> the page that they want.
+QUERIES = {
+    "multiple gpus": "several-gpus",
+    "multi-gpu": "several-gpus",
+    "ddp": "several-gpus",
+    "fsdp": "parallel",
+    "tensor parallel": "parallel",
+    "multi node": "several-machines",
+    "multiple machines": "several-machines",
+    "ssh": "ssh",
+    "ssh key": "ssh",
+    "slurm": "slurm",
+    "ray": "ray",
+    "kubernetes": "targets",
+    "docker": "containers",
+    "retry": "restart-and-resume",
+    "restart": "restart-and-resume",
+    "resume": "restart-and-resume",
+    "checkpoint": "checkpoints",
+    "preemption": "restart-and-resume",
+    "wandb": "trackers",
+    "weights & biases": "trackers",
+    "mlflow": "trackers",
+    "tensorboard": "trackers",
+    "out of memory": "when-it-fails",
+    "error": "when-it-fails",
+    "hang": "when-it-hangs",
+    "deadlock": "when-it-hangs",
+    "slow": "when-it-is-slow",
+    "profiler": "when-it-is-slow",
+    "port": "security",
+    "firewall": "security",
+    "proxy": "private-packages",
+    "private index": "private-packages",
+    "offline": "private-packages",
+    "pip": "environments",
+    "conda": "environments",
+    "requirements.txt": "environments",
+    "secret": "secrets",
+    "api key": "secrets",
+    "environment variable": "worker-environment",
+    "hyperparameter": "sweeps",
+    "grid search": "sweeps",
+    "early stopping": "sweeps",
+    "seed": "sweeps",
+    "deploy": "services",
+    "inference": "serving",
+    "register model": "models",
+    "logs": "runs",
+    "metrics": "runs",
+    "cancel": "runs",
+    "time limit": "runs",
+    "slack": "runs",
+    "s3": "data",
+    "dataset": "partitions",
+    "dashboard": "ui",
+    "gradient accumulation": "microbatches",
+    "torchrun": "from-torchrun",
+    "accelerate": "from-torchrun",
+    "horovod": "horovod",
+    "elastic": "elastic",
+    "python version": "versions",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site. The theme's search needs a JavaScript engine."""
+    require_engine("mkdocs-material", find_spec("material"))
+    require_engine("node", shutil.which("node"))
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+    )
+    return folder
+
+
+def search(site: Path, *queries: str) -> list[list[str]]:
+    """Return the pages that the site's search finds for each query, the best first."""
+    words = ["node", str(Path(__file__).with_name("search.js")), str(site), *queries]
+    found: list[list[str]] = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+    return found
+
+
+def test_sixty_queries_are_tried() -> None:
+    assert len(QUERIES) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_search_finds_the_page_among_the_first_three(site: Path) -> None:
+    found = dict(zip(QUERIES, search(site, *QUERIES), strict=True))
+    missed = {query: found[query][:5] for query, page in QUERIES.items() if f"{page}.html" not in found[query][:3]}
+    assert missed == {}
+
+
+@pytest.mark.slow
+def test_search_does_not_find_pages_for_contributors(site: Path) -> None:
+    [found] = search(site, "decision")
+    assert [page for page in found if page.startswith(("decisions/", "contributing"))] == []
