@@ -7,14 +7,18 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import paceline as pl
 from paceline.errors import EngineError
+from paceline.job.job import Job
 from paceline.runs import states, store
+from paceline.submit import NewRun
 from paceline.sweeps import dispatch
 from paceline.sweeps.dispatch import Dispatcher
 from paceline.sweeps.sweep_state import SweepState
@@ -57,16 +61,25 @@ class Engine:
     def __init__(self, tmp_path: Path) -> None:
         self.is_up = False
         self.now = 0.0
+        self.prepared = 0
         self.asked: list[tuple[float, str]] = []
         self.points: list[dict[str, Any]] = []
         self._runs_dir = tmp_path / ".paceline" / "runs"
 
-    def submit(self, *_: Any, run_id: str, trial: dict[str, Any], **__: Any) -> Any:
-        self.asked.append((self.now, run_id[-1]))
-        self.points.append(trial["chosen"])
-        folder, fd = make_run(self._runs_dir, run_id, trial=trial)
+    def prepare(self, *_: Any) -> Engine:
+        self.prepared += 1
+        return self
+
+    def check_again(self, job: Job) -> None:
+        assert self.prepared
+
+    def start(self, run: NewRun) -> Any:
+        assert run.trial is not None
+        self.asked.append((self.now, run.run_id[-1]))
+        self.points.append(dict(run.trial["chosen"]))
+        folder, fd = make_run(self._runs_dir, run.run_id, trial=run.trial)
         if not self.is_up:
-            # As `submit` leaves it: a trial without a process.
+            # As `Submission.start` leaves it: a trial without a process.
             store.change(folder, store.stored(folder), states.FAILED)
 
             os.close(fd)
@@ -84,7 +97,7 @@ def test_an_engine_that_takes_nothing_is_asked_ever_less_and_not_without_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(tmp_path)
-    monkeypatch.setattr(dispatch, "submit", engine.submit)
+    monkeypatch.setattr(dispatch, "prepare", engine.prepare)
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, concurrent=2, sampler="random") as folder:
         sweep = SweepState(folder)
         handing = Dispatcher(sweep, clock=lambda: engine.now)
@@ -104,14 +117,16 @@ def test_an_engine_that_takes_nothing_is_asked_ever_less_and_not_without_an_end(
 
 def test_an_engine_that_takes_trials_again_is_forgiven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tmp_path)
-    monkeypatch.setattr(dispatch, "submit", engine.submit)
+    monkeypatch.setattr(dispatch, "prepare", engine.prepare)
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, concurrent=2) as folder:
         sweep = SweepState(folder)
         handing = Dispatcher(sweep, clock=lambda: engine.now)
         engine.pass_time(handing, 0, 3000)
         engine.is_up = True
+        refused = engine.prepared
         engine.pass_time(handing, 3000, 3400)
         assert len(sweep.trials) == 2
+        assert engine.prepared == refused + 1, "one preparation serves all trials that the engine accepts"
         assert store.stored(folder).waiting_for is None
         # While one runs the engine may well be full: that is waited for however long it takes.
         engine.is_up = False
@@ -153,15 +168,17 @@ def test_trials_in_arrays_are_handed_over_together_and_one_array_after_the_other
     taken: list[list[int]] = []
     is_up = True
 
-    def submit_alike(trials: Any, *_: Any, at_once: int, **__: Any) -> None:
-        for run_id, _, told in trials:
-            os.close(make_run(tmp_path / ".paceline" / "runs", run_id, trial=told)[1])
+    def start_alike(runs: Sequence[NewRun], at_once: int) -> None:
+        entries = [run.trial for run in runs if run.trial is not None]
+        for run, entry in zip(runs, entries, strict=True):
+            os.close(make_run(tmp_path / ".paceline" / "runs", run.run_id, trial=entry)[1])
         if not is_up:
             raise EngineError("slurmctld is away.")
-        taken.append([told["chosen"]["x"] for _, _, told in trials])
+        taken.append([int(entry["chosen"]["x"]) for entry in entries])
         assert at_once == 3
 
-    monkeypatch.setattr(dispatch, "submit_alike", submit_alike)
+    submission = SimpleNamespace(start_alike=start_alike, check_again=lambda job: None)
+    monkeypatch.setattr(dispatch, "prepare", lambda *_: submission)
     monkeypatch.setattr(dispatch, "ALIKE_SPAN", 8)
     with sweep_on_disk(
         tmp_path, space={"x": pl.choice(*range(12))}, sampler="grid", trials=11, concurrent=3, array_size=5

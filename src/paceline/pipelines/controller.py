@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from paceline.children.child import record_of
 from paceline.children.engine import ParentController, close
@@ -19,6 +19,7 @@ from paceline.runs import states, store, tags_and_properties
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import StepEntry
 from paceline.submit import SourceCopy, places_of, submit, submit_again
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import submit_sweep
@@ -91,8 +92,6 @@ class PipelineController(ParentController[PipelineState]):
 
 
 class _Dispatcher:
-    """Starts the steps of a pipeline."""
-
     def __init__(self, pipeline: PipelineState) -> None:
         self._pipeline = pipeline
         self._workspace_dir = pipeline.runs_dir.parent
@@ -123,7 +122,6 @@ class _Dispatcher:
                     self._pipeline.wait_for(None)
 
     def _again(self, step: StepState) -> None:
-        """Start a step whose submission was interrupted."""
         job = store.stored(step.folder).job
         assert job is not None, "it was submitted"
         submit_again(step.folder, self._values(job))
@@ -132,28 +130,28 @@ class _Dispatcher:
 
     def _begin(self, step: StepState) -> None:
         pipeline, spec = self._pipeline, step.spec
-        job, entry = pipeline.job_of(step), {"number": step.number, "name": spec.name}
+        job = pipeline.job_of(step)
+        entry: StepEntry = {"number": step.number, "name": spec.name}
         if spec.sweep is None and spec.allow_reuse and self._is_reused(step, job, entry):
             return
         source = SourceCopy(directory=Path(spec.source_directory), snapshot_id=spec.snapshot_id, git=spec.git)
-        options: dict[str, Any] = {
-            "workspace_dir": self._workspace_dir,
-            "experiment": pipeline.record.experiment,
-            "parent_run_id": pipeline.folder.run_id,
-            "run_id": step.folder.run_id,
-            "step": entry,
-            "display_name": spec.name,
-            "values": self._values(job),
-            "warnings": spec.warnings,
-        }
-        if spec.sweep is not None:
-            submit_sweep(job, SweepSpec.from_json(spec.sweep), source, **options)
-        else:
-            submit(job, source, **options)
+        start = submit if spec.sweep is None else functools.partial(submit_sweep, spec=SweepSpec.from_json(spec.sweep))
+        start(
+            job,
+            source=source,
+            workspace_dir=self._workspace_dir,
+            experiment=pipeline.record.experiment,
+            parent_run_id=pipeline.folder.run_id,
+            run_id=step.folder.run_id,
+            step=entry,
+            display_name=spec.name,
+            values=self._values(job),
+            warnings=spec.warnings,
+        )
         step.status = states.NOT_STARTED
         say(f"step {spec.name} begins: {step.folder.run_id}")
 
-    def _is_reused(self, step: StepState, job: Job, entry: dict[str, Any]) -> bool:
+    def _is_reused(self, step: StepState, job: Job, entry: StepEntry) -> bool:
         """Take over the outputs of a former run, if any. Put the cache key into `entry`."""
         try:
             entry["key"] = reuse.key_of(step.spec, job, self._workspace_dir)

@@ -9,10 +9,11 @@ from paceline.children import child
 from paceline.children.child import record_of
 from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference
+from paceline.job.job import Job
 from paceline.pipelines.plan import step_output
 from paceline.pipelines.spec import PipelineSpec, child_id
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, StepEntry
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
 
@@ -120,7 +121,7 @@ class PipelineRun(Run):
         return DataReference(name=own, sources=step_output(record.job, own).sources)
 
 
-def _left_by(job: Any) -> list[str]:
+def _left_by(job: Job) -> list[str]:
     return [reference.name for reference in job.inputs if reference.is_output]
 
 
@@ -152,7 +153,7 @@ def rows(folder: RunFolder, pipeline: RunRecord) -> list[StepRow]:
         }
         if record is not None:
             row["run_id"], row["status"] = record.run_id, record.status
-            row["reused_from"] = (record.step or {}).get("reused_from")
+            row["reused_from"] = (record.step or StepEntry()).get("reused_from")
             row["started_utc"], row["duration_s"] = record.started_utc, record.duration_s
             row["failure"] = record.failure.message if record.failure else None
         found.append(row)

@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.job.data_reference import DataReference
@@ -21,7 +20,7 @@ from paceline.job.job import Job
 from paceline.pipelines.spec import StepSpec
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord, user_name, utc_now
+from paceline.runs.record import RunRecord, StepEntry, user_name, utc_now
 from paceline.system.files import copy_tree, read_json, write_json
 
 #: Part of the key. Change it when `key_of` changes.
@@ -56,7 +55,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
         return None
     try:
         record = store.stored(RunFolder(workspace_dir / "runs" / run_id))
-        if record.status != states.COMPLETED or (record.step or {}).get("key") != key:
+        if record.status != states.COMPLETED or (record.step or StepEntry()).get("key") != key:
             return None
         # Two equal steps of one pipeline both run.
         if record.parent_run_id == pipeline_id:
@@ -68,29 +67,29 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
 
 def note(record: RunRecord, workspace_dir: Path) -> None:
     """Write a Completed step into the cache."""
-    told = record.step or {}
+    entry = record.step or StepEntry()
     # Not a reused step: any run of such a chain may be removed.
-    if (key := told.get("key")) and not told.get("reused_from"):
+    if (key := entry.get("key")) and not entry.get("reused_from"):
         path = _path(key, workspace_dir)
         path.parent.mkdir(exist_ok=True)
         write_json(path, {"run_id": record.run_id})
 
 
 def take_over(
-    former: RunRecord, step: StepSpec, run_id: str, told: dict[str, Any], parent: RunRecord, runs_dir: Path
+    former: RunRecord, step: StepSpec, run_id: str, entry: StepEntry, parent: RunRecord, runs_dir: Path
 ) -> None:
     """Create the Completed run of a reused step.
 
     It gets the former run's logs, metrics and outputs.
 
-    `told`: The step's entry in the record.
+    `entry`: The step's entry in the record.
     """
     source, now = RunFolder(runs_dir / former.run_id), utc_now()
     record = RunRecord(
         run_id=run_id,
         experiment=parent.experiment,
         parent_run_id=parent.run_id,
-        step={**told, "reused_from": former.run_id},
+        step={**entry, "reused_from": former.run_id},
         created_utc=now,
         started_utc=now,
         submitted_by=user_name(),
@@ -119,7 +118,7 @@ def _path(key: str, workspace_dir: Path) -> Path:
     return workspace_dir / "pipelines" / f"{key}.json"
 
 
-def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, Any]:
+def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, object]:
     told = reference.to_json()
     # A step's output is identified by its place, which has the run's id; a dataset by its content at registration.
     if reference.name in step.takes or reference.fingerprint is not None:

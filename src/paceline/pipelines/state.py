@@ -13,7 +13,7 @@ from paceline.pipelines.plan import step_output
 from paceline.pipelines.spec import PipelineSpec, StepSpec, child_id
 from paceline.runs import removal, states, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, StepEntry
 
 
 @dataclass
@@ -131,4 +131,4 @@ def _is_half_made(record: RunRecord, folder: RunFolder) -> bool:
         return False
     if record.kind == "sweep":
         return never_began(record) or (not record.is_terminal and not folder.snapshot.is_symlink())
-    return bool((record.step or {}).get("reused_from"))
+    return bool((record.step or StepEntry()).get("reused_from"))

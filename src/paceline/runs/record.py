@@ -36,6 +36,32 @@ class Hang(TypedDict):
     report: str
 
 
+#: A trial's entry in the record of its run: its point for samplers (chosen) and for its script (values). A later run of a
+#: trial has the run whose checkpoints it got (from), up to which number of values it is not judged (rung), and why.
+TrialEntry = TypedDict(
+    "TrialEntry",
+    {
+        "number": int,
+        "chosen": Mapping[str, int | float],
+        "values": Mapping[str, object],
+        "notes": Mapping[str, Mapping[str, object]],
+        "from": str,
+        "rung": int,
+        "why": str,
+    },
+    total=False,
+)
+
+
+class StepEntry(TypedDict, total=False):
+    """A step's entry in the record of its run, with its cache key and the run whose outputs it reuses."""
+
+    number: int
+    name: str
+    key: str
+    reused_from: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One launch of all workers.
@@ -98,10 +124,10 @@ class RunRecord:
     kind: str = "script"
     status: str = NOT_STARTED
     parent_run_id: str | None = None
-    sweep: Mapping[str, Any] | None = None
-    trial: Mapping[str, Any] | None = None
-    pipeline: Mapping[str, Any] | None = None
-    step: Mapping[str, Any] | None = None
+    sweep: Mapping[str, object] | None = None
+    trial: TrialEntry | None = None
+    pipeline: Mapping[str, object] | None = None
+    step: StepEntry | None = None
     created_utc: str = ""
     started_utc: str | None = None
     ended_utc: str | None = None

@@ -2,11 +2,13 @@
 
 from paceline.submit.checks import check
 from paceline.submit.source import SourceCopy, check_source, not_copied, snapshot_folder, take_snapshot
-from paceline.submit.submission import being_started, first_record, submit, submit_again, submit_alike
+from paceline.submit.submission import NewRun, Submission, being_started, first_record, prepare, submit, submit_again
 from paceline.submit.values import in_places_of, places_of, unrecorded, values_of
 
 __all__ = [
+    "NewRun",
     "SourceCopy",
+    "Submission",
     "being_started",
     "check",
     "check_source",
@@ -14,10 +16,10 @@ __all__ = [
     "in_places_of",
     "not_copied",
     "places_of",
+    "prepare",
     "snapshot_folder",
     "submit",
     "submit_again",
-    "submit_alike",
     "take_snapshot",
     "unrecorded",
     "values_of",

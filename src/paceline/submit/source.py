@@ -81,12 +81,7 @@ def take_snapshot(
     snapshots_dir = workspace_dir / "snapshots"
     if source.snapshot_id is not None:
         path = snapshots_dir / source.snapshot_id
-        if not path.is_dir():
-            raise JobError(
-                f"snapshot {source.snapshot_id} is no longer in {str(snapshots_dir)!r}. Submit the source again."
-            )
-        with contextlib.suppress(OSError):
-            os.utime(path)  # marks it as in use before a record names it
+        use_snapshot(path)
         taken = snapshot.Snapshot(
             id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
         )
@@ -117,6 +112,14 @@ def take_snapshot(
             f"{str(source.directory)!r}, or lies in a folder that never is in one (outputs, .git). Let the script in."
         )
     return taken
+
+
+def use_snapshot(path: Path) -> None:
+    """Mark a snapshot as in use before a record names it. Raise JobError if it is gone."""
+    if not path.is_dir():
+        raise JobError(f"snapshot {path.name} is no longer in {str(path.parent)!r}. Submit the source again.")
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_here: bool) -> snapshot.Snapshot:

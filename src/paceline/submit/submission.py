@@ -1,4 +1,4 @@
-"""Flows of a submission: a new run, many alike, and one that was cut off."""
+"""Submission of runs: of one, of many with one preparation, and of one that was cut off."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paceline import snapshot
 from paceline.environments.sdk_packages import without_sdk_packages
@@ -20,9 +19,9 @@ from paceline.runs import states, store, tags_and_properties
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, new_run_id
-from paceline.runs.record import RunRecord, user_name, utc_now
+from paceline.runs.record import RunRecord, StepEntry, TrialEntry, user_name, utc_now
 from paceline.submit.checks import check_on
-from paceline.submit.source import SourceCopy, take_snapshot
+from paceline.submit.source import SourceCopy, take_snapshot, use_snapshot
 from paceline.submit.values import unrecorded, values_of
 from paceline.system import linked, locks
 from paceline.system.detached_process import library_dir
@@ -34,32 +33,104 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Submission:
-    """A checked job with its target and the copy of its source, of which runs can be started."""
+class NewRun:
+    """A run to start.
+
+    Attributes:
+        secrets: Values of the job's secrets (`values_of`).
+        parent_run_id, trial, step, warnings: Of its record.
+        checkpoints: A folder to copy as the run's own checkpoints.
+    """
+
+    run_id: str
+    job: Job
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    parent_run_id: str | None = None
+    trial: TrialEntry | None = None
+    step: StepEntry | None = None
+    warnings: tuple[str, ...] = ()
+    checkpoints: Path | None = None
+    tags: Mapping[str, object] | None = None
+    display_name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A checked job's target and the copy of its source: prepared once, started for one run or many.
+
+    Attributes:
+        warnings: Of the record of each run.
+    """
 
     job: Job
     source: SourceCopy
     workspace_dir: Path
+    experiment: str
     described: configured.Configured
     target: Target
     taken: snapshot.Snapshot
+    warnings: tuple[str, ...] = ()
 
-    def start(self, folder: RunFolder, record: RunRecord, lock_fd: int, **notes: Any) -> None:
-        """Start the supervisor of a run whose folder exists. `notes` are those of `being_started`."""
-        with self.releasing(folder), being_started(folder, record, lock_fd, self.taken, **notes):
-            self.keep_target(folder)
+    def check_again(self, job: Job) -> None:
+        """Raise UserError if the target cannot run a further job, or the snapshot is gone."""
+        self.target.check(job)
+        use_snapshot(self.taken.path)
+
+    def start(self, run: NewRun) -> RunFolder:
+        """Start a run whose job differs from the prepared job in arguments, variables and inputs alone."""
+        folder = RunFolder(self.workspace_dir / "runs" / run.run_id)
+        try:
+            record, lock_fd = self._create(folder, run)
+        except BaseException:
+            self.target.release(folder.path)
+            raise
+        self.start_supervisor(folder, record, lock_fd, run)
+        return folder
+
+    def start_alike(self, runs: Sequence[NewRun], at_once: int) -> None:
+        """Start runs by one call of the engine (`targets.base.Alike`), at most `at_once` at a time.
+
+        Raises:
+            UserError, TargetError: As for `submit`. No run has started then.
+        """
+        target, folders = self.target, [RunFolder(self.workspace_dir / "runs" / run.run_id) for run in runs]
+        assert isinstance(target, Alike), "checked when the sweep is submitted"
+        with self._releasing(*folders), contextlib.ExitStack() as starting:
+            for folder, run in zip(folders, runs, strict=True):
+                starting.enter_context(being_started(folder, *self._create(folder, run), self.taken))
+                self._keep_target(folder)
+            library = library_dir(self.workspace_dir)
+            target.start_supervisors(self.job, [folder.path for folder in folders], library, sys.executable, at_once)
+
+    def start_supervisor(self, folder: RunFolder, record: RunRecord, lock_fd: int, run: NewRun | None = None) -> None:
+        """Start the supervisor of a run whose folder exists. `run` has its tags and its name."""
+        tags, name = (run.tags, run.display_name) if run is not None else (None, None)
+        with (
+            self._releasing(folder),
+            being_started(folder, record, lock_fd, self.taken, tags=tags, display_name=name),
+        ):
+            self._keep_target(folder)
             # Queued by this program and not by the supervisor, so that runs start in the order of submission, however long
             # each supervisor takes to load.
-            self.target.enqueue(self.job, folder.path)
+            self.target.enqueue(record.job or self.job, folder.path)
             self.target.start_supervisor(folder.path, lock_fd, library_dir(self.workspace_dir), sys.executable)
 
-    def keep_target(self, folder: RunFolder) -> None:
+    def _create(self, folder: RunFolder, run: NewRun) -> tuple[RunRecord, int]:
+        """Create a run's folder, and return its record and its lock. Readers see it from here on."""
+        job = run.job
+        if job.environment != self.job.environment:
+            job = dataclasses.replace(job, environment=self.job.environment)
+        run = dataclasses.replace(run, job=job, warnings=(*run.warnings, *self.warnings))
+        record = first_record(run, self.source, self.taken, self.experiment)
+        return record, store.create(folder.path.parent, record, run.secrets, run.checkpoints)
+
+    def _keep_target(self, folder: RunFolder) -> None:
         """Copy the target's settings into the run: its supervisor may start hours later, when these have changed."""
         if self.described.kind != configured.LOCAL:
             configured.keep_copy(folder.path, self.described)
 
     @contextlib.contextmanager
-    def releasing(self, *folders: RunFolder) -> Iterator[None]:
+    def _releasing(self, *folders: RunFolder) -> Iterator[None]:
         """Give back queue positions and resources of runs that fail to start."""
         try:
             yield
@@ -67,6 +138,55 @@ class _Submission:
             for folder in folders:
                 self.target.release(folder.path)
             raise
+
+
+def prepare(
+    job: Job,
+    source: SourceCopy,
+    workspace_dir: Path,
+    experiment: str,
+    *,
+    progress: snapshot.Progress | None = None,
+    leave_out: Sequence[Path] = (),
+    first: RunFolder | None = None,
+    is_checked: bool = False,
+) -> Submission:
+    """Check a job and copy its source, for one run or many.
+
+    `first` is the folder of a run that starts at once: its supervisor loads meanwhile. `is_checked` skips the checks of a job
+    that has passed them.
+
+    Raises:
+        UserError: The runs are known to fail before any process starts.
+    """
+    environment, left_out = without_sdk_packages(job.environment)
+    for text in left_out:
+        _log.warning("%s", text)
+    job = dataclasses.replace(job, environment=environment) if left_out else job
+    described = configured.read(workspace_dir, job.compute_target)
+    target = described.make()
+    # The supervisor's interpreter and imports take about as long as the checks and the copy, so they run side by side.
+    if first is not None and isinstance(target, EarlyStart):
+        target.load_supervisor(first.path, library_dir(workspace_dir), sys.executable)
+    # Ctrl-C too: a supervisor without a run ends with this program, but a notebook's program may live for days.
+    try:
+        if not is_checked:
+            check_on(job, workspace_dir, described, target)
+        taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
+    except BaseException:
+        if first is not None:
+            target.release(first.path)
+        raise
+    return Submission(
+        job=job,
+        source=source,
+        workspace_dir=workspace_dir,
+        experiment=experiment,
+        described=described,
+        target=target,
+        taken=taken,
+        warnings=tuple(left_out),
+    )
 
 
 def submit(
@@ -77,8 +197,7 @@ def submit(
     *,
     tags: Mapping[str, object] | None = None,
     parent_run_id: str | None = None,
-    trial: Mapping[str, object] | None = None,
-    step: Mapping[str, object] | None = None,
+    step: StepEntry | None = None,
     progress: snapshot.Progress | None = None,
     display_name: str | None = None,
     values: Mapping[str, str] | None = None,
@@ -89,9 +208,9 @@ def submit(
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once. The run continues when this program ends.
 
-    `trial` and `step` are entries of the record of a sweep's or a pipeline's child, `warnings` its first warnings. `values` of
-    secrets replace those at their places, files in `leave_out` stay out of the snapshot, and the folder `checkpoints` is copied
-    as the run's own checkpoints.
+    `step` is the record's entry of a pipeline's child, `warnings` its first warnings. `values` of secrets replace those at
+    their places, files in `leave_out` stay out of the snapshot, and the folder `checkpoints` is copied as the run's own
+    checkpoints.
 
     Raises:
         UserError: The run is known to fail before any process starts.
@@ -99,102 +218,23 @@ def submit(
     """
     check_experiment_name(experiment)
     tags_and_properties.check_display_name(display_name)
-    # First, because a supervisor may be loading already for the folder of this id (`paceline.cli.quick`).
-    runs_dir, run_id = workspace_dir / "runs", run_id or new_run_id(experiment)
-    folder = RunFolder(runs_dir / run_id)
     # Before anything is made or copied: a missing value ends the submission.
     job, values = unrecorded(job, values or {})
-    secrets = values_of(job, values)
-    job, left_out = _without_sdk(job)
-    for text in left_out:
-        _log.warning("%s", text)
-    described = configured.read(workspace_dir, job.compute_target)
-    target = described.make()
-    # The supervisor's interpreter and imports take about as long as the checks and the copy, so they run side by side.
-    if isinstance(target, EarlyStart):
-        target.load_supervisor(folder.path, library_dir(workspace_dir), sys.executable)
-    # Ctrl-C too: a supervisor without a run ends with this program, but a notebook's program may live for days.
-    try:
-        check_on(job, workspace_dir, described, target)
-        submission = _Submission(
-            job=job,
-            source=source,
-            workspace_dir=workspace_dir,
-            described=described,
-            target=target,
-            taken=take_snapshot(job, source, workspace_dir, progress, leave_out),
-        )
-        record = first_record(
-            job,
-            source,
-            submission.taken,
-            run_id=run_id,
-            experiment=experiment,
-            parent_run_id=parent_run_id,
-            trial=trial,
-            step=step,
-            warnings=(*warnings, *left_out),
-        )
-        # From here on readers see the run, with this process as its owner.
-        lock_fd = store.create(runs_dir, record, secrets, checkpoints)
-    except BaseException:
-        target.release(folder.path)
-        raise
-    submission.start(folder, record, lock_fd, tags=tags, display_name=display_name)
-    return folder
-
-
-def submit_alike(
-    trials: Sequence[tuple[str, Job, Mapping[str, object]]],
-    source: SourceCopy,
-    workspace_dir: Path,
-    experiment: str,
-    *,
-    parent_run_id: str,
-    values: Mapping[str, str],
-    at_once: int,
-) -> list[RunFolder]:
-    """Start runs whose jobs differ only in arguments, by one call of the engine (`targets.base.Alike`).
-
-    `trials` has the run id, the job and the record's entry of each. At most `at_once` of them run at a time.
-
-    Raises:
-        UserError, TargetError: As for `submit`. No run has started then.
-    """
-    job, left_out = _without_sdk(trials[0][1])
-    described = configured.read(workspace_dir, job.compute_target)
-    target = described.make()
-    assert isinstance(target, Alike), "checked when the sweep is submitted"
-    check_on(job, workspace_dir, described, target)
-    submission = _Submission(
+    run = NewRun(
+        # A supervisor may be loading already for the folder of this id (`paceline.cli.quick`).
+        run_id=run_id or new_run_id(experiment),
         job=job,
-        source=source,
-        workspace_dir=workspace_dir,
-        described=described,
-        target=target,
-        taken=take_snapshot(job, source, workspace_dir),
+        secrets=values_of(job, values),
+        parent_run_id=parent_run_id,
+        step=step,
+        warnings=tuple(warnings),
+        checkpoints=checkpoints,
+        tags=tags,
+        display_name=display_name,
     )
-    secrets = values_of(job, values)
-    folders = [RunFolder(workspace_dir / "runs" / run_id) for run_id, _, _ in trials]
-    with submission.releasing(*folders), contextlib.ExitStack() as starting:
-        for folder, (run_id, its_job, trial) in zip(folders, trials, strict=True):
-            record = first_record(
-                dataclasses.replace(its_job, environment=job.environment),
-                source,
-                submission.taken,
-                run_id=run_id,
-                experiment=experiment,
-                parent_run_id=parent_run_id,
-                trial=trial,
-                warnings=left_out,
-            )
-            lock_fd = store.create(workspace_dir / "runs", record, secrets)
-            starting.enter_context(being_started(folder, record, lock_fd, submission.taken))
-            submission.keep_target(folder)
-        target.start_supervisors(
-            job, [folder.path for folder in folders], library_dir(workspace_dir), sys.executable, at_once
-        )
-    return folders
+    first = RunFolder(workspace_dir / "runs" / run.run_id)
+    submission = prepare(job, source, workspace_dir, experiment, progress=progress, leave_out=leave_out, first=first)
+    return submission.start(run)
 
 
 def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
@@ -206,10 +246,9 @@ def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
     lock_fd = locks.take(folder.lock)
     if lock_fd is None:
         return  # another process starts it
-    workspace_dir, record = folder.path.parents[1], store.stored(folder)
+    record = store.stored(folder)
     job = record.job
     assert job is not None, "it was submitted"
-    described = configured.read(workspace_dir, job.compute_target)
     for path in (folder.engine, folder.gone, folder.snapshot, folder.linked):
         path.unlink(missing_ok=True)
     if values:
@@ -219,56 +258,38 @@ def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
     )
     store.write(folder, record)
     source = SourceCopy(directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id)
-    submission = _Submission(
-        job=job,
-        source=source,
-        workspace_dir=workspace_dir,
-        described=described,
-        target=described.make(),
-        taken=take_snapshot(job, source, workspace_dir),
-    )
-    submission.start(folder, record, lock_fd)
-
-
-def _without_sdk(job: Job) -> tuple[Job, tuple[str, ...]]:
-    """Return the job without packages of Azure's SDK in its environment, and a sentence for each of them."""
-    environment, left_out = without_sdk_packages(job.environment)
-    return (dataclasses.replace(job, environment=environment) if left_out else job), tuple(left_out)
+    submission = prepare(job, source, folder.path.parents[1], record.experiment, is_checked=True)
+    submission.start_supervisor(folder, record, lock_fd)
 
 
 def first_record(
-    job: Job,
+    run: NewRun,
     source: SourceCopy,
     taken: snapshot.Snapshot,
-    *,
-    run_id: str,
     experiment: str,
-    parent_run_id: str | None,
-    trial: Mapping[str, object] | None = None,
-    step: Mapping[str, object] | None = None,
-    warnings: Sequence[str] = (),
+    *,
     kind: str = "script",
     sweep: Mapping[str, object] | None = None,
 ) -> RunRecord:
     """Return the first record of a new run. `sweep` is the search space of a run of kind "sweep"."""
     return RunRecord(
-        run_id=run_id,
+        run_id=run.run_id,
         experiment=experiment,
         kind=kind,
-        parent_run_id=parent_run_id,
-        trial=trial,
-        step=step,
+        parent_run_id=run.parent_run_id,
+        trial=run.trial,
+        step=run.step,
         created_utc=utc_now(),
         submitted_by=user_name(),
-        target=job.compute_target,
+        target=run.job.compute_target,
         source_directory=str(source.directory),
         snapshot_id=taken.id,
         # A rerun has the state of the first run: the source folder may have changed since, or be gone.
         git=source.git or snapshot.git_state(source.directory),
-        job=job,
+        job=run.job,
         sweep=sweep,
         owner=store.owner(),
-        warnings=tuple(warnings),
+        warnings=run.warnings,
     )
 
 

@@ -7,9 +7,8 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.children.retries import STOPPED, Refusals
 from paceline.errors import EngineError
@@ -18,7 +17,17 @@ from paceline.job.job import Job
 from paceline.runs import tags_and_properties
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.submit import SourceCopy, in_places_of, submit, submit_again, submit_alike
+from paceline.runs.record import TrialEntry
+from paceline.submit import (
+    NewRun,
+    SourceCopy,
+    Submission,
+    in_places_of,
+    prepare,
+    submit_again,
+    unrecorded,
+    values_of,
+)
 from paceline.sweeps.points import job_of
 from paceline.sweeps.policies.pausing import budget, pausing
 from paceline.sweeps.samplers.samplers import Proposals
@@ -49,6 +58,7 @@ class Dispatcher:
             say(f"{len(prior)} results of former sweeps are known: {', '.join(sweep.spec.warm_start)}")
         self._proposals = Proposals(sweep.spec, self._snapshot, prior)
         self._refusals = Refusals(sweep.record.target, clock)
+        self._submission: Submission | None = None
 
     def fill(self) -> None:
         """Submit trials until the limit is reached: paused trials first, then new ones.
@@ -88,6 +98,8 @@ class Dispatcher:
         try:
             start()
         except EngineError as error:
+            # The next attempt reads the target's settings again.
+            self._submission = None
             # The last folder first: readers stop at the first number without a folder.
             sweep.refused(
                 f"trial {number}",
@@ -135,27 +147,17 @@ class Dispatcher:
     def _start(self, trials: list[Trial]) -> None:
         """Submit new trials: one, or a job array."""
         sweep = self._sweep
-        made = []
+        runs = []
         for trial in trials:
-            job = self._job(trial.values, 0, trial.run_id)
-            told = {"number": trial.number, "chosen": dict(trial.chosen), "values": dict(trial.values)}
+            entry: TrialEntry = {"number": trial.number, "chosen": dict(trial.chosen), "values": dict(trial.values)}
             if trial.notes:
-                told["notes"] = dict(trial.notes)
-            made.append((trial.run_id, job, told))
+                entry["notes"] = dict(trial.notes)
+            runs.append(self._run(trial.run_id, entry, 0, sweep.former(trial.number)))
+        submission = self._prepared(runs[0].job)
         if sweep.spec.array_size is not None:
-            submit_alike(
-                made,
-                self._source(),
-                sweep.runs_dir.parent,
-                sweep.record.experiment,
-                parent_run_id=sweep.folder.run_id,
-                values=self._secrets,
-                at_once=sweep.spec.concurrent,
-            )
+            submission.start_alike(runs, sweep.spec.concurrent)
         else:
-            ((run_id, job, told),) = made
-            former = sweep.former(trials[0].number)
-            self._submit(run_id, _resumed(job, former), told, None if former is None else former.checkpoints)
+            submission.start(runs[0])
         sweep.pending.clear()
         for trial in trials:
             sweep.add(trial)
@@ -163,58 +165,58 @@ class Dispatcher:
             say(f"trial {trial.number} begins: {said}")
 
     def _go_on(self, following: Next) -> None:
-        """Submit the next run of a paused trial."""
         sweep, number = self._sweep, following.number
         values = sweep.spec.space.values(following.chosen)
-        told = {"number": number, "chosen": dict(following.chosen), "values": values}
-        told |= {"from": following.source, "rung": following.rung, "why": following.why}
-        run_id = sweep.next_folder(number).run_id
+        entry: TrialEntry = {
+            "number": number,
+            "chosen": dict(following.chosen),
+            "values": values,
+            "from": following.source,
+            "rung": following.rung,
+            "why": following.why,
+        }
+        run = self._run(sweep.next_folder(number).run_id, entry, following.rung)
         checkpoints = RunFolder(sweep.runs_dir / following.source).checkpoints
-        self._submit(run_id, self._job(values, following.rung, run_id), told, checkpoints)
+        self._prepared(run.job).start(dataclasses.replace(run, checkpoints=checkpoints))
         if sweep.trials[number].stopped is not None:
             # It was waiting when the sweep ended, before more trials were requested.
             with contextlib.suppress(OSError):
                 tags_and_properties.remove_tags(sweep.folder_of(number).notes, [STOPPED])
-        sweep.go_on(sweep.trials[number].gone_on(run_id, following, values))
-        say(f"trial {number} goes on as {run_id}: {following.why}")
+        sweep.go_on(sweep.trials[number].gone_on(run.run_id, following, values))
+        say(f"trial {number} goes on as {run.run_id}: {following.why}")
 
     def _start_again(self, number: int) -> None:
-        """Submit a trial whose submission was interrupted."""
         sweep = self._sweep
         submit_again(sweep.folder_of(number), self._secrets)
         sweep.cut_off.remove(number)
         say(f"trial {number} begins: its submission was cut off before")
 
-    def _submit(self, run_id: str, job: Job, told: Mapping[str, Any], checkpoints: Path | None) -> None:
-        """Submit one run.
+    def _prepared(self, job: Job) -> Submission:
+        """Return the submission of all trials, after a check that the target can run this one."""
+        sweep, record = self._sweep, self._sweep.record
+        if self._submission is not None:
+            self._submission.check_again(job)
+        else:
+            source = SourceCopy(
+                directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id, git=record.git
+            )
+            self._submission = prepare(job, source, sweep.runs_dir.parent, record.experiment)
+        return self._submission
 
-        `told`: The trial's entry in the run's record.
-        `checkpoints`: Folder that the run starts from.
-        """
-        sweep = self._sweep
-        submit(
-            job,
-            self._source(),
-            sweep.runs_dir.parent,
-            sweep.record.experiment,
-            parent_run_id=sweep.folder.run_id,
-            run_id=run_id,
-            trial=told,
-            values=self._secrets,
-            checkpoints=checkpoints,
-        )
-
-    def _job(self, values: Mapping[str, Any], rung: int, run_id: str) -> Job:
-        sweep = self._sweep
-        spec = sweep.spec
-        job = job_of(sweep.job, {**values, **budget(spec.stop, rung)}, spec.pass_as, self._snapshot, spec.switches)
+    def _run(self, run_id: str, entry: TrialEntry, rung: int, former: RunFolder | None = None) -> NewRun:
+        """Return a trial's run, which resumes from a former sweep's trial."""
+        sweep, spec = self._sweep, self._sweep.spec
+        values = {**entry["values"], **budget(spec.stop, rung)}
+        job = job_of(sweep.job, values, spec.pass_as, self._snapshot, spec.switches)
         # Each trial needs output places of its own.
-        return in_places_of(job, run_id, "{run}")
-
-    def _source(self) -> SourceCopy:
-        record = self._sweep.record
-        return SourceCopy(
-            directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id, git=record.git
+        job, secrets = unrecorded(_resumed(in_places_of(job, run_id, "{run}"), former), self._secrets)
+        return NewRun(
+            run_id=run_id,
+            job=job,
+            secrets=values_of(job, secrets),
+            parent_run_id=sweep.folder.run_id,
+            trial=entry,
+            checkpoints=None if former is None else former.checkpoints,
         )
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import SweepError
 from paceline.job.entry import entry_file
@@ -16,9 +15,10 @@ from paceline.job.job import Job
 from paceline.runs import controllers, read, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, new_run_id
-from paceline.runs.record import utc_now
+from paceline.runs.record import StepEntry, utc_now
 from paceline.snapshot import Progress
 from paceline.submit import (
+    NewRun,
     SourceCopy,
     being_started,
     check,
@@ -60,7 +60,7 @@ def submit_sweep(
     warnings: Sequence[str] = (),
     run_id: str | None = None,
     parent_run_id: str | None = None,
-    step: Mapping[str, Any] | None = None,
+    step: StepEntry | None = None,
 ) -> RunFolder:
     """Start a sweep of `job` and return its folder at once.
 
@@ -73,18 +73,14 @@ def submit_sweep(
     job, values = unrecorded(job, values or {})
     known = checked(job, spec, source, workspace_dir, experiment, values)
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
-    record = first_record(
-        job,
-        source,
-        taken,
+    run = NewRun(
         run_id=run_id or new_run_id(experiment),
-        experiment=experiment,
+        job=job,
         parent_run_id=parent_run_id,
         step=step,
-        warnings=warnings,
-        kind="sweep",
-        sweep=known.spec.to_json(),
+        warnings=tuple(warnings),
     )
+    record = first_record(run, source, taken, experiment, kind="sweep", sweep=known.spec.to_json())
     # Lock before the folder is visible: a reader would take a run without a lock for abandoned.
     lock_fd = store.create(workspace_dir / "runs", record, known.secrets)
     folder = RunFolder(workspace_dir / "runs" / record.run_id)

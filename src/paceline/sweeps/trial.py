@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from paceline.runs import states
 from paceline.runs.record import duration_s
@@ -32,7 +32,7 @@ class Leg:
 
     run_id: str
     chosen: Mapping[str, Raw] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     status: str = states.NOT_STARTED
     curve: tuple[float, ...] = ()
     source: str | None = None
@@ -67,9 +67,8 @@ class Trial:
         run_id: Its last run. chosen, values, status, source and why belong to that run too.
         chosen: Key -> raw value of its point.
         values: Name -> value, as the script got them.
-        curve: Values of the primary metric in the order of logging, not necessarily finite. Several runs are joined to one
-            series,
-            as several attempts are.
+        curve: Values of the primary metric in the order of logging, not necessarily finite. Several runs are joined to
+            one series, as several attempts are.
         further: The same for the other metrics of a sweep with several.
         notes: Data that the sampler has stored with its point.
         earlier: The runs before the last one.
@@ -84,13 +83,13 @@ class Trial:
     number: int
     run_id: str
     chosen: Mapping[str, Raw] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     status: str = states.NOT_STARTED
     curve: tuple[float, ...] = ()
     started_utc: str | None = None
     ended_utc: str | None = None
     further: tuple[tuple[float, ...], ...] = ()
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     earlier: tuple[Leg, ...] = ()
     begin: int = 0
     source: str | None = None
@@ -133,7 +132,7 @@ class Trial:
         )
         return (*self.earlier, last)
 
-    def gone_on(self, run_id: str, following: Next, values: Mapping[str, Any]) -> Trial:
+    def gone_on(self, run_id: str, following: Next, values: Mapping[str, object]) -> Trial:
         """Return the trial with one more run, which has these values."""
         return replace(
             self,

@@ -22,7 +22,7 @@ from paceline.children.child import record_of
 from paceline.children.retries import STOPPED
 from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, TrialEntry
 from paceline.sweeps.curves import CurveReader, Series
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
@@ -109,24 +109,24 @@ def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> T
     own = reader.look()
     head = series.before(reader.steps).values
     last = _leg(records[-1], own)
-    told = records[-1].trial or {}
+    entry = records[-1].trial or TrialEntry()
     tags = tags_and_properties.read(folder.notes).tags if pausing(spec.stop) is not None else {}
     return Trial(
-        number=int(told.get("number", -1)),
+        number=int(entry.get("number", -1)),
         run_id=last.run_id,
         chosen=last.chosen,
         values=last.values,
         status=last.status,
         curve=head + own,
         further=tuple(CurveReader(folder.metrics, metric).look() for metric in spec.metrics[1:]),
-        notes=(records[0].trial or {}).get("notes") or {},
+        notes=(records[0].trial or TrialEntry()).get("notes") or {},
         earlier=tuple(earlier),
         begin=len(head),
         source=last.source,
         why=last.why,
         paused=tags.get(PAUSED),
         stopped=tags.get(STOPPED),
-        rung=max(int(told.get("rung", 0)), _whole(tags.get(RUNG))),
+        rung=max(int(entry.get("rung", 0)), _whole(tags.get(RUNG))),
         started_utc=records[0].started_utc,
         ended_utc=records[-1].ended_utc,
     )
@@ -151,15 +151,15 @@ def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list
 
 
 def _leg(record: RunRecord, curve: tuple[float, ...]) -> Leg:
-    told = record.trial or {}
+    entry = record.trial or TrialEntry()
     return Leg(
         run_id=record.run_id,
-        chosen=told.get("chosen") or {},
-        values=told.get("values") or {},
+        chosen=entry.get("chosen") or {},
+        values=entry.get("values") or {},
         status=record.status,
         curve=curve,
-        source=told.get("from"),
-        why=told.get("why"),
+        source=entry.get("from"),
+        why=entry.get("why"),
     )
 
 

@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from paceline.sweeps.expressions import Raw
 from paceline.sweeps.space import Space
@@ -27,16 +27,15 @@ class Proposal:
     """
 
     chosen: Mapping[str, Raw]
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 @runtime_checkable
 class Sampler(Protocol):
     """A source of points.
 
-    A proposal depends only on the seed, the trial's number and the trials passed in. An interrupted sweep therefore continues
-    as
-    an uninterrupted one.
+    A proposal depends only on the seed, the trial's number and the trials passed in. An interrupted sweep therefore
+    continues as an uninterrupted one.
     """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
