@@ -6,15 +6,13 @@ import ast
 import dataclasses
 import difflib
 import itertools
-import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import SweepError
 from paceline.job.entry import entry_file
 from paceline.job.job import Job
-from paceline.sweeps.argparse_options import Declared, DeclaredOption, declared
+from paceline.sweeps.argparse_options import PARSERS, Declared, DeclaredOption, declared, imported, nodes_of
 from paceline.sweeps.expressions import Expression
 from paceline.sweeps.points import ADDITIONS, ASSIGNMENTS, EQUALS, WORDS, is_of_switch, text_of
 from paceline.sweeps.space import Dimension, Space, argument
@@ -24,11 +22,6 @@ _MOST_VALUES = 1000
 _QUANTILES = (0.03, 0.31, 0.59, 0.87)
 _MOST_COMPLAINTS = 5
 
-#: Libraries that parse the command line. Nothing is certain for a script that imports two.
-_PARSERS = frozenset(
-    {"absl", "argparse", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "omegaconf"}
-    | {"plac", "simple_parsing", "tap", "typer", "tyro"}
-)
 #: How scripts split a word at `=`.
 _APART = ("split", "partition", "rsplit", "rpartition")
 
@@ -165,7 +158,7 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
     return []
 
 
-def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
+def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None:
     """Return why the option rejects this value, or None."""
     text, at = text_of(given), f"line {option.line}"
     if option.is_switch is None:
@@ -186,7 +179,7 @@ def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
         # argparse accepts it, but all trials would be the same.
         return f"its type is bool, to which every word is true, so {text} would be ({at}); make it a switch"
     try:
-        value: Any = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
+        value: object = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
     except ValueError:
         one = "; to try one at a time, give choice()" if isinstance(given, (list, tuple)) else ""
         return f"{text} is no {option.type}, which is its type ({at}){one}"
@@ -196,7 +189,7 @@ def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
     return None
 
 
-def _values(expression: Expression) -> Iterator[Any]:
+def _values(expression: Expression) -> Iterator[object]:
     count = expression.count
     quantiles = [(n + 0.5) / count for n in range(count)] if count is not None and count <= _MOST_VALUES else _QUANTILES
     for quantile in quantiles:
@@ -205,12 +198,8 @@ def _values(expression: Expression) -> Iterator[Any]:
 
 def certain_way(script: Path) -> str | None:
     """Return how the script gets values, or None for `--name value` or if uncertain."""
-    try:
-        with tokenize.open(script) as file:
-            nodes = list(ast.walk(ast.parse(file.read())))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
-    parsers = _PARSERS & set(_imported(nodes))
+    nodes = nodes_of(script)
+    parsers = PARSERS & imported(nodes)
     if parsers <= {"hydra", "omegaconf"} and "hydra" in parsers:
         return _of_hydra(nodes)
     if parsers == {"omegaconf"}:
@@ -222,16 +211,7 @@ def certain_way(script: Path) -> str | None:
     return None if parsers else _of_hand(nodes, script.parent)
 
 
-def _imported(nodes: list[ast.AST]) -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield (node.module or "").partition(".")[0]
-
-
 def _called(node: ast.AST) -> str:
-    """Return the function's source in a call."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 

@@ -15,14 +15,19 @@ from pathlib import Path
 
 from paceline.sweeps.points import COMMAS, REPEATED, WORDS
 
-#: Other parsers. A script that imports one may use argparse for something else.
-_OTHERS = frozenset(
-    {"absl", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "plac", "simple_parsing"}
-    | {"tap", "typer", "tyro"}
+#: Libraries that parse the command line. Nothing is certain for a script that imports two.
+PARSERS = frozenset(
+    {"absl", "argparse", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "omegaconf"}
+    | {"plac", "simple_parsing", "tap", "typer", "tyro"}
 )
+#: Parsers that a script with argparse must not have beside it. OmegaConf may read files alone.
+_OTHERS = PARSERS - {"argparse", "omegaconf"}
 _TYPES = ("int", "float", "str", "bool")
-_WITH_A_VALUE = ("store", "append", "extend")
-_SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
+#: Whether an action makes a switch.
+_ACTIONS: dict[str | None, bool] = {
+    **dict.fromkeys((None, "store", "append", "extend"), False),
+    **dict.fromkeys(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"), True),
+}
 #: Methods that return another holder of options, and methods without effect on the options.
 _PARTS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
 _HARMLESS = ("set_defaults", "get_default", "error", "exit", "print_help", "print_usage", "format_help", "format_usage")
@@ -77,44 +82,45 @@ class Declared:
     """
 
     options: tuple[DeclaredOption, ...]
-    is_closed: bool
-    has_positionals: bool
+    is_closed: bool = False
+    has_positionals: bool = True
 
 
 def declared(script: Path) -> Declared | None:
     """Return the options of a script, or None if nothing is certain."""
+    nodes = nodes_of(script)
     try:
-        with tokenize.open(script) as file:
-            tree = ast.parse(file.read())
-        return _of_decorators(tree) or _Reader(tree).read()
-    # The script may be for a later Python, or no Python at all.
-    except (_NotKnownError, OSError, SyntaxError, ValueError, RecursionError):
+        return _of_decorators(nodes) or _Reader(nodes).read()
+    except (_NotKnownError, RecursionError):
         return None
 
 
-def _of_decorators(tree: ast.Module) -> Declared | None:
+def nodes_of(script: Path) -> list[ast.AST]:
+    """Return all syntax nodes of a script; none if it is for a later Python, or no Python at all."""
+    try:
+        with tokenize.open(script) as file:
+            return list(ast.walk(ast.parse(file.read())))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+
+
+def imported(nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the top-level names of the modules that a script imports."""
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    parts = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in plain + parts}
+
+
+def _of_decorators(nodes: Sequence[ast.AST]) -> Declared | None:
     """Return options of click (`@click.option`) or absl (`flags.DEFINE_list`).
 
     Other modules may declare more options, and the script must have no other parser.
     """
-    imported = {
-        name.partition(".")[0]
-        for node in ast.walk(tree)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
-    parsers = imported & {*_OTHERS, "argparse"}
-    take = {"click": _of_click, "absl": _of_absl}.get(parsers.pop() if len(parsers) == 1 else "")
+    take = {"click": _of_click, "absl": _of_absl}.get(" ".join(imported(nodes) & {*_OTHERS, "argparse"}))
     if take is None:
         return None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    options = [option for call in calls if (option := take(call)) is not None]
-    return Declared(options=tuple(options), is_closed=False, has_positionals=True)
+    options = [option for node in nodes if isinstance(node, ast.Call) and (option := take(node)) is not None]
+    return Declared(options=tuple(options))
 
 
 def _of_click(call: ast.Call) -> DeclaredOption | None:
@@ -156,8 +162,8 @@ class _NotKnownError(Exception):
 class _Reader:
     """A reader that follows a script's parser through names, functions and groups."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self._nodes = list(ast.walk(tree))
+    def __init__(self, nodes: list[ast.AST]) -> None:
+        self._nodes = nodes
         self._parent = {child: node for node in self._nodes for child in ast.iter_child_nodes(node)}
         self._functions = {node.name: node for node in self._nodes if isinstance(node, ast.FunctionDef)}
         self._modules: set[str] = set()  # names of argparse itself
@@ -199,18 +205,13 @@ class _Reader:
         return Declared(options=tuple(options), is_closed=self._is_closed, has_positionals=self._has_positionals)
 
     def _imports(self) -> None:
+        if _OTHERS & imported(self._nodes):
+            raise _NotKnownError
         for node in self._nodes:
             if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
                 self._modules |= {alias.asname or alias.name for alias in node.names if alias.name == "argparse"}
-            elif isinstance(node, ast.ImportFrom):
-                modules = [node.module or ""]
-                if node.module == "argparse":
-                    self._names |= {alias.asname or alias.name: alias.name for alias in node.names}
-            else:
-                continue
-            if _OTHERS & {module.partition(".")[0] for module in modules}:
-                raise _NotKnownError
+            elif isinstance(node, ast.ImportFrom) and node.module == "argparse":
+                self._names |= {alias.asname or alias.name: alias.name for alias in node.names}
 
     def _of(self, node: ast.AST) -> str | None:
         """Return the name in argparse that an expression refers to."""
@@ -241,58 +242,30 @@ class _Reader:
             self._is_closed = False
 
     def _bound(self, target: ast.expr) -> None:
-        for node in self._nodes:
-            if isinstance(target, ast.Name) and isinstance(node, ast.Name) and node.id == target.id:
-                found: ast.expr = node
-            elif isinstance(target, ast.Attribute) and isinstance(node, ast.Attribute) and node.attr == target.attr:
-                found = node
-            else:
-                continue
-            # Scopes are ignored: another variable of this name makes the result unknown, never wrong.
-            if isinstance(found.ctx, ast.Load):  # type: ignore[attr-defined]
-                self._waiting.append(found)
-        if not isinstance(target, (ast.Name, ast.Attribute)):
-            self._is_closed = False
+        self._is_closed = self._is_closed and isinstance(target, (ast.Name, ast.Attribute))
+        # Scopes are ignored: another variable of this name makes the result unknown, never wrong.
+        alike = [node for node in self._nodes if type(node) is type(target) and _name(node) == _name(target)]
+        self._waiting += [
+            node for node in alike if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+        ]
 
     def _returned(self, node: ast.AST) -> None:
-        while not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
-            node = self._parent[node]
-        if not isinstance(node, ast.FunctionDef):
-            self._is_closed = False
-            return
-        calls = self._calls(node.name)
+        function, _ = self._place(node)
+        calls = self._calls(function.name) if isinstance(function, ast.FunctionDef) else None
         self._is_closed = self._is_closed and calls is not None
         self._waiting += calls or ()
 
     def _calls(self, function: str) -> list[ast.Call] | None:
         """Return all calls of a function, or None if it is also used otherwise."""
-        found: list[ast.Call] = []
-        for node in self._nodes:
-            if (isinstance(node, ast.Name) and node.id == function) or (
-                isinstance(node, ast.Attribute) and node.attr == function
-            ):
-                call = self._parent[node]
-                if not isinstance(call, ast.Call) or call.func is not node:
-                    return None
-                found.append(call)
-        return found
+        uses = [(node, self._parent[node]) for node in self._nodes if _name(node) == function]
+        calls = [call for node, call in uses if isinstance(call, ast.Call) and call.func is node]
+        return calls if len(calls) == len(uses) else None
 
     def _handed(self, node: ast.expr, call: ast.AST, keyword: str | None) -> None:
-        """Follow the parser into a function of the script.
-
-        Any other function may do anything with it.
-        """
-        named = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-        function = self._functions.get(call.func.id) if named else None  # type: ignore[attr-defined]
-        if function is None or not isinstance(call, ast.Call):
-            self._is_closed = False
-            return
-        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-        if keyword is None:
-            place = call.args.index(node)
-            name = names[place] if place < len(names) else None
-        else:
-            name = keyword
+        """Follow the parser into a function of the script. Any other function may do anything with it."""
+        name = None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in self._functions:
+            name = keyword or next(iter(_parameters(self._functions[call.func.id])[call.args.index(node) :]), None)
         if name is None:
             self._is_closed = False
         else:
@@ -339,16 +312,11 @@ class _Reader:
         if isinstance(value, ast.Subscript):
             return self._is_argv(value.value) and ast.unparse(value.slice) == "1:"
         # `def main(argv=None): ... parser.parse_args(argv)`
-        function: ast.AST = value
-        while not isinstance(function, (ast.FunctionDef, ast.Module)):
-            function = self._parent[function]
+        function, _ = self._place(value)
         if not isinstance(value, ast.Name) or not isinstance(function, ast.FunctionDef):
             return False
-        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-        if value.id not in names:
-            return False
         calls = self._calls(function.name)
-        if calls is None:
+        if value.id not in _parameters(function) or calls is None:
             return False
         stores = [node for node in self._nodes if isinstance(node, ast.Name) and node.id == value.id]
         given = [argument for call in calls for argument in (*call.args, *(keyword.value for keyword in call.keywords))]
@@ -418,12 +386,9 @@ class _Reader:
         return node, above
 
     def _action(self, node: ast.expr | None, names: list[str]) -> tuple[bool | None, list[str]]:
-        text = "store" if node is None else _text(node)
-        if text in _WITH_A_VALUE:
-            return False, names
-        if text in _SWITCHES:
-            return True, names
-        if node is not None and self._of(node) == "BooleanOptionalAction":
+        if node is None or (text := _text(node)) is not None:
+            return _ACTIONS.get(text if node else None), names
+        if self._of(node) == "BooleanOptionalAction":
             return True, names + [f"--no-{name[2:]}" for name in names if name.startswith("--")]
         return None, names
 
@@ -446,6 +411,15 @@ class _Reader:
             if named == node.id or (isinstance(other, ast.alias) and other.asname == node.id):
                 return None
         return node.id
+
+
+def _name(node: ast.AST) -> str:
+    """Return the last name of an expression, or "" if it has no name."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _parameters(function: ast.FunctionDef) -> list[str]:
+    return [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
 
 
 def _text(node: ast.expr | None) -> str | None:
