@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from statistics import NormalDist
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
@@ -35,22 +35,19 @@ class Expression(Protocol):
         """Number of different values, or None for a continuous range."""
 
     def raw_at(self, quantile: float) -> Raw:
-        """Return the raw value at a quantile in [0, 1).
+        """Return the raw value at a quantile in [0, 1)."""
 
-        A uniformly random quantile gives a random value of this expression.
-        """
-
-    def value(self, raw: Raw) -> Any:
+    def value(self, raw: Raw) -> object:
         """Return the script's value for a raw value."""
 
-    def raw(self, value: Any) -> Raw:
+    def raw(self, value: object) -> Raw:
         """Return the raw value for a script's value.
 
         Raises:
             SweepError: The expression does not have this value.
         """
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> list[object]:
         """Return `[name, arguments]`, the Azure SDK's format."""
 
 
@@ -85,10 +82,10 @@ class Choice:
         # A quantile of 1 would be past the last option.
         return min(int(quantile * len(self.options)), len(self.options) - 1)
 
-    def value(self, raw: Raw) -> Any:
+    def value(self, raw: Raw) -> object:
         return self.options[int(raw)]
 
-    def raw(self, value: Any) -> int:
+    def raw(self, value: object) -> int:
         for index, option in enumerate(self.options):
             # In Python 1 == True, but choice(1, True) has two options with different texts.
             if option == value and isinstance(option, bool) == isinstance(value, bool):
@@ -96,33 +93,54 @@ class Choice:
         shown = ", ".join(json.dumps(option) for option in self.options[:20])
         raise SweepError(f"{value!r} is none of the options {shown}. Give one of them.")
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> list[object]:
         # The options are one list: `choice` unpacks a single list argument, so an option that is a list survives.
         return ["choice", [list(self.options)]]
 
 
 @dataclass(frozen=True)
-class Uniform:
+class _Range:
+    """A continuous distribution of two numbers, with a variant of its logarithm and one that is rounded to multiples of q."""
+
+    KIND: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        name, numbers = self.to_json()
+        for number in numbers:
+            _number(f"{name}()", number)
+        if numbers[2:] and numbers[2] <= 0:
+            raise SweepError(f"{name}(): the step q={numbers[2]!r} is not above 0.")
+
+    @property
+    def shown(self) -> str:
+        name, numbers = self.to_json()
+        return f"{name}({', '.join(f'{number:g}' for number in numbers)})"
+
+    def to_json(self) -> list[Any]:
+        first, second, q, is_log = (getattr(self, field.name) for field in fields(self))
+        is_rounded = q is not None
+        return [f"{'q' * is_rounded}{'log' * is_log}{self.KIND}", [first, second, *[q] * is_rounded]]
+
+
+@dataclass(frozen=True)
+class Uniform(_Range):
     """A uniform or log-uniform number; with q, rounded to its multiples."""
 
     low: float
     high: float
     q: float | None = None
     is_log: bool = False
+    KIND: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
-        _check_numbers(self.name, self.low, self.high, self.q)
+        super().__post_init__()
         if not self.low < self.high:
-            raise SweepError(f"{_shown(self)}: {self.low:g} is not below {self.high:g}. Give the lower bound first.")
+            raise SweepError(f"{self.shown}: {self.low:g} is not below {self.high:g}. Give the lower bound first.")
         if self.is_log and self.low <= 0:
             raise SweepError(
-                f"{_shown(self)}: {self.low:g} has no logarithm. The bounds are the values' own, above 0, such as "
+                f"{self.shown}: {self.low:g} has no logarithm. The bounds are the values' own, above 0, such as "
                 "loguniform(1e-4, 1e-1)."
             )
-
-    @property
-    def name(self) -> str:
-        return f"{'q' if self.q else ''}{'log' if self.is_log else ''}uniform"
 
     @property
     def count(self) -> int | None:
@@ -131,66 +149,57 @@ class Uniform:
     def raw_at(self, quantile: float) -> float:
         if self.is_log:
             low, high = math.log(self.low), math.log(self.high)
-            # exp(log(x)) has a rounding error and may exceed the bounds.
-            return min(max(math.exp(low + quantile * (high - low)), self.low), self.high)
+            return self._clipped(math.exp(low + quantile * (high - low)))
         return self.low + quantile * (self.high - self.low)
 
-    def value(self, raw: Raw) -> Any:
+    def value(self, raw: Raw) -> float:
         return _rounded(float(raw), self.q)
 
-    def raw(self, value: Any) -> float:
-        number = _number(_shown(self), value)
+    def raw(self, value: object) -> float:
+        number = _number(self.shown, value)
         # A rounded value may be half a step outside the bounds, and users may pass it again as a point.
         slack = (self.q or 0) / 2
         if not self.low - slack <= number <= self.high + slack:
-            raise SweepError(f"{value!r} is not in {_shown(self)}. Give a number from {self.low:g} to {self.high:g}.")
-        return min(max(number, self.low), self.high)
+            raise SweepError(f"{value!r} is not in {self.shown}. Give a number from {self.low:g} to {self.high:g}.")
+        return self._clipped(number)
 
-    def to_json(self) -> list[Any]:
-        return [self.name, [self.low, self.high, *([self.q] if self.q else [])]]
+    def _clipped(self, number: float) -> float:
+        # exp(log(x)) has a rounding error and may exceed the bounds.
+        return min(max(number, self.low), self.high)
 
 
 @dataclass(frozen=True)
-class Normal:
+class Normal(_Range):
     """A normal or log-normal number; with q, rounded to its multiples."""
 
     mu: float
     sigma: float
     q: float | None = None
     is_log: bool = False
+    KIND: ClassVar[str] = "normal"
     #: Bounds of the raw value, a quantile.
     low: ClassVar[float] = _TAIL
     high: ClassVar[float] = 1 - _TAIL
+    count: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self.name, self.mu, self.sigma, self.q)
+        super().__post_init__()
         if self.sigma <= 0:
-            raise SweepError(f"{_shown(self)}: the standard deviation {self.sigma:g} is not above 0.")
-
-    @property
-    def name(self) -> str:
-        return f"{'q' if self.q else ''}{'log' if self.is_log else ''}normal"
-
-    @property
-    def count(self) -> None:
-        return None
+            raise SweepError(f"{self.shown}: the standard deviation {self.sigma:g} is not above 0.")
 
     def raw_at(self, quantile: float) -> float:
         # `inv_cdf` raises for 0 and 1, and `cdf` returns them for numbers far from mu.
         return min(max(quantile, self.low), self.high)
 
-    def value(self, raw: Raw) -> Any:
+    def value(self, raw: Raw) -> float:
         number = NormalDist(self.mu, self.sigma).inv_cdf(self.raw_at(raw))
         return _rounded(math.exp(number) if self.is_log else number, self.q)
 
-    def raw(self, value: Any) -> float:
-        number = _number(_shown(self), value)
+    def raw(self, value: object) -> float:
+        number = _number(self.shown, value)
         if self.is_log and number <= 0:
-            raise SweepError(f"{value!r} is not in {_shown(self)}. Give a number above 0.")
+            raise SweepError(f"{value!r} is not in {self.shown}. Give a number above 0.")
         return self.raw_at(NormalDist(self.mu, self.sigma).cdf(math.log(number) if self.is_log else number))
-
-    def to_json(self) -> list[Any]:
-        return [self.name, [self.mu, self.sigma, *([self.q] if self.q else [])]]
 
 
 @dataclass(frozen=True)
@@ -203,12 +212,16 @@ class Integers:
     def __post_init__(self) -> None:
         for bound in (self.low, self.high):
             # bool is a subclass of int, but randint(True) is a mistake.
-            if isinstance(bound, bool) or not isinstance(bound, int):
+            if type(bound) is not int:
                 raise SweepError(f"randint(): {bound!r} is not an integer. Write randint(10) or randint(1, 10).")
         if self.low >= self.high:
             raise SweepError(
-                f"{_shown(self)} holds no integer: it goes from the first to the last but one. Raise the last."
+                f"{self.shown} holds no integer: it goes from the first to the last but one. Raise the last."
             )
+
+    @property
+    def shown(self) -> str:
+        return f"randint({self.low}, {self.high})"
 
     @property
     def count(self) -> int:
@@ -220,12 +233,12 @@ class Integers:
     def value(self, raw: Raw) -> int:
         return int(raw)
 
-    def raw(self, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value < self.high:
-            raise SweepError(f"{value!r} is not in {_shown(self)}. Give an integer from {self.low} to {self.high - 1}.")
+    def raw(self, value: object) -> int:
+        if type(value) is not int or not self.low <= value < self.high:
+            raise SweepError(f"{value!r} is not in {self.shown}. Give an integer from {self.low} to {self.high - 1}.")
         return value
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> list[object]:
         return ["randint", [self.low, self.high]]
 
 
@@ -233,31 +246,28 @@ class Integers:
 class Fixed:
     """A constant."""
 
-    only: Any
+    only: object
+    count: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_json(self.only)
 
-    @property
-    def count(self) -> int:
-        return 1
-
     def raw_at(self, quantile: float) -> int:
         return 0
 
-    def value(self, raw: Raw) -> Any:
+    def value(self, raw: Raw) -> object:
         return self.only
 
-    def raw(self, value: Any) -> int:
+    def raw(self, value: object) -> int:
         if value != self.only:
             raise SweepError(f"{value!r} is not the fixed value {self.only!r}. Leave it out.")
         return 0
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> list[object]:
         return ["fixed", [self.only]]
 
 
-def choice(*options: Any) -> Choice:
+def choice(*options: object) -> Choice:
     """Choose one of the options with equal probability: `choice(32, 64)`.
 
     A single list or range is unpacked: `choice([32, 64])`, `choice(range(5))`. Options that are mappings are spaces:
@@ -282,20 +292,17 @@ def uniform(low: float, high: float) -> Uniform:
 
 def quniform(low: float, high: float, q: float) -> Uniform:
     """Draw `round(uniform(low, high) / q) * q`."""
-    return Uniform(low, high, _step("quniform", q))
+    return Uniform(low, high, q)
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """Draw a number from [low, high] whose logarithm is uniform.
-
-    The bounds are plain values above 0, not logarithms.
-    """
+    """Draw a number from [low, high] whose logarithm is uniform. The bounds are no logarithms."""
     return Uniform(low, high, is_log=True)
 
 
 def qloguniform(low: float, high: float, q: float) -> Uniform:
     """Draw `round(loguniform(low, high) / q) * q`."""
-    return Uniform(low, high, _step("qloguniform", q), is_log=True)
+    return Uniform(low, high, q, is_log=True)
 
 
 def normal(mu: float, sigma: float) -> Normal:
@@ -305,7 +312,7 @@ def normal(mu: float, sigma: float) -> Normal:
 
 def qnormal(mu: float, sigma: float, q: float) -> Normal:
     """Draw `round(normal(mu, sigma) / q) * q`."""
-    return Normal(mu, sigma, _step("qnormal", q))
+    return Normal(mu, sigma, q)
 
 
 def lognormal(mu: float, sigma: float) -> Normal:
@@ -315,7 +322,7 @@ def lognormal(mu: float, sigma: float) -> Normal:
 
 def qlognormal(mu: float, sigma: float, q: float) -> Normal:
     """Draw `round(lognormal(mu, sigma) / q) * q`."""
-    return Normal(mu, sigma, _step("qlognormal", q), is_log=True)
+    return Normal(mu, sigma, q, is_log=True)
 
 
 def randint(low: int, high: int | None = None) -> Integers:
@@ -323,12 +330,13 @@ def randint(low: int, high: int | None = None) -> Integers:
     return Integers(0, low) if high is None else Integers(low, high)
 
 
-def fixed(value: Any) -> Fixed:
+def fixed(value: object) -> Fixed:
     """Return a constant. A plain value in a space means the same."""
     return Fixed(value)
 
 
-FUNCTIONS = {
+#: All expressions by name.
+FUNCTIONS: dict[str, Callable[..., Expression]] = {
     function.__name__: function
     for function in (
         *(choice, uniform, quniform, loguniform, qloguniform, normal, qnormal, lognormal, qlognormal, randint, fixed),
@@ -339,8 +347,7 @@ FUNCTIONS = {
 def from_json(data: Sequence[Any]) -> Expression:
     """Return the expression that `to_json` wrote."""
     name, arguments = data
-    expression: Expression = FUNCTIONS[name](*arguments)
-    return expression
+    return FUNCTIONS[name](*arguments)
 
 
 def parse(text: str) -> Expression:
@@ -355,20 +362,18 @@ def parse(text: str) -> Expression:
     if call is None:
         return Fixed(_word(text))
     name, words = call
-    function = FUNCTIONS.get(name)
-    if function is None:
+    if name not in FUNCTIONS:
         raise SweepError(
             f"{text!r}: there is no {name}().{did_you_mean(name, FUNCTIONS)} Write one of {', '.join(FUNCTIONS)}."
         )
     try:
         # The functions' signatures check the arguments, so a command line and Python give the same errors.
-        expression: Expression = function(*(value for key, value in words if not key), **{k: v for k, v in words if k})
+        return FUNCTIONS[name](*(value for key, value in words if not key), **{k: v for k, v in words if k})
     except TypeError as error:
         raise SweepError(f"{text!r}: {str(error).removeprefix(f'{name}() ')}.") from None
-    return expression
 
 
-def call_of(text: str) -> tuple[str, list[tuple[str, Any]]] | None:
+def call_of(text: str) -> tuple[str, list[tuple[str, object]]] | None:
     """Return the name and arguments of a call, or None if the text is no call.
 
     "bandit(slack_factor=0.1)" gives ("bandit", [("slack_factor", 0.1)]). A positional argument has the name "".
@@ -377,7 +382,7 @@ def call_of(text: str) -> tuple[str, list[tuple[str, Any]]] | None:
     name = name.strip()
     if not bracket or not rest.endswith(")") or not name.isidentifier():
         return None
-    words: list[tuple[str, Any]] = []
+    words: list[tuple[str, object]] = []
     for word in _split(rest[:-1]):
         key, equals, value = word.partition("=")
         named = bool(equals) and key.strip().isidentifier()
@@ -386,25 +391,19 @@ def call_of(text: str) -> tuple[str, list[tuple[str, Any]]] | None:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets and quotes."""
     words, depth, quote = [""], 0, ""
     for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        elif character in "[{(":
-            depth += 1
-        elif character in ")}]":
-            depth -= 1
+        if quote or character in "\"'":
+            quote = "" if character == quote else quote or character
         elif character == "," and not depth:
             words.append("")
             continue
+        depth += 0 if quote else (character in "[{(") - (character in ")}]")
         words[-1] += character
     return [word for word in words if word.strip()]
 
 
-def _word(text: str) -> Any:
+def _word(text: str) -> object:
     text = text.strip()
     # JSON has only double quotes, but shell users write choice('a b', c).
     if len(text) > 1 and text[0] == text[-1] == "'":
@@ -421,7 +420,7 @@ def _word(text: str) -> Any:
     return {"True": True, "False": False, "None": None}.get(text, text)
 
 
-def _rounded(number: float, q: float | None) -> Any:
+def _rounded(number: float, q: float | None) -> float:
     if q is None:
         return number
     rounded = round(number / q) * q
@@ -429,35 +428,18 @@ def _rounded(number: float, q: float | None) -> Any:
     return int(rounded) if float(q).is_integer() else float(f"{rounded:.12g}")
 
 
-def _check_numbers(name: str, *numbers: float | None) -> None:
-    for number in numbers:
-        if number is not None:
-            _number(f"{name}()", number)
-
-
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a finite number and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _number(what: str, value: Any) -> float:
+def _number(what: str, value: object) -> float:
     if not is_number(value):
         raise SweepError(f"{what}: {value!r} is not a finite number.")
     return float(value)
 
 
-def _step(name: str, q: float) -> float:
-    if _number(f"{name}()", q) <= 0:
-        raise SweepError(f"{name}(): the step q={q!r} is not above 0.")
-    return q
-
-
-def _shown(expression: Expression) -> str:
-    name, arguments = expression.to_json()
-    return f"{name}({', '.join(f'{argument:g}' for argument in arguments)})"
-
-
-def _check_json(value: Any) -> None:
+def _check_json(value: object) -> None:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
