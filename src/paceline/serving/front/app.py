@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -38,6 +39,7 @@ Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = Message
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+_Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 #: Most characters of a request's id (431 beyond, as in Azure's server).
 _ID_LIMIT = 100
@@ -46,8 +48,15 @@ _LINGER_S = 5.0
 #: Paths without a key: they reveal nothing of the model.
 _OPEN = ("/", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 
+#: Values of `version` in a query for the description of the API.
+_SWAGGERS = ("2", "2.0", "3", "3.0")
+
 #: Response headers that pages of other origins may read.
 _EXPOSED = b"x-request-id, x-ms-request-id, x-ms-client-request-id, x-ms-run-fn-exec-ms, x-ms-run-function-failed"
+
+_METHODS = {wire.SCORE: "GET, POST, OPTIONS", wire.INFER: "POST"}
+#: Names of operations in the metrics.
+_NAMES: dict[int | None, str] = {wire.SCORE: "/score", wire.INFER: "infer", None: "other"}
 
 _JSON = (b"content-type", b"application/json")
 _CLOSE = (b"connection", b"close")
@@ -65,10 +74,7 @@ class RefusedError(Exception):
 
 
 class _Exchange:
-    """A request and its response in ASGI. began: time of arrival.
-
-    ids: response headers with the request's ids and CORS.
-    """
+    """A request and its response in ASGI, with the time of arrival and the response headers of ids and CORS."""
 
     __slots__ = ("began", "ids", "receive", "scope", "send")
 
@@ -108,12 +114,8 @@ class App:
 
     def bases(self) -> list[str]:
         """Return the paths of the served models in the Open Inference Protocol."""
-        models = self._config.models if self._config else ()
-        return [
-            path
-            for model in models
-            for path in (f"/v2/models/{model.name}", f"/v2/models/{model.name}/versions/{model.version}")
-        ]
+        paths = [(f"/v2/models/{model.name}", model.version) for model in (self._config.models if self._config else ())]
+        return [base for path, version in paths for base in (path, f"{path}/versions/{version}")]
 
     def document(self, name: str) -> object:
         """Return a document of the model process, or None."""
@@ -150,13 +152,10 @@ class App:
             headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-        name = "/score" if operation == wire.SCORE else "infer" if operation == wire.INFER else "other"
-        self._note(exchange, reply.status, len(body), name, reply.ran_us)
+        self._note(exchange, reply.status, len(body), _NAMES[operation], reply.ran_us)
 
     def _admit(self, exchange: _Exchange, given: dict[bytes, bytes]) -> wire.Reply | None:
-        """Check keys and origin.
-
-        Return the response to a CORS preflight request, else None.
+        """Check keys and origin. Return the response to a CORS preflight request, else None.
 
         Raises:
             RefusedError: The key is missing or wrong, or a page of a forbidden origin sends a request without key.
@@ -182,15 +181,12 @@ class App:
         return None
 
     async def _ask(self, scope: Scope, receive: Receive, given: dict[bytes, bytes], operation: int) -> wire.Reply:
-        """Return the model's response."""
         assert self._config is not None or self.pool.current is not None
-        method = scope["method"]
-        if method != "POST":
-            if operation != wire.SCORE or method not in ("GET", "OPTIONS"):
-                allowed = b"POST" if operation != wire.SCORE else b"GET, POST, OPTIONS"
-                raise RefusedError(405, f"{method} is not answered here.", (b"allow", allowed), unread=True)
-            if method == "OPTIONS":
-                return wire.Reply(200, b"", [("allow", "GET, POST, OPTIONS")])
+        method, allowed = scope["method"], _METHODS[operation]
+        if method not in allowed.split(", "):
+            raise RefusedError(405, f"{method} is not answered here.", (b"allow", allowed.encode()), unread=True)
+        if method == "OPTIONS":
+            return wire.Reply(200, b"", [("allow", allowed)])
         encoding = given.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"identity", b""):
             raise RefusedError(
@@ -199,9 +195,7 @@ class App:
                 unread=True,
             )
         body = await self._body(receive, given)
-        head = b""
-        if self._wants_head or method != "POST":
-            head = _head(scope)
+        head = _head(scope) if self._wants_head or method != "POST" else b""
         if not self.is_loaded:
             raise _busy("the model is being loaded")
         waiting = self.pool.submit(operation, head, body)
@@ -221,10 +215,7 @@ class App:
 
     @property
     def is_loaded(self) -> bool:
-        """Return True once a model has been ready.
-
-        Later requests wait while its process is replaced.
-        """
+        """Whether a model has been ready. Requests then wait while its process is replaced."""
         return self._config is not None
 
     async def _body(self, receive: Receive, given: dict[bytes, bytes]) -> bytes:
@@ -234,8 +225,8 @@ class App:
             RefusedError: It is too large, or the client has disconnected.
         """
         limit = self.pool.config.max_body_bytes
-        length = given.get(b"content-length")
-        if length is not None and length.isdigit() and int(length) > limit:
+        length = given.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limit:
             raise _too_large(limit)
         parts: list[bytes] = []
         count, more = 0, True
@@ -266,10 +257,8 @@ class App:
             # Closing a connection with unread data resets it, and the client may not see the response. The response is complete
             # now; read and discard further data for a while.
             await send({"type": "http.response.body", "body": body, "more_body": True})
-            try:
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_forget(exchange.receive), _LINGER_S)
-            except asyncio.TimeoutError:
-                pass
             body = b""
         await send({"type": "http.response.body", "body": body})
         self._note(exchange, refused.status, size, name)
@@ -297,13 +286,9 @@ class App:
             request_id = b"%s%x" % (self._id_prefix, self._ids)
         client = given.get(b"x-ms-client-request-id", b"")
         legacy = given.get(b"x-ms-request-id", b"")
-        for name, value in (
-            ("x-request-id", request_id),
-            ("x-ms-client-request-id", client),
-            ("x-ms-request-id", legacy),
-        ):
-            if len(value) > _ID_LIMIT:
-                raise RefusedError(431, f"{name} must not exceed {_ID_LIMIT} characters", unread=True)
+        ids = {"x-request-id": request_id, "x-ms-client-request-id": client, "x-ms-request-id": legacy}
+        if too_long := [name for name, value in ids.items() if len(value) > _ID_LIMIT]:
+            raise RefusedError(431, f"{too_long[0]} must not exceed {_ID_LIMIT} characters", unread=True)
         headers = [(b"x-request-id", request_id), (b"x-ms-request-id", legacy or client or request_id)]
         if client or legacy:
             headers.append((b"x-ms-client-request-id", client or legacy))
@@ -386,14 +371,12 @@ def _head(scope: Scope) -> bytes:
     ).encode()
 
 
-def _routes(app: App) -> Any:
-    """Return the routes that need no model."""
+def _routes(app: App) -> Starlette:
+    def answers(response: Response) -> _Handler:
+        async def handler(request: Request) -> Response:
+            return response
 
-    async def healthy(request: Request) -> Response:
-        return PlainTextResponse("Healthy")
-
-    async def live(request: Request) -> Response:
-        return JSONResponse({"live": True})
+        return handler
 
     async def ready(request: Request) -> Response:
         is_ready = app.pool.ready is not None and app.is_loaded and not app.is_draining
@@ -401,10 +384,9 @@ def _routes(app: App) -> Any:
 
     async def swagger(request: Request) -> Response:
         version = request.query_params.get("version", "2")
-        known = {"2": "swagger2", "2.0": "swagger2", "3": "swagger3", "3.0": "swagger3"}
-        document = app.document(known[version]) if version in known else None
+        document = app.document(f"swagger{version.removesuffix('.0')}") if version in _SWAGGERS else None
         if document is None:
-            there = [number for number, name in (("2.0", "swagger2"), ("3.0", "swagger3")) if app.document(name)]
+            there = [number for number in ("2.0", "3.0") if app.document(f"swagger{number[0]}")]
             raise HTTPException(
                 404, f"Swagger version [{version}] is not supported. Supported versions: [{', '.join(there)}]."
             )
@@ -444,26 +426,19 @@ def _routes(app: App) -> Any:
             "application/json",
         )
 
-    paths: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/": healthy,
-        "/livez": live,
-        "/readyz": ready,
-        "/v2/health/live": live,
-        "/v2/health/ready": ready,
-        "/swagger.json": swagger,
-        "/openapi.json": openapi,
-        "/metrics": measured,
-        "/v2": server,
-        "/v2/models/{name}": model,
-        "/v2/models/{name}/ready": model,
-        "/v2/models/{name}/versions/{version}": model,
-        "/v2/models/{name}/versions/{version}/ready": model,
+    live = answers(JSONResponse({"live": True}))
+    healthy = answers(PlainTextResponse("Healthy"))
+    paths: dict[str, _Handler] = {
+        **{"/": healthy, "/livez": live, "/v2/health/live": live},
+        **{"/readyz": ready, "/v2/health/ready": ready},
+        **{"/swagger.json": swagger, "/openapi.json": openapi, "/metrics": measured, "/v2": server},
     }
-    # Paths of existing models have been handled above.
-    infer = [
-        Route(f"/v2/models/{at}/infer", no_model, methods=["POST"]) for at in ("{name}", "{name}/versions/{version}")
-    ]
-    return Starlette(
-        routes=[*(Route(path, function) for path, function in paths.items()), *infer],
-        exception_handlers={HTTPException: wrong},
-    )
+    routes = [Route(path, function) for path, function in paths.items()]
+    for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        # Paths of existing models have been handled above.
+        routes += [
+            Route(path, model),
+            Route(f"{path}/ready", model),
+            Route(f"{path}/infer", no_model, methods=["POST"]),
+        ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: wrong})
