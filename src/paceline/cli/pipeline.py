@@ -87,7 +87,7 @@ def show(*, run_id: str | None, follow: bool, as_json: bool) -> int:
     if as_json:
         print_json(_json(folder, record))
         return 0
-    parameters = (record.pipeline or {})["parameters"]
+    parameters = PipelineSpec.from_json(record.pipeline or {}).parameters
     print_fields(
         [
             ("Pipeline", record.run_id),

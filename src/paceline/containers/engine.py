@@ -105,7 +105,6 @@ def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool 
 
 
 def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEngine | str:
-    """Return the engine at this path, or the reason why it does not work."""
     code, text = _output([path, "--version"], variables)
     itself = _NAMES_ITSELF.search(text)
     if code != 0 or itself is None:

@@ -84,7 +84,6 @@ def full_name(image: str) -> str:
 
 
 def _id(engine: ContainerEngine, image: str) -> str:
-    """Return the id of a local image, or ""."""
     code, lines = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image])
     # Marked, because `call` includes warnings on standard error.
     found = next((line[3:] for line in lines if line.startswith("id=")), "")

@@ -236,7 +236,6 @@ def _in_container(python: str, command: Sequence[str], scratch: str) -> tuple[st
 
 
 def _pip() -> Path:
-    """Return the folder of the pip that Paceline depends on."""
     found = importlib.util.find_spec("pip")
     if found is None or not found.submodule_search_locations:
         raise EnvironmentBuildError("pip is not installed beside Paceline. Install it: python -m ensurepip.")

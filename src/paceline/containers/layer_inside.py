@@ -54,7 +54,6 @@ def _site_packages(python: str) -> str:
 
 
 def _of_this_python() -> list[str]:
-    """Return the package folders of this Python, without the user's."""
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 

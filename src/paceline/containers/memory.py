@@ -60,7 +60,6 @@ def wrap_all(
 def _hold(
     launch: Launch, node_rank: int, engine: ContainerEngine, image: str, shm_size: str, mounts: Sequence[Mount]
 ) -> str:
-    """Start a container that holds a node's memory, and return its name."""
     name = f"paceline-{launch.run_id}-{launch.attempt}-memory-{node_rank}"
     python = launch.prepared[node_rank].python
     argv = run_argv(

@@ -60,7 +60,6 @@ def _delete(runtime: Sequence[str], container: str) -> None:
 
 
 def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
-    """Return ids of the run's containers in any state, including podman's incomplete ones."""
     listed = [engine.path, "ps", "--all", "--no-trunc"]
     found = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
     # A client killed while creating a container leaves a name and storage without labels.

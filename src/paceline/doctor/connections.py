@@ -6,7 +6,6 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from paceline.doctor.examination import (
     FAIL,
@@ -20,6 +19,7 @@ from paceline.doctor.examination import (
     same_machine,
     skipped,
 )
+from paceline.doctor.on_node import Asked
 from paceline.system.names import counted
 
 #: Up to this number of nodes all connect to all; beyond, each to the next and to the one across the ring.
@@ -78,7 +78,7 @@ def check_ports(examination: Examination) -> Iterator[Finding]:
         # Daemon threads, which listen while others connect and end with the program.
         threading.Thread(target=_listen, args=(patient, {**asked, "timeout_s": _LISTEN_S}), daemon=True).start()
 
-    def question(patient: Patient) -> dict[str, Any]:
+    def question(patient: Patient) -> Asked:
         mine = [(name, places[name].address, ports[name]) for name in peers[patient.name]]
         asked = {"peers": mine, "token": token, "timeout_s": _CONNECT_S}
         return patient.ask("on_node", "connect", asked, timeout_s=_CONNECT_S + 15.0)
@@ -112,14 +112,13 @@ def free_port(patient: Patient) -> int:
     return patient.call(lambda: patient.link.free_ports(1)[0])
 
 
-def _listen(patient: Patient, asked: dict[str, Any]) -> None:
+def _listen(patient: Patient, asked: Asked) -> None:
     # The connecting nodes report the failures.
     with suppress(NoAnswerError):
         patient.ask("on_node", "listen", asked, timeout_s=_LISTEN_S + 5.0)
 
 
 def _peers(names: list[str]) -> dict[str, list[str]]:
-    """Return the peers of each node; a single node is its own peer."""
     if len(names) == 1:
         return {names[0]: names}
     if len(names) <= _ALL_PAIRS:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.doctor.connections import check_network, check_ports
 from paceline.doctor.environment import check_environment
@@ -23,6 +23,9 @@ from paceline.system.names import counted
 from paceline.targets.base import Examined
 from paceline.targets.polling import said, within
 from paceline.targets.status import Status
+
+if TYPE_CHECKING:
+    from paceline.remote.link.link import Link
 
 _WARN_S = 1.0
 _FAIL_S = 30.0
@@ -127,7 +130,7 @@ _ON_NODES: tuple[tuple[str, Callable[[Examination], Iterator[Finding]]], ...] = 
 
 
 def examine(
-    target: Any,
+    target: object,
     workspace_dir: Path,
     *,
     node_count: int | None = None,
@@ -219,18 +222,19 @@ def _check_status(target: Examined) -> Iterator[Finding]:
     )
 
 
-def _open(target: Examined, node_count: int | None, limit_s: float) -> tuple[list[Any], str | None, Callable[[], None]]:
+def _open(
+    target: Examined, node_count: int | None, limit_s: float
+) -> tuple[list[Link], str | None, Callable[[], None]]:
     """Return the links or the failure, and the stack that releases the nodes.
 
     The waiting thread releases nodes that arrive after the timeout.
     """
     # Either the waiting thread closes the stack or this one does. `decided` guards the choice: a side holds it while it
-    # sets its
-    # flag and reads the other's.
+    # sets its flag and reads the other's.
     stack, decided = contextlib.ExitStack(), threading.Lock()
     has_entered = is_late = False
 
-    def enter() -> list[Any]:
+    def enter() -> list[Link]:
         nonlocal has_entered
         manager = target.examine() if node_count is None else target.examine(node_count)
         links = list(stack.enter_context(manager))
@@ -258,7 +262,7 @@ def _close(stack: contextlib.ExitStack) -> None:
     within(stack.close, 20.0)
 
 
-def _unreachable(link: Any) -> Finding:
+def _unreachable(link: Link) -> Finding:
     return Finding(
         check="reach",
         node=link.name,

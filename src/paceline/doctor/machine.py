@@ -144,7 +144,6 @@ def check_stacks(examination: Examination) -> Iterator[Finding]:
 
 
 def _stacks(found: StackFacts) -> tuple[str, str]:
-    """Return the result of the check and its advice."""
     scope, refused = found["ptrace_scope"], found["refused"]
     is_ruled = scope not in ("", "0") and not found["may_trace"]
     if found["py_spy"] and not refused:

@@ -275,6 +275,5 @@ def _field(path: str, name: str) -> str:
 
 
 def _limit(name: str) -> int | None:
-    """Return the soft limit, or None."""
     value = resource.getrlimit(getattr(resource, name))[0]
     return None if value == resource.RLIM_INFINITY else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from paceline.doctor.connections import free_port
 from paceline.doctor.environment import has_module
@@ -18,6 +17,7 @@ from paceline.doctor.examination import (
     Patient,
     skipped,
 )
+from paceline.doctor.on_node import Answer
 from paceline.doctor.reduce_mpi import open_mpi_of, over_mpi
 from paceline.system.names import counted
 from paceline.targets.polling import all_within
@@ -38,7 +38,7 @@ _MPI_ADVICE = (
 )
 
 #: Each rank's answer, or its failure.
-Answers = Mapping[int, "dict[str, Any] | Exception"]
+Answers = Mapping[int, Answer | Exception]
 
 
 def check_gloo(examination: Examination) -> Iterator[Finding]:
@@ -96,7 +96,7 @@ def _check(
 def _over_gloo(examination: Examination, ranks: Sequence[Patient], places: Mapping[str, NetworkPlace]) -> Answers:
     address, port = places[ranks[0].name].address, free_port(ranks[0])
 
-    def answer(rank: int) -> dict[str, Any]:
+    def answer(rank: int) -> Answer:
         asked = {
             "rank": rank,
             "size": len(ranks),

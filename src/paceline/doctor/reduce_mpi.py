@@ -58,7 +58,6 @@ def over_mpi(
 
 
 def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
-    """Return the socket of the node's remote shell."""
     # The agent removes the folder at its end.
     socket: str = patient.call(lambda: patient.link.make_scratch(scratch))
     patient.call(lambda: patient.link.put_file(f"{scratch}/reduce.py", source))
@@ -123,7 +122,6 @@ def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -
 
 
 def _wait(patient: Patient, pid: int) -> int | None:
-    """Return the exit code, or None if it took too long and was killed."""
     deadline = time.monotonic() + _PROGRAM_S
     while time.monotonic() < deadline:
         # The agent reports each end once. The doctor runs no other command here whose end could be lost.

@@ -99,7 +99,6 @@ def _variables(environment: EnvironmentSpec, prefix: Path) -> dict[str, str]:
 
 
 def _python_of(packages: tuple[str, ...]) -> str:
-    """Such as "python 3.11.9"."""
     return next(each for each in packages if each.startswith("python=")).replace("=", " ", 1).partition("=")[0]
 
 

@@ -101,7 +101,6 @@ def install(
 
 
 def _flat(error: BaseException) -> str:
-    """Return the message on one line, with each cause once."""
     # rattler draws the causes as a tree over several lines.
     text = " ".join(re.sub(r"[├└─│]+", " ", str(error)).split())
     parts = [part.strip().rstrip(".") for part in text.split("Caused by:")]
@@ -187,7 +186,6 @@ def _lock(record: Any) -> str:
 
 
 def _locked(text: str) -> Any:
-    """Create a package record from its URL and hash."""
     import rattler
 
     url, _, digest = text.partition("#")

@@ -120,7 +120,6 @@ def _check_sense(given: Mapping[str, object], layered: bool) -> None:
 
 
 def _checked(environment: EnvironmentSpec) -> EnvironmentSpec:
-    """Return the environment, or raise if pip can't parse a requirement."""
     from paceline.environments import requirements
 
     if environment.needs_build:

@@ -162,7 +162,6 @@ def _meets(distribution: Distribution, requirement: Requirement) -> bool:
 
 
 def _markers(base: Base) -> dict[str, str]:
-    """Return the marker values for the base's Python on this machine."""
     from packaging.markers import default_environment
 
     here = default_environment()

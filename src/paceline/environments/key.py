@@ -10,7 +10,6 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from paceline.environments.base import Base
@@ -61,7 +60,6 @@ def key(environment: EnvironmentSpec, base: Base) -> str:
 
 
 def _canonical(line: RequirementLine) -> str:
-    """Normalize a requirement."""
     if line.path is not None:
         return f"{line.path} {_content(line.path)}"
     if line.requirement is None:
@@ -114,7 +112,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _add(digest: Any, path: Path, name: str) -> None:
+def _add(digest: hashlib._Hash, path: Path, name: str) -> None:
     digest.update(os.fsencode(name) + b"\0")
     # Stat a broken link itself.
     found = os.stat(path) if path.exists() else os.lstat(path)

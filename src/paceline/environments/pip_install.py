@@ -108,7 +108,6 @@ class Installer:
         return tuple(sorted([*own.locks(plain), *(line for name, line in asked.items() if name in names)]))
 
     def _layer(self, wanted: list[RequirementLine]) -> None:
-        """Install the requirements that the base does not meet."""
         named = [line.requirement for line in wanted if line.requirement is not None]
         others = [line for line in wanted if line.requirement is None]
         limits = [line.requirement for line in self._constraints if line.requirement is not None]
@@ -153,7 +152,6 @@ class Installer:
                 self.say(f"warning: {name} of the base requires {requirement}, and the layer has {there}")
 
     def _run(self, lines: Sequence[RequirementLine], *more: str, excluded: Sequence[str] = ()) -> bool:
-        """Install these lines. Return True if uv did, False if pip did."""
         settings = self._settings_of_pip()
         variables = settings.uv_variables()
         reason = "uv is not installed" if self.uv is None else settings.for_pip or _for_pip(lines)
@@ -243,7 +241,6 @@ def _check_variables(lines: Sequence[RequirementLine]) -> None:
 
 
 def _pip_folder() -> Path:
-    """Return the pip installed beside Paceline, or raise EnvironmentBuildError."""
     found = importlib.util.find_spec("pip")
     if found is None or not found.submodule_search_locations:
         raise EnvironmentBuildError("pip is not installed beside Paceline. Install it: python -m ensurepip.")
@@ -251,7 +248,6 @@ def _pip_folder() -> Path:
 
 
 def _name_of(line: RequirementLine) -> str | None:
-    """Return the package name of a path or URL, or None if only a build can tell."""
     from urllib.parse import parse_qs, unquote, urlsplit
 
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -310,7 +306,6 @@ def _for_pip(lines: Sequence[RequirementLine]) -> str:
 
 
 def _secrets_in(lines: Sequence[RequirementLine]) -> list[str]:
-    """Return secrets in the lines: values of their variables, and passwords of proxies."""
     names = {name for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)}
     proxies = [value for name, value in os.environ.items() if name.upper().endswith("_PROXY")]
     return [os.environ[name] for name in names if name in os.environ] + [o for p in proxies for o in credentials_in(p)]

@@ -190,7 +190,6 @@ def parse(listed: str) -> dict[str, list[str]]:
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the settings in variables: `PIP_INDEX_URL` is `index-url`, an empty one is unset."""
     return {
         name[len("PIP_") :].lower().replace("_", "-"): values
         for name, value in environment.items()
@@ -253,7 +252,6 @@ def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, d
 
 
 def _filled_in(text: str) -> str:
-    """Replace each `${NAME}` of a set variable, as pip does in requirements files."""
     text, added = encoded_variables(text, os.environ)
     values = {**os.environ, **added}
     return _VARIABLE.sub(lambda found: values.get(found[1], found[0]), text)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from paceline.errors import EnvironmentSpecError
 from paceline.job.local_paths import LocalPath, local_path
@@ -295,16 +295,16 @@ def read_conda_file(file_path: str | os.PathLike[str]) -> CondaFile:
     }
 
 
-def _conda_list(data: dict[str, Any], key: str, path: Path) -> list[Any]:
+def _conda_list(data: dict[str, object], key: str, path: Path) -> list[object]:
     values = data.get(key) or []
     if not isinstance(values, list):
         raise EnvironmentSpecError(f"{str(path)!r}: {key} is {values!r}, not a list. Begin each with `- `.")
     return values
 
 
-def _dependencies(items: list[Any], path: Path) -> tuple[list[str], list[Any]]:
+def _dependencies(items: list[object], path: Path) -> tuple[list[str], list[object]]:
     packages: list[str] = []
-    pip: list[Any] = []
+    pip: list[object] = []
     for item in items:
         if isinstance(item, str) and item.strip():
             packages.append(item.strip())
@@ -317,8 +317,7 @@ def _dependencies(items: list[Any], path: Path) -> tuple[list[str], list[Any]]:
     return packages, pip
 
 
-def _conda_pip(items: list[Any], path: Path) -> tuple[str, tuple[str, ...]]:
-    """Parse the pip list, which may have options and include files, as a requirements file."""
+def _conda_pip(items: list[object], path: Path) -> tuple[str, tuple[str, ...]]:
     lines: list[str] = []
     constraints: list[str] = []
     for item in items:
@@ -337,7 +336,7 @@ def _conda_pip(items: list[Any], path: Path) -> tuple[str, tuple[str, ...]]:
     return "".join(f"{line}\n" for line in lines), tuple(constraints)
 
 
-def _channel(item: Any, path: Path) -> str:
+def _channel(item: object, path: Path) -> str:
     if not isinstance(item, str) or not item.strip():
         raise EnvironmentSpecError(f"{str(path)!r}: channels has {item!r}, which is not a name or a URL.")
     text = item.strip()

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.environments import build
 from paceline.environments.base import Base, base
@@ -156,10 +155,9 @@ class EnvironmentStore:
         return self._read(alias) if _is_key(alias) else None
 
     def _read(self, key: str) -> Built | None:
-        """Return the complete environment of this key, or None. Its interpreter must exist."""
         if not _is_key(key):
             return None
-        data: Any = read_json(self._folder / key / RECORD)
+        data: object = read_json(self._folder / key / RECORD)
         if not isinstance(data, dict):
             return None
         try:
@@ -199,7 +197,6 @@ class EnvironmentStore:
         return built
 
     def _alias(self, built: Built, base: Base) -> None:
-        """Map the locked form of an environment to this one."""
         key = key_of(built.locked, base)
         if key != built.key:
             (self._folder / "aliases").mkdir(exist_ok=True)

@@ -78,7 +78,6 @@ def _change(path: Path, size_bytes: int, sha256: str, whole: bool, on_read: Call
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Yield the names of all entries that are not folders."""
     for at, folders, names in os.walk(folder):
         for name in sorted([*names, *(one for one in folders if os.path.islink(os.path.join(at, one)))]):
             yield Path(at, name).relative_to(folder).as_posix()

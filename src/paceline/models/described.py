@@ -82,8 +82,8 @@ def _data_text(what: str, place: str, fingerprint: str | None) -> str:
     return f"{what}: {place}{f', fingerprint {fingerprint[:16]}' if fingerprint else ''}"
 
 
-def _file(folder: Path, file: ModelFile) -> dict[str, Any]:
-    found: dict[str, Any] = {**asdict(file), "kind": TITLES.get(file.format, file.format)}
+def _file(folder: Path, file: ModelFile) -> dict[str, object]:
+    found: dict[str, object] = {**asdict(file), "kind": TITLES.get(file.format, file.format)}
     if file.format == "safetensors":
         try:
             header = formats.header(folder / file.name)

@@ -213,7 +213,6 @@ def framework_of(folder: Path, files: Sequence[ModelFile], run: Lineage) -> tupl
 
 
 def _of_pickles(folder: Path, files: Sequence[ModelFile]) -> tuple[str | None, str | None]:
-    """Detect the framework from module names in the bytes of pickles."""
     for file in files:
         if file.format in ("pickle", "joblib"):
             with open(folder / file.name, "rb") as opened:

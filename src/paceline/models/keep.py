@@ -203,7 +203,6 @@ def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[s
 
 
 def _copy(fd: int, target: Path, on_read: Callable[[int], object]) -> str:
-    """Copy an open file and return the hash of the copy, even if the source changes."""
     # Readable: a clone is hashed in place.
     out = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -79,7 +79,6 @@ def _topology(record: RunRecord) -> dict[str, object]:
 
 
 def _environment(folder: RunFolder, record: RunRecord) -> RunEnvironment:
-    """Return the requested and the installed environment."""
     job, built = record.job, read_json(folder.environment)
     found: RunEnvironment = {"asked": job.environment.to_json() if job else {}}
     if isinstance(built, dict):
@@ -109,7 +108,6 @@ def _is_own(record: RunRecord) -> bool:
 
 
 def _with_packages(environment: RunEnvironment, packages: dict[str, object], seen: str) -> RunEnvironment:
-    """Add the packages of an interpreter, unless it did not answer."""
     return cast(RunEnvironment, {**environment, **packages, "seen": seen}) if packages else environment
 
 
@@ -146,7 +144,7 @@ def add_with_lineage(
     source: ModelSource,
     came_from: RunFolder | None,
     *,
-    datasets: Sequence[tuple[str, Any]] | None,
+    datasets: Sequence[tuple[str, object]] | None,
     progress: Progress | None,
     **more: Any,
 ) -> ModelRecord:
@@ -159,8 +157,7 @@ def add_with_lineage(
     return record
 
 
-def _training_data(given: Any) -> TrainingData:
-    """Convert a (purpose, dataset) pair of the SDK to JSON."""
+def _training_data(given: object) -> TrainingData:
     if not (isinstance(given, (tuple, list)) and len(given) == 2):
         raise ModelError(f"datasets: {given!r} is not (purpose, dataset), such as ('training', dataset).")
     purpose, dataset = given
@@ -192,7 +189,7 @@ def check_home(folder: RunFolder) -> None:
     )
 
 
-def run_folder(workspace_dir: Path, run: Any) -> RunFolder:
+def run_folder(workspace_dir: Path, run: object) -> RunFolder:
     """Return the folder of a `Run` or run id."""
     return store.find(workspace_dir / "runs", run if isinstance(run, str) else str(getattr(run, "id", run)))
 

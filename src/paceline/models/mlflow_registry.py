@@ -74,7 +74,6 @@ def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
 
 
 def _there(client: Any, record: ModelRecord) -> Any:
-    """Return MLflow's version with the same name and files, or None."""
     # Names have no quotes, so they can't end the filter string.
     for one in client.search_model_versions(f"name='{record.name}'"):
         if one.tags.get(_DIGEST) == record.digest and one.tags.get(_MODEL) == record.id and one.status == "READY":
@@ -150,7 +149,6 @@ def _log_metrics(client: Any, run_id: str, record: ModelRecord) -> None:
 
 
 def _check(client: Any, run_id: str, record: ModelRecord) -> None:
-    """Raise unless all artifacts exist with their sizes."""
     sizes, waiting = {}, [_ARTIFACTS]
     while waiting:
         for one in client.list_artifacts(run_id, waiting.pop()):

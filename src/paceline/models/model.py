@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.data.transfer.progress import Progress
 from paceline.errors import ModelError, ModelNotFoundError
@@ -61,7 +61,7 @@ class Model:
         tags: Mapping[str, object] | None = None,
         properties: Mapping[str, object] | None = None,
         description: str | None = None,
-        datasets: Sequence[tuple[str, Any]] | None = None,
+        datasets: Sequence[tuple[str, object]] | None = None,
         model_framework: str | None = None,
         model_framework_version: str | None = None,
         *,
@@ -111,7 +111,7 @@ class Model:
     def list(
         workspace: Workspace,
         name: str | None = None,
-        tags: Mapping[str, object] | Sequence[Any] | str | None = None,
+        tags: Mapping[str, object] | Sequence[object] | str | None = None,
         properties: Mapping[str, object] | None = None,
         run_id: str | None = None,
         latest: bool = False,
@@ -418,7 +418,7 @@ def register_of_run(
     tags: Mapping[str, object] | None = None,
     properties: Mapping[str, object] | None = None,
     description: str | None = None,
-    datasets: Sequence[tuple[str, Any]] | None = None,
+    datasets: Sequence[tuple[str, object]] | None = None,
     model_framework: str | None = None,
     model_framework_version: str | None = None,
     progress: Progress | None = None,

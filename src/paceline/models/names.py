@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.errors import ModelError
 from paceline.system.names import name_rule
@@ -30,7 +29,7 @@ class ModelReference:
         return self.name if self.version is None else f"{self.name}:{self.version}"
 
 
-def check_model_name(name: Any) -> str:
+def check_model_name(name: object) -> str:
     """Return the name, or raise ModelError if it breaks the naming rule."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ModelError(
@@ -39,7 +38,7 @@ def check_model_name(name: Any) -> str:
     return name
 
 
-def check_alias(alias: Any) -> str:
+def check_alias(alias: object) -> str:
     """Return the alias, or raise ModelError if it is invalid or looks like a version."""
     if not isinstance(alias, str) or not _ALIAS.fullmatch(alias):
         raise ModelError(
@@ -51,7 +50,7 @@ def check_alias(alias: Any) -> str:
     return alias
 
 
-def check_version(version: Any) -> int:
+def check_version(version: object) -> int:
     """Return a version number as an int, or raise ModelError."""
     # Check the exact type: True would pass for version 1.
     text = str(version) if type(version) in (int, str) else ""
@@ -60,7 +59,7 @@ def check_version(version: Any) -> int:
     return int(text)
 
 
-def parse(text: Any) -> ModelReference:
+def parse(text: object) -> ModelReference:
     """Parse NAME, NAME:VERSION, NAME:latest or NAME@ALIAS.
 
     Raises:
@@ -78,7 +77,7 @@ def parse(text: Any) -> ModelReference:
     return ModelReference(name, version=check_version(version))
 
 
-def reference(name: Any, version: int | str | None, alias: str | None) -> ModelReference:
+def reference(name: object, version: int | str | None, alias: str | None) -> ModelReference:
     """Combine a name or reference with a separate version or alias.
 
     Raises:

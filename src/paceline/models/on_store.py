@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.names import check_relative, check_tree, clean_path
@@ -173,7 +172,6 @@ def listed(workspace_dir: Path, place_of_models: Source) -> list[tuple[str, int]
 
 @contextlib.contextmanager
 def _opened(workspace_dir: Path, place_of_models: Source) -> Iterator[tuple[Store, str]]:
-    """Open the store, and return it with the path in it: "" or with a trailing slash."""
     record, path = place_of(place_of_models, workspace_dir)
     with Store(record) as store:
         plain = clean_path(path, store.title).rstrip("/")
@@ -188,7 +186,6 @@ def _listed(store: Store, source: Source, path: str) -> list[FileInfo]:
 
 
 def _contents(store: Store, source: Source, path: str) -> dict[str, FileInfo]:
-    """Return the stored contents by SHA-256."""
     return {info.path.rpartition("/")[2]: info for info in _listed(store, source, f"{path}.blobs/")}
 
 
@@ -214,7 +211,7 @@ def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
         )
 
 
-def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, Any]]:
+def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, dict[str, object]]]:
     """Parse a stored record and its notes, trusting no name that could leave a folder."""
     try:
         data = json.loads(content)
@@ -292,7 +289,7 @@ def _job(info: FileInfo, target: Path) -> FileToFetch:
     )
 
 
-def _write_notes(path: Path, notes: dict[str, Any]) -> None:
+def _write_notes(path: Path, notes: dict[str, dict[str, object]]) -> None:
     tags_and_properties.set_tags(path, notes.get("tags") or {})
     registry.write_properties(path, notes.get("properties") or {})
     if notes.get("description") is not None:

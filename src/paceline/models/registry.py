@@ -232,7 +232,6 @@ def _kept(
 
 
 def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
-    """Refuse a folder that contains the models: it would grow during the copy."""
     models = os.path.realpath(models_dir(workspace_dir))
     for file in source.files:
         if file.top is None and f"{os.path.realpath(file.path)}".startswith(f"{models}{os.sep}.parts{os.sep}"):
@@ -241,7 +240,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
             )
 
 
-def listed(found: Sequence[Any]) -> str:
+def listed(found: Sequence[object]) -> str:
     """List the first items, and the number of others; "none" for an empty sequence."""
     return some([*map(str, found)], _MAX_LISTED) or "none"
 

@@ -8,7 +8,6 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import FileNameError, ModelError
 from paceline.runs import artifacts
@@ -65,7 +64,7 @@ class ModelSource:
         return total
 
 
-def local(path: Any) -> ModelSource:
+def local(path: object) -> ModelSource:
     """Return a local file or folder as a source. Links count as their targets.
 
     Raises:
@@ -92,7 +91,7 @@ def local(path: Any) -> ModelSource:
     return _whole(top, label, _below(given, top, label))
 
 
-def of_run(folder: RunFolder, name: Any) -> ModelSource:
+def of_run(folder: RunFolder, name: object) -> ModelSource:
     """Return a run's file or folder as a source, by its name such as `outputs/model`.
 
     A link to another file of the run counts as its target.

@@ -120,7 +120,7 @@ class PipelineParameter:
         PipelineError: The name is not valid.
     """
 
-    def __init__(self, name: str, default_value: Any) -> None:
+    def __init__(self, name: str, default_value: object) -> None:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
             raise PipelineError(f"the name {name!r} of a pipeline's parameter: letters, digits, '_' and '-'.")
         self.name = name
@@ -130,20 +130,20 @@ class PipelineParameter:
         return f"PipelineParameter({self.name!r}, {self.default_value!r})"
 
 
-def defaults(parameters: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def defaults(parameters: Iterable[tuple[str, object]]) -> dict[str, object]:
     """Return name -> default.
 
     Raises:
         PipelineError: A parameter has two defaults.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, default in parameters:
         if found.setdefault(name, default) != default:
             raise PipelineError(f"the parameter {name!r} has two defaults. Make it once.")
     return found
 
 
-def check_parameters(known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def check_parameters(known: dict[str, object], given: dict[str, object]) -> dict[str, object]:
     """Return each parameter's value: from `given`, else its default.
 
     Raises:

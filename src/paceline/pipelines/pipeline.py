@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.data.stores.record import default_name
 from paceline.errors import JobError, PipelineError, UserError
@@ -70,12 +70,12 @@ class Pipeline:
         return f"Pipeline({self.steps!r})"
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """Name -> default of each `PipelineParameter` in its steps."""
         return defaults(parameter for step in self.steps for parameter in step.parameters().items())
 
     def spec(
-        self, run_id: str, default_store: str, parameters: Mapping[str, Any], *, regenerate_outputs: bool = False
+        self, run_id: str, default_store: str, parameters: Mapping[str, object], *, regenerate_outputs: bool = False
     ) -> tuple[PipelineSpec, list[Path]]:
         """Return the spec for its record, and the source directory of each step.
 
@@ -102,8 +102,8 @@ class Pipeline:
         workspace_dir: Path,
         experiment: str,
         *,
-        pipeline_parameters: Mapping[str, Any] | None = None,
-        parameters_told: Mapping[str, Any] | None = None,
+        pipeline_parameters: Mapping[str, object] | None = None,
+        parameters_told: Mapping[str, object] | None = None,
         regenerate_outputs: bool = False,
         tags: Mapping[str, object] | None = None,
         progress: Progress | None = None,
@@ -233,7 +233,6 @@ def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mappin
 
 @contextlib.contextmanager
 def _in_step(step: StepSpec) -> Iterator[None]:
-    """Add the step's name to error messages."""
     try:
         yield
     except UserError as error:

@@ -30,9 +30,9 @@ class Planned:
     name: str
     job: Job
     directory: Path
-    gives: Sequence[tuple[Any, str]] = ()
+    gives: Sequence[tuple[object, str]] = ()
     allow_reuse: bool = True
-    sweep: Mapping[str, Any] | None = None
+    sweep: Mapping[str, object] | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -41,7 +41,7 @@ def spec_of(
     plan: Callable[[T, str], Planned],
     after: Callable[[T], Sequence[T]],
     pipeline_id: str,
-    outputs: Mapping[str, Any] | None = None,
+    outputs: Mapping[str, object] | None = None,
     **values: Any,
 ) -> tuple[PipelineSpec, list[Path]]:
     """Return the spec, and the source directory of each step.
@@ -103,7 +103,6 @@ def step_output(job: Job, name: str) -> DataReference:
 def _inputs(
     planned: Planned, known: Mapping[int, tuple[int, str]], made: Sequence[StepSpec]
 ) -> tuple[tuple[DataReference, ...], dict[str, tuple[int, str]]]:
-    """Return the job's inputs with their places, and the steps they come from."""
     inputs: list[DataReference] = []
     takes: dict[str, tuple[int, str]] = {}
     for reference in planned.job.inputs:
@@ -122,7 +121,7 @@ def _inputs(
     return tuple(inputs), takes
 
 
-def flat(steps: Any) -> list[Any]:
+def flat(steps: Iterable[Any]) -> list[Any]:
     """Return the steps of nested lists."""
     found: list[Any] = []
     for one in steps:

@@ -33,12 +33,12 @@ class StepSpec:
     takes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     source_directory: str = "."
     snapshot_id: str | None = None
-    git: Mapping[str, Any] = field(default_factory=dict)
+    git: Mapping[str, object] = field(default_factory=dict)
     allow_reuse: bool = True
-    sweep: Mapping[str, Any] | None = None
+    sweep: Mapping[str, object] | None = None
     warnings: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return plain_fields(self)
 
     @classmethod
@@ -63,13 +63,13 @@ class PipelineSpec:
     """
 
     steps: tuple[StepSpec, ...]
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
     outputs: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     continue_on_step_failure: bool = False
     regenerate_outputs: bool = False
     description: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return plain_fields(self)
 
     @classmethod

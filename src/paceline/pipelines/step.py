@@ -114,7 +114,7 @@ class Step:
                 found.append(producer)
         return found
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """Return name -> default of its parameters.
 
         Raises:
@@ -123,7 +123,7 @@ class Step:
         words = (word for name in _WITH_PARAMETERS for word in _words(getattr(self._estimator, name, None)))
         return defaults((word.name, word.default_value) for word in words if isinstance(word, PipelineParameter))
 
-    def planned(self, run_id: str, default_store: str, parameters: Mapping[str, Any]) -> Planned:
+    def planned(self, run_id: str, default_store: str, parameters: Mapping[str, object]) -> Planned:
         """Return the step for its run.
 
         Args:
@@ -154,7 +154,7 @@ class Step:
     def _estimator(self) -> Any:
         return self.config.estimator if isinstance(self.config, Sweep) else self.config
 
-    def _job(self, parameters: Mapping[str, Any]) -> Job:
+    def _job(self, parameters: Mapping[str, object]) -> Job:
         estimator = self._estimator
         if isinstance(estimator, Job):
             return estimator
@@ -170,12 +170,12 @@ def _words(value: Any) -> Sequence[Any]:
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
-def _filled(value: Any, parameters: Mapping[str, Any]) -> Any:
+def _filled(value: Any, parameters: Mapping[str, object]) -> object:
     """Replace parameters by their values. Without parameters, return the same object."""
     if not any(isinstance(word, PipelineParameter) for word in _words(value)):
         return value
 
-    def one(word: Any) -> Any:
+    def one(word: object) -> object:
         return parameters.get(word.name, word.default_value) if isinstance(word, PipelineParameter) else word
 
     if isinstance(value, Mapping):

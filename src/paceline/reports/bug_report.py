@@ -100,10 +100,10 @@ def _open_mpi() -> str:
     return f"{major}.{minor}"
 
 
-def _run(folder: RunFolder, *, messages: bool) -> dict[str, Any]:
+def _run(folder: RunFolder, *, messages: bool) -> dict[str, object]:
     record = read.record(folder)
     job, failure = record.job, record.failure
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "kind": record.kind,
         "target_kind": _target_kind(folder),
         "status": record.status,
@@ -140,7 +140,6 @@ def _target_kind(folder: RunFolder) -> str:
 
 
 def _frame(path: str, line: str, function: str) -> str:
-    """Shorten paths: those of packages start at the package; of a user's file only the name stays."""
     _, packages, inside = path.rpartition("site-packages/")
     _, own, of_ours = path.rpartition("/paceline/")
     name = inside if packages else f"paceline/{of_ours}" if own else path.rpartition("/")[2]

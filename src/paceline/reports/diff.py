@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.job.job import Job
 from paceline.runs import read, series
@@ -38,8 +37,8 @@ class Change:
     """A difference; None for a run without the value."""
 
     name: str
-    a: Any
-    b: Any
+    a: object
+    b: object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +56,10 @@ class MetricChange:
     name: str
     step: int | None
     by_step: bool
-    a: Any
-    b: Any
-    last_a: Any
-    last_b: Any
+    a: object
+    b: object
+    last_a: object
+    last_b: object
     count_a: int
     count_b: int
 
@@ -299,14 +298,14 @@ def _part(name: str, a: MetricSeries, b: MetricSeries) -> MetricChange:
     )
 
 
-def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[Any]]:
+def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[object]]:
     """Return steps and values of the lowest rank with any: the order among ranks is random."""
     lowest = min(found.ranks, default=0)
     kept = [number for number, rank in enumerate(found.ranks) if rank == lowest]
     return [found.steps[number] for number in kept], [found.values[number] for number in kept]
 
 
-def _is_equal(a: Any, b: Any) -> bool:
+def _is_equal(a: object, b: object) -> bool:
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
         return True
     return bool(a == b)
@@ -371,7 +370,6 @@ def _is_same(a: Path, b: Path) -> bool:
 
 
 def _text(path: Path) -> str | None:
-    """Return the file as text, or None if it is binary."""
     if path.is_symlink():
         return f"link to {os.readlink(path)}"
     if path.stat().st_size > _LARGEST_TEXT:

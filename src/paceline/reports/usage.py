@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder, node_logs
@@ -73,7 +72,7 @@ class Usage:
         waited = self.preparing_gpu_hours + self.data_gpu_hours + self.idle_gpu_hours
         return self.failed_gpu_hours + self.canceled_gpu_hours + waited
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values, with the sum of losses."""
         lost = {"lost_core_hours": self.lost_core_hours, "lost_gpu_hours": self.lost_gpu_hours}
         return {**asdict(self), **lost}
@@ -160,7 +159,7 @@ def _preparing_s(folder: RunFolder) -> float:
 def _fetching_s(folder: RunFolder) -> float:
     """Return the seconds of inputs on the slowest node: the others wait for it."""
     told = read_json(folder.data)
-    by_node: dict[Any, float] = defaultdict(float)
+    by_node: dict[object, float] = defaultdict(float)
     for one in (told.get("inputs") if isinstance(told, dict) else None) or ():
         by_node[one.get("node_rank")] += one.get("fetch_s") or 0.0
     return max(by_node.values(), default=0.0)
@@ -181,7 +180,6 @@ def _events(folder: RunFolder) -> Iterator[tuple[dt.datetime, str]]:
 
 
 def _week(created_utc: str) -> str:
-    """Return the week of ISO 8601, such as "2026-W48"."""
     year, week, _ = parse_utc(created_utc).isocalendar()
     return f"{year}-W{week:02d}"
 

@@ -77,7 +77,6 @@ class Guardian:
                 time.sleep(min(crashes**2 * _PAUSE_S, _LONGEST_PAUSE_S))
 
     def _supervise(self, listener: socket.socket) -> int:
-        """Run a supervisor as a child. Return its wait status."""
         ends_with_guardian = processes.ends_with_parent(signal.SIGTERM)
         child = os.fork()
         if not child:

@@ -6,7 +6,6 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from typing import Any
 
 from paceline.errors import EngineError, ServiceError, ServiceFailedError
 from paceline.serving.api import message_of
@@ -17,7 +16,7 @@ _SHOWN = 2000
 
 def call(
     uri: str, data: object, *, key: str | None = None, timeout_s: float = _TIMEOUT_S, certificate: str | None = None
-) -> Any:
+) -> object:
     """Send a request to the service and return its response, parsed if it is JSON.
 
     Args:
@@ -76,7 +75,7 @@ def as_body(data: object) -> bytes:
         ) from error
 
 
-def as_value(body: bytes, content_type: str) -> Any:
+def as_value(body: bytes, content_type: str) -> object:
     """Decode the body of a response."""
     if content_type == "application/json":
         return json.loads(body)

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.runs import store as runs_store
@@ -136,7 +135,7 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
     return request(folder, state=UP, revision=number, why=f"rollback to revision {number}")
 
 
-def request(folder: ServiceFolder, **changes: Any) -> DesiredState:
+def request(folder: ServiceFolder, **changes: object) -> DesiredState:
     """Request another state, number of workers or existing revision."""
     with store.editing(folder):
         record, last = store.stored(folder), store.desired(folder)
@@ -212,7 +211,6 @@ def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
 
 
 def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, workers: int) -> None:
-    """Write the folder under a hidden name, rename it, and start the supervisor."""
     hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.urandom(4).hex()}"), folder.name)
     try:
         hidden.logs.mkdir(parents=True)

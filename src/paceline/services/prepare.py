@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.environments.built import Built
 from paceline.environments.store import EnvironmentStore
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     folder, number = ServiceFolder(Path(argv[0])), int(argv[1])
-    result: dict[str, Any]
+    result: dict[str, object]
     try:
         environment = EnvironmentSpec.from_json(dict(store.revision(folder, number).environment))
         built, setup = prepare(folder.workspace_dir, environment, say)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
+from paceline.runs.record import Owner
 from paceline.system.serialization import known_fields
 
 #: The first server is starting.
@@ -39,7 +40,7 @@ T = TypeVar("T", bound="_Data")
 
 
 class _Data:
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)  # type: ignore[call-overload,no-any-return]  # each of these is a dataclass
 
     @classmethod
@@ -96,7 +97,7 @@ class Revision(_Data):
     entry_script: str | None = None
     source_directory: str | None = None
     snapshot_id: str | None = None
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, object] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     settings: ServingOptions = field(default_factory=ServingOptions)
     created_utc: str = ""
@@ -163,7 +164,7 @@ class ServiceRecord(_Data):
     updating: int | None = None
     restarts: int = 0
     last_end: str | None = None
-    owner: Mapping[str, Any] = field(default_factory=dict)
+    owner: Owner = field(default_factory=Owner)
     server_pid: int | None = None
     note: str | None = None
     run_id: str | None = None
@@ -184,5 +185,5 @@ class ServiceRecord(_Data):
     def scoring_uri(self) -> str | None:
         return None if self.url is None else f"{self.url}/score"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"record_version": RECORD_VERSION, **super().to_json(), "scoring_uri": self.scoring_uri}

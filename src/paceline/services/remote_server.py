@@ -129,7 +129,7 @@ class RemoteServer:
         self._next = self._submitted(tag, record, revision, workers)
         self._next_look_s = 0.0
 
-    def keep(self, *arguments: Any) -> None:
+    def keep(self, *arguments: object) -> None:
         """Do nothing: the present run does not know the other revision."""
 
     def reload(self) -> None:
@@ -283,7 +283,6 @@ class RemoteServer:
         return {"PACELINE_KEY": primary, "PACELINE_SECONDARY_KEY": secondary}
 
     def _retire(self, served: _Served) -> None:
-        """Cancel a run; it ends after its open requests."""
         with contextlib.suppress(PacelineError, OSError):
             if not read.record(served.folder).is_terminal:
                 read.request_cancel(served.folder, by=f"service {self._folder.name}")
@@ -345,7 +344,6 @@ class RemoteServer:
                 break
 
     def _show(self, served: _Served, record: RunRecord) -> None:
-        """Append the server's new output to the service's log."""
         if not record.attempts:
             return
         path = served.folder.rank_log(record.attempts[-1].number, 0)
@@ -393,7 +391,6 @@ def _last_words(folder: RunFolder, record: RunRecord) -> str:
 
 
 def _answers(place: Place) -> bool:
-    """Return True if the server there is ready."""
     with contextlib.suppress(OSError):
         family = socket.AF_UNIX if isinstance(place, str) else socket.AF_INET
         with socket.socket(family) as probe:

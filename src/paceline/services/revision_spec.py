@@ -42,7 +42,7 @@ def make_spec(
     source_directory: str | os.PathLike[str] | None = None,
     environment: EnvironmentSpec | None = None,
     environment_variables: Mapping[str, object] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> RevisionSpec:
     """Check the values of a request and return its spec, with an absolute source folder.
 
@@ -62,7 +62,7 @@ def make_spec(
     )
 
 
-def changed_spec(before: RevisionSpec, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> RevisionSpec:
+def changed_spec(before: RevisionSpec, *, settings: Mapping[str, object] | None = None, **changes: Any) -> RevisionSpec:
     """Return the spec with these changes. Unnamed settings keep their values."""
     both = {**before.settings, **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)

@@ -232,7 +232,7 @@ class Service:
             if show_output:
                 show(store.stored(self._folder))
 
-    def run(self, input_data: object, timeout_s: float = 60.0) -> Any:
+    def run(self, input_data: object, timeout_s: float = 60.0) -> object:
         """Send a request and return the response, with JSON as Python values.
 
         Args:
@@ -330,7 +330,7 @@ class Service:
             ServiceFailedError: The revision can't be served; the message has the reason. The previous revision stays.
         """
         present = self._present()
-        changes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
         if models is not None:
             changes["models"] = revision_spec.as_models(models)
         if entry_script is not None or source_directory is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.errors import PacelineError, ServiceError, ServiceNotFoundError
 from paceline.runs import store as runs_store
-from paceline.runs.record import user_name, utc_now
+from paceline.runs.record import Owner, user_name, utc_now
 from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.record import (
     AT_REST,
@@ -274,7 +274,7 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
     if starts > _MOST_STARTS:
         see = f"`paceline service logs {folder.name}` says why"
         failure = f"its supervisor ended {_MOST_STARTS} times before it could begin; {see}"
-        owner = {**current.owner, "starts": 0}
+        owner: Owner = {**current.owner, "starts": 0}
         return change(folder, current, state=FAILED, settled=target.serial, failure=failure, updating=None, owner=owner)
 
     # Write before the start: the new supervisor overwrites `owner`, which resets the count of starts.

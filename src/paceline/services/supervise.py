@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
@@ -225,8 +224,7 @@ class Supervisor:
         revision = store.revision(self.folder, self.record.revision)
         self.server.keep(self.tag, self.record, revision, self.record.workers or 1, self.serving.setup)
 
-    def _note(self, **changes: Any) -> None:
-        """Write changes into the service's record."""
+    def _note(self, **changes: object) -> None:
         self.record = store.change(self.folder, self.record, **changes)
 
     def _drop(self) -> None:
@@ -256,7 +254,6 @@ class Supervisor:
         self.deaths += 1
 
     def _watch(self) -> None:
-        """Update the state from the server's readiness, and reload changed keys."""
         state = HEALTHY if self.server.answers else UNHEALTHY
         if state != self.record.state:
             self._note(state=state)

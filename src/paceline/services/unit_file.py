@@ -81,6 +81,5 @@ def _plain(value: str) -> str:
 
 
 def _word(value: str) -> str:
-    """Quote a word of a command line or an assignment, where `$` starts a variable."""
     quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{quoted}"'

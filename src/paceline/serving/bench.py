@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from paceline.errors import ServingError
 from paceline.serving.model.answers import message_of
@@ -38,7 +38,7 @@ class BenchResult:
     p95_ms: float
     p99_ms: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 

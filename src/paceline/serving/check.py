@@ -110,7 +110,6 @@ def _text(output: IO[bytes]) -> str:
 
 
 def _exception(log: str) -> str:
-    """Return the last line of the last traceback in a log: the exception with its message."""
     _, mark, rest = log.rpartition("Traceback (most recent call last):\n")
     lines = [line for line in rest.splitlines() if line and not line.startswith(" ")]
     return lines[0] if mark and lines else ""

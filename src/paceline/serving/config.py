@@ -157,7 +157,7 @@ class ServerConfig:
         """The version of the first model, for documents."""
         return self.models[0].version if self.models else "1.0"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)},
             "models": [dataclasses.asdict(model) for model in self.models],

@@ -46,7 +46,7 @@ class ModelSetup:
     config: ServerConfig
     shared: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"config": self.config.to_json(), "shared": self.shared}
 
     @classmethod

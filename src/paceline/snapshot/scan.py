@@ -212,7 +212,6 @@ class _Scan:
                     self._file(path, entry)
 
     def _leave(self, path: str, why: str, *, is_folder: bool = False) -> None:
-        """Record a file or folder that is not copied."""
         if self._opened is None:
             return
         # Never link results: the run would write its outputs into them.
@@ -276,7 +275,6 @@ class _Scan:
                 self._left = None
 
     def _take_back(self, path: str) -> None:
-        """Remove a folder and everything below it from the tree."""
         tree, below = self._tree, f"{path}/"
         for found in (tree.files, tree.links, tree.hashes):
             for name in [name for name in found if name.startswith(below)]:

@@ -175,7 +175,6 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
 
 
 def _tree_hash(tree: Tree) -> str:
-    """Return the hash of names, permissions, contents and links, in order of name."""
     digest = hashlib.sha256(b"paceline snapshot 1\0")
     # The letters distinguish a folder, a file and a link of one name. NUL, which no name contains, ends each part.
     for path in sorted(tree.directories):
@@ -189,7 +188,6 @@ def _tree_hash(tree: Tree) -> str:
 
 
 def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
-    """Copy the tree to a temporary folder, and rename it unless an equal copy exists."""
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".new-{os.getpid()}-{os.urandom(4).hex()}")
     last = target.parent / tree.last_id if tree.last_id else None

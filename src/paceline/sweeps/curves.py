@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.children.child import RecordWatch
 from paceline.runs import metrics
@@ -113,7 +112,7 @@ class CurveReader:
         if isinstance(entry, dict) and entry.get("name") == self._metric:
             self._add(entry, rank)
 
-    def _add(self, entry: Mapping[str, Any], rank: int) -> None:
+    def _add(self, entry: Mapping[str, object], rank: int) -> None:
         if (number := _number(entry)) is not None:
             self._series.setdefault(rank, []).append(number)
             self._steps.setdefault(rank, []).append(_step(entry))
@@ -130,15 +129,14 @@ class CurveReader:
                 self._add(entry, rank)
 
 
-def _number(entry: Mapping[str, Any]) -> float | None:
-    """Return the value of an entry if it is a number and no bool, else None."""
+def _number(entry: Mapping[str, object]) -> float | None:
     value = entry.get("value")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or entry.get("kind"):
         return None
     return float(value)
 
 
-def _step(entry: Mapping[str, Any]) -> float | None:
+def _step(entry: Mapping[str, object]) -> float | None:
     step = entry.get("step")
     return step if isinstance(step, (int, float)) and math.isfinite(step) else None
 

@@ -39,7 +39,7 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 def job_of(
     job: Job,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     pass_as: str = ARGUMENTS,
     source: Path | None = None,
     switches: Sequence[str] = (),
@@ -47,8 +47,7 @@ def job_of(
     """Return the sweep's job with a trial's values.
 
     Arguments follow the job's own, because argparse uses the last one. A word of the job that sets the same argument is
-    removed,
-    as in the Azure SDK. Values in a file are merged into the file of this name in `source`.
+    removed, as in the Azure SDK. Values in a file are merged into the file of this name in `source`.
 
     `source`: The sweep's snapshot.
     `switches`: Arguments without a value, as in `SweepSpec`.
@@ -154,7 +153,7 @@ def variable(name: str) -> str:
     return re.sub(r"\W", "_", name.lstrip("-"), flags=re.ASCII)
 
 
-def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
+def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
     """Return the values as command-line words.
 
     None omits an argument, a true switch is a word of its own, and lists have the form of `pass_as`.
@@ -184,7 +183,7 @@ def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str 
     return found
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Return a value as the script gets it: by `str`, lists and mappings as JSON."""
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
 
@@ -221,7 +220,6 @@ def _is_name(word: str) -> bool:
 
 
 def _there(name: str, source: Path | None) -> dict[str, Any]:
-    """Return the content of this file in the source."""
     try:
         found = json.loads((source / name).read_text()) if source is not None else {}
     except FileNotFoundError:
@@ -235,7 +233,7 @@ def _there(name: str, source: Path | None) -> dict[str, Any]:
     return found
 
 
-def _nested(values: Mapping[str, Any], over: dict[str, Any], file: str) -> dict[str, Any]:
+def _nested(values: Mapping[str, object], over: dict[str, Any], file: str) -> dict[str, object]:
     for name, value in values.items():
         *parts, last = name.split(".")
         inner = over

@@ -86,7 +86,7 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     ]
 
 
-def best_row(trial: Trial, spec: SweepSpec) -> dict[str, Any]:
+def best_row(trial: Trial, spec: SweepSpec) -> dict[str, object]:
     """Return the row of a trial, with the run and hyperparameters of its best value."""
     leg = trial.best_leg(spec.goal)
     return rows([dataclasses.replace(trial, run_id=leg.run_id, values=leg.values)], spec)[0]
@@ -95,9 +95,8 @@ def best_row(trial: Trial, spec: SweepSpec) -> dict[str, Any]:
 def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     """Return a mapping for each run of each trial.
 
-    Keys: trial, run_id, from (the run whose checkpoints it got), why, status, the best and the last value that it logged
-    itself,
-    intervals (their number), and each hyperparameter.
+    Keys: trial, run_id, from (the run whose checkpoints it got), why, status, the best and the last value that it
+    logged itself, intervals (their number), and each hyperparameter.
     """
     return [
         {
@@ -116,7 +115,7 @@ def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     ]
 
 
-def column_names(rows: Sequence[Mapping[str, Any]], spec: SweepSpec) -> list[str]:
+def column_names(rows: Sequence[Mapping[str, object]], spec: SweepSpec) -> list[str]:
     """Return the columns of all rows, in order of appearance.
 
     Rows differ where branches of a choice have hyperparameters of their own.
@@ -137,7 +136,7 @@ def write_table(folder: RunFolder, spec: SweepSpec, trials: Sequence[Trial]) -> 
         _write(folder.outputs / LINEAGE, list(dict.fromkeys(name for row in runs for name in row)), runs)
 
 
-def _write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, Any]]) -> None:
+def _write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, object]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="")
     writer.writeheader()
@@ -146,7 +145,7 @@ def _write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, Any]
         write_whole(path, text.getvalue())
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     # As JSON, like the script's argument.
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value
 

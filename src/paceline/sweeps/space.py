@@ -44,7 +44,7 @@ class Space:
         SweepError: It is no mapping or empty, a name is not valid, or two names are equal.
     """
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
+    def __init__(self, parts: Mapping[str, object]) -> None:
         if not isinstance(parts, Mapping) or not parts:
             raise SweepError(f'the space {parts!r} is no mapping with a name in it. Give {{"--lr": pl.uniform(0, 1)}}.')
         self.dimensions = _dimensions(parts, "", "")
@@ -73,9 +73,9 @@ class Space:
                 waiting[:0] = dimension.branches[int(raw)]
         return chosen
 
-    def values(self, chosen: Mapping[str, Raw]) -> dict[str, Any]:
+    def values(self, chosen: Mapping[str, Raw]) -> dict[str, object]:
         """Return name -> value as the script gets them."""
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
 
         def choose(dimension: Dimension) -> Raw:
             raw = chosen[dimension.key]
@@ -87,7 +87,7 @@ class Space:
         self.draw(choose)
         return values
 
-    def chosen(self, values: Mapping[str, Any]) -> dict[str, Raw]:
+    def chosen(self, values: Mapping[str, object]) -> dict[str, Raw]:
         """Return the raw values of a point. Its names show which branch is meant.
 
         Raises:
@@ -148,7 +148,7 @@ class Space:
                 )
         return _grid(self.dimensions)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {dimension.name: _json(dimension) for dimension in self.dimensions}
 
     @classmethod
@@ -165,7 +165,7 @@ def _plain(name: str) -> str:
     return name.lstrip("-")
 
 
-def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dimension, ...]:
+def _dimensions(parts: Mapping[str, object], above: str, branch: str) -> tuple[Dimension, ...]:
     """Return the dimensions of a mapping.
 
     `above`: Prefix of names in the mapping.
@@ -199,7 +199,6 @@ def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dime
 
 
 def _names(dimensions: tuple[Dimension, ...]) -> list[list[str]]:
-    """Return the names of each combination of branches."""
     sets: list[list[str]] = [[]]
     for dimension in dimensions:
         options = [names for branch in dimension.branches for names in _names(branch)] or [[]]
@@ -216,7 +215,7 @@ def _check_names(names: list[str]) -> None:
             raise SweepError(f"{other!r} and {name!r} are one name of the script's, given twice. Remove one.")
 
 
-def _branch(dimension: Dimension, known: Mapping[str, Any]) -> int:
+def _branch(dimension: Dimension, known: Mapping[str, object]) -> int:
     """Return the branch with the most of these names, of those with none missing."""
     fits = []
     for index, branch in enumerate(dimension.branches):
@@ -250,7 +249,6 @@ def _size(dimensions: tuple[Dimension, ...]) -> int | None:
 
 
 def _grid(waiting: tuple[Dimension, ...]) -> Iterator[dict[str, Raw]]:
-    """Yield the points of these dimensions."""
     if not waiting:
         yield {}
         return
@@ -272,7 +270,7 @@ def _raws(expression: Expression) -> list[Raw]:
     return list(range(expression.count or 0))
 
 
-def _json(dimension: Dimension) -> Any:
+def _json(dimension: Dimension) -> object:
     if not dimension.branches:
         return dimension.expression.to_json()
     # Names are relative to their choice: `_dimensions` adds the prefix again.
@@ -283,7 +281,7 @@ def _json(dimension: Dimension) -> Any:
     ]
 
 
-def _parsed(part: Any) -> Any:
+def _parsed(part: Any) -> object:
     name, arguments = part
     if name == "choice" and arguments[0] and isinstance(arguments[0][0], Mapping):
         return Choice(tuple({inner: _parsed(of) for inner, of in option.items()} for option in arguments[0]))

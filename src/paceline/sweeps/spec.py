@@ -64,7 +64,7 @@ class SweepSpec:
     sampler: str = "random"
     seed: int = 0
     stop: Policy | None = None
-    points: tuple[Mapping[str, Any], ...] = ()
+    points: tuple[Mapping[str, object], ...] = ()
     max_failures: int | None = None
     max_duration_seconds: float | None = None
     repeats: bool = False
@@ -147,7 +147,7 @@ class SweepSpec:
         """The goal of each metric."""
         return (self.goal, *(goal for _, goal in self.further))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         values = plain_fields(self)
         del values["further"]
         if self.further:

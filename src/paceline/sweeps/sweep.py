@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import SweepError
 from paceline.estimator import is_estimator
@@ -42,9 +42,8 @@ class Sweep:
         goal: "maximize" or "minimize".
         trials: Number of trials in all (default 20).
         concurrent: Number of trials at a time (default 4).
-        sampler: "random", "grid", "tpe", "cmaes", "gp", or "module:function" in the source: a function that makes an Optuna
-            sampler
-            from a seed.
+        sampler: "random", "grid", "tpe", "cmaes", "gp", or "module:function" in the source: a function that makes an
+            Optuna sampler from a seed.
         stop: A policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`; or one
             that
             pauses trials and continues them from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
@@ -53,27 +52,24 @@ class Sweep:
         max_failures: Failed trials that end the sweep.
         max_duration_seconds: Seconds, or text such as "2h".
         repeats: Let a point of a finite space come twice.
-        pass_as: How the script gets the values: "arguments" (`--lr 0.1`, or the form that the script certainly reads), "equals"
-            (`--lr=0.1`), "words" (`--sizes 1 2`), "repeated" (`--size=1 --size=2`), "commas" (`--sizes=1,2`), "assignments"
-            (`lr=0.1`), "additions" (`+lr=0.1`), "environment" (a variable lr), or the name of a JSON file in the working
-            directory,
-            such as "parameters.json".
-        switches: Hyperparameters of true and false that the script takes without a value, such as `--amp` or `--amp/--no-amp`:
-            true
-            gives the first word, false the second, or none. Switches that the script declares by argparse or click are
-            detected.
+        pass_as: How the script gets the values: "arguments" (`--lr 0.1`, or the form that the script certainly reads),
+            "equals" (`--lr=0.1`), "words" (`--sizes 1 2`), "repeated" (`--size=1 --size=2`), "commas" (`--sizes=1,2`),
+            "assignments" (`lr=0.1`), "additions" (`+lr=0.1`), "environment" (a variable lr), or the name of a JSON file
+            in the working directory, such as "parameters.json".
+        switches: Hyperparameters of true and false that the script takes without a value, such as `--amp` or
+            `--amp/--no-amp`: true gives the first word, false the second, or none. Switches that the script declares by
+            argparse or click are detected.
         array_size: Number of trials in one job array. Only with a target of kind slurm.
         warm_start: Former sweeps, or their run ids, whose results the sampler gets from the start.
-        controller: "slurm" or "ray", the engine of the trials: a small job controls the sweep, so this machine may shut down.
-            The
-            job must see the workspace. Default: a process of this machine.
+        controller: "slurm" or "ray", the engine of the trials: a small job controls the sweep, so this machine may shut
+            down. The job must see the workspace. Default: a process of this machine.
 
     Raises:
         SweepError: A value is wrong.
     """
 
     estimator: Script
-    space: Mapping[str, Any]
+    space: Mapping[str, object]
     _: KW_ONLY
     metric: str | Sequence[str]
     goal: Goal | Sequence[Goal] = "maximize"
@@ -82,7 +78,7 @@ class Sweep:
     sampler: str = "random"
     stop: Policy | None = None
     seed: int | None = None
-    points: Sequence[Mapping[str, Any]] = ()
+    points: Sequence[Mapping[str, object]] = ()
     max_failures: int | None = None
     max_duration_seconds: float | str | dt.timedelta | None = None
     repeats: bool = False

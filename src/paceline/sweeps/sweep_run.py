@@ -126,9 +126,8 @@ class SweepRun(Run):
     def draw(self, folder: str | os.PathLike[str]) -> list[str]:
         """Draw the sweep as it is now into a folder, and return the paths.
 
-        One HTML file holds the history, parallel coordinates and importance. With matplotlib they are PNG files too. At its end
-        the
-        sweep draws them into its outputs.
+        One HTML file holds the history, parallel coordinates and importance. With matplotlib they are PNG files too. At
+        its end the sweep draws them into its outputs.
 
         Args:
             folder: Created if it does not exist.

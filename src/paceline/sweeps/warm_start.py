@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from paceline.errors import RunNotFoundError, SweepError
 from paceline.runs import states, store
@@ -38,9 +38,8 @@ class KnownResult(TypedDict):
 def known_results(spec: SweepSpec, runs_dir: Path) -> list[KnownResult]:
     """Return the results of the sweeps in `spec.warm_start` as JSON.
 
-    They are values of the new sweep's metrics at points of its space. Failed trials, trials without a value and points outside
-    the
-    space are excluded.
+    They are values of the new sweep's metrics at points of its space. Failed trials, trials without a value and points
+    outside the space are excluded.
 
     Raises:
         SweepError: A sweep does not exist, its space does not fit, it has no results, or the sampler does not learn.
@@ -134,7 +133,7 @@ def _values(trial: Trial, spec: SweepSpec) -> tuple[float, ...] | None:
     return None if value is None else (value,)
 
 
-def _varied(trial: Trial, space: Space) -> dict[str, Any]:
+def _varied(trial: Trial, space: Space) -> dict[str, object]:
     """Return the trial's values without the constants that the new space lacks."""
     names = _names(space)
     return {name: value for name, value in trial.values.items() if name.lstrip("-") in names}

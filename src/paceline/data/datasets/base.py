@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from paceline.data.datasets import registered, steps
 from paceline.data.datasets.registered import ContentCheck, compare
@@ -92,7 +92,7 @@ class AnyDataset:
 
     def register(
         self: D,
-        workspace: Any,
+        workspace: object,
         name: str,
         description: str | None = None,
         tags: Mapping[str, str] | None = None,
@@ -250,7 +250,6 @@ class AnyDataset:
         )
 
     def _reading(self) -> Reading | None:
-        """Return the read options to store, or None without any."""
         return self.reading or None
 
     def _reference_sources(self) -> tuple[Source, ...]:

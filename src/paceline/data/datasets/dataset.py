@@ -29,11 +29,9 @@ __all__ = ["ContentCheck", "Dataset", "FileDataset", "TabularDataset", "opened"]
 
 
 class _Files:
-    """`Dataset.File`."""
-
     @staticmethod
     def from_files(
-        path: Any,
+        path: object,
         validate: bool = True,
         partition_format: str | None = None,
         is_file: bool = False,
@@ -83,11 +81,9 @@ class _Files:
 
 
 class _Tables:
-    """`Dataset.Tabular`."""
-
     @staticmethod
     def from_delimited_files(
-        path: Any,
+        path: object,
         validate: bool = True,
         infer_column_types: bool = True,
         separator: str = ",",
@@ -132,7 +128,7 @@ class _Tables:
 
     @staticmethod
     def from_parquet_files(
-        path: Any,
+        path: object,
         validate: bool = True,
         *,
         set_column_types: Mapping[str, str] | None = None,
@@ -146,7 +142,7 @@ class _Tables:
 
     @staticmethod
     def from_json_lines_files(
-        path: Any,
+        path: object,
         validate: bool = True,
         encoding: str = "utf8",
         *,
@@ -285,7 +281,7 @@ def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | Tabul
     raise DataError(f"dataset {record.name!r} is of kind {record.kind!r}, which this version does not know.")
 
 
-def _new(kind: type[D], path: Any, workspace: Workspace | None, reading: Reading, validate: bool) -> D:
+def _new(kind: type[D], path: object, workspace: Workspace | None, reading: Reading, validate: bool) -> D:
     """Create a dataset. With `validate`, raise DataError if it has no files."""
     sources, folder = sources_of(path)
     folder = folder if workspace is None else workspace_dir_of(workspace)

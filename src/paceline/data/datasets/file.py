@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.data.datasets import steps
 from paceline.data.datasets.base import AnyDataset
@@ -128,7 +128,7 @@ class TabularDataset(AnyDataset):
             raise DataError(f"input {reference.name!r}: its table={reference.table!r} is not JSON.") from error
         return replace(super().from_folder(reference, path), reading=table.get("reading") or Reading(), steps=taken)
 
-    def to_pandas_dataframe(self) -> Any:
+    def to_pandas_dataframe(self) -> object:
         """Read all rows into one pandas frame with a new index from 0.
 
         Raises:

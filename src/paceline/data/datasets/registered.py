@@ -71,7 +71,7 @@ class DatasetRecord:
         return cls(**{**data, "sources": sources, "steps": steps_from_json(data.get("steps"))})
 
 
-def check_dataset_name(name: Any) -> str:
+def check_dataset_name(name: object) -> str:
     """Return the name, or raise DataError if it breaks the naming rule."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DataError(
@@ -234,7 +234,7 @@ def _files_path(registry: Versions, name: str, version: int) -> Path:
     return registry.of(name).folder / f"{version}.files.json"
 
 
-def _number(version: Any) -> int:
+def _number(version: object) -> int:
     # `int` alone would accept " 3 ", "+3" and digits of other scripts.
     text = str(version)
     return int(text) if text.isascii() and text.isdigit() else -1

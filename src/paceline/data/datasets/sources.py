@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from paceline.errors import DataError
@@ -20,7 +20,7 @@ Where: TypeAlias = "tuple[tuple[Source, ...], Path | None]"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def sources_of(path: Any) -> Where:
+def sources_of(path: object) -> Where:
     """Return the sources that `path` names, and the workspace of their datastores if known.
 
     Args:
@@ -45,7 +45,7 @@ def sources_of(path: Any) -> Where:
     return tuple(dict.fromkeys(found)), workspaces.pop() if workspaces else None
 
 
-def workspace_dir_of(workspace: Any) -> Path:
+def workspace_dir_of(workspace: object) -> Path:
     """Return the folder of a workspace, or raise DataError for another object."""
     path = getattr(workspace, "path", None)
     # An `os.DirEntry` also has a `path`.
@@ -59,7 +59,7 @@ def is_local(source: Source) -> bool:
     return source.datastore is None and source.path.startswith("/") and not set(source.path) & {"*", "?"}
 
 
-def _sources(item: Any) -> Sequence[tuple[Source, Path | None]]:
+def _sources(item: object) -> Sequence[tuple[Source, Path | None]]:
     if isinstance(item, DataReference):
         if item.is_output:
             raise DataError(f"{item.name!r} is an output (as_upload); a dataset is made of files that are there.")
@@ -77,7 +77,7 @@ def _sources(item: Any) -> Sequence[tuple[Source, Path | None]]:
     )
 
 
-def _store(store: Any) -> tuple[str, Path | None]:
+def _store(store: object) -> tuple[str, Path | None]:
     if isinstance(store, str):
         return store, None
     name = getattr(store, "name", None)
@@ -89,7 +89,6 @@ def _store(store: Any) -> tuple[str, Path | None]:
 
 
 def _place(text: str) -> str:
-    """Return a URL unchanged, or a local path as an absolute one."""
     if not text or "\0" in text:
         raise DataError(f"path={text!r} names no files.")
     if not _URL.match(text):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 from paceline.data.sampling.order import GlobalOrder
@@ -54,7 +54,7 @@ def count_step(verb: str, count: Any) -> Step:
     return verb, int(count)
 
 
-def split_steps(percentage: Any, seed: int | None) -> tuple[Step, Step]:
+def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
     """Return the two parts of a random split; a missing seed is drawn and recorded.
 
     Raises:
@@ -68,7 +68,7 @@ def split_steps(percentage: Any, seed: int | None) -> tuple[Step, Step]:
     return ("split", float(percentage), seed, 0), ("split", float(percentage), seed, 1)
 
 
-def sample_step(probability: Any, seed: int | None) -> Step:
+def sample_step(probability: object, seed: int | None) -> Step:
     """Return ("sample", share, seed); a missing seed is drawn and recorded.
 
     Raises:
@@ -111,7 +111,7 @@ def chosen(step: Step, count: int) -> Sequence[int]:
     return sorted(order[cut:] if part else order[:cut])
 
 
-def steps_from_json(data: Any) -> Steps:
+def steps_from_json(data: Iterable[object] | None) -> Steps:
     """Convert steps from JSON back to tuples.
 
     Raises:
@@ -127,5 +127,5 @@ def steps_from_json(data: Any) -> Steps:
     return steps
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, overload
 from paceline.errors import DataError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import numpy as np
     import numpy.typing as npt
 
@@ -222,8 +224,7 @@ def _keys(seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(digest[start : start + 4], "big") for start in range(0, 32, 4))
 
 
-def _numpy() -> Any:
-    """Return numpy, or None if it can't be imported."""
+def _numpy() -> ModuleType | None:
     try:
         import numpy
     except ImportError:

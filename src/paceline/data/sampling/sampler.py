@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import length_hint
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from paceline.data.sampling.order import GlobalOrder
 from paceline.data.sampling.world import check_tail, length_of, own_positions, own_rank
@@ -63,7 +63,7 @@ class DistributedSampler:
 
     def __init__(
         self,
-        data_source_or_length: Any,
+        data_source_or_length: object,
         rank: int | None = None,
         world_size: int | None = None,
         *,
@@ -216,7 +216,6 @@ class DistributedSampler:
         self._begin(position)
 
     def _begin(self, start: int) -> None:
-        """Begin an iteration at `start`, with nothing handed out or used."""
         self._start = start
         self._drawing = iter(())
         self._drawn_after = 0

@@ -94,7 +94,6 @@ def tensorflow_dataset(
 
 
 def _arrays(source: Any) -> tuple[Any, int]:
-    """Return the arrays, or None for a number, and the number of rows."""
     import numpy as np
     import tensorflow as tf
 

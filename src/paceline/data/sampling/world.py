@@ -45,7 +45,6 @@ def own_rank(
 
 
 def _checked(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Return both as integers, or raise DataError."""
     for name, value in (("rank", rank), ("world_size", world_size)):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise DataError(f"{name}={value!r} must be an integer.")

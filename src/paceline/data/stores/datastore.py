@@ -336,7 +336,6 @@ class Datastore:
 
 
 def _listed(store: Datastore, path: str) -> Sequence[FileInfo]:
-    """List the files, or none if the path does not exist."""
     try:
         return store.files(path)
     except DataError:
@@ -351,7 +350,6 @@ def _workspace_dir(workspace: Workspace) -> Path:
 
 
 def _checked_url(name: str, url: str) -> str:
-    """Return the URL, with a local folder as an absolute path."""
     if "://" not in url:
         return str(working_path(url))
     if url.startswith(("file://", "local://")):

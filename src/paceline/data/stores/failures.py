@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from paceline.data.stores.credentials import Secrets
 from paceline.data.stores.record import StoreRecord
@@ -178,7 +177,7 @@ def _status(error: BaseException, text: str) -> int | None:
         # Numbers outside this range are not an HTTP status.
         if isinstance(value, int) and 400 <= value < 600:
             return value
-    response: Any = getattr(error, "response", None)
+    response: object = getattr(error, "response", None)
     if isinstance(response, dict):
         value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         if isinstance(value, int):
@@ -189,7 +188,7 @@ def _status(error: BaseException, text: str) -> int | None:
 
 
 def _code(error: BaseException, text: str) -> str | None:
-    response: Any = getattr(error, "response", None)
+    response: object = getattr(error, "response", None)
     if isinstance(response, dict) and response.get("Error", {}).get("Code"):
         return str(response["Error"]["Code"])
     match = _CODE.search(text)
@@ -197,7 +196,6 @@ def _code(error: BaseException, text: str) -> str | None:
 
 
 def _detail(error: BaseException) -> str:
-    """Shorten the library's message to one useful line."""
     links = list(chain(error))
     for link in links:
         if match := _MESSAGE.search(str(link)):

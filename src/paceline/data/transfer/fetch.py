@@ -151,7 +151,6 @@ def _check_names(reference: DataReference, infos: Sequence[FileInfo]) -> None:
 def _parts(
     reference: DataReference, infos: Sequence[FileInfo], node_rank: int, ranks: range, node_count: int, world_size: int
 ) -> dict[str, list[FileInfo]]:
-    """Return the files of each folder below the view."""
     if reference.partition is None:
         return {"": list(infos)}
     by_name = {info.relative: info for info in infos}
@@ -218,7 +217,6 @@ def _link_local(
 def _download(
     folder: Path, parts: dict[str, list[FileInfo]], workspace_dir: Path, cache: DataCache, meter: Meter
 ) -> int:
-    """Fill the folder from cache and stores. Return the bytes transferred."""
     stores: dict[str | None, list[tuple[FileInfo, str]]] = {}
     folders: set[str] = set()
     for name, part in parts.items():
@@ -285,7 +283,6 @@ def _source(info: FileInfo) -> Source:
 
 
 def _store_key(info: FileInfo) -> str:
-    """Return a key that is equal for files of one store."""
     if info.datastore is not None or "://" not in info.path:
         return info.datastore or "/"
     # "https:", "", "host".

@@ -131,7 +131,6 @@ class _Entry:
 
 
 def _plain(store: Store, path: str) -> str:
-    """Return the URL or absolute path of a path in an unregistered store."""
     return f"/{path}" if store.kind == "local" else f"{store.record.url}/{path}"
 
 

@@ -69,7 +69,7 @@ class Partial:
         os.ftruncate(self._fd, 0)
         self._done = []
 
-    def write(self, data: bytes, offset: int) -> None:
+    def write(self, data: bytes | memoryview, offset: int) -> None:
         """Write bytes at their offset. A file without ranges must be written from the front."""
         view = memoryview(data)
         while view:

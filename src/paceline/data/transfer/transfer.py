@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.data.stores.failures import ChangedError, ShortError, cause_of, translated
 from paceline.data.stores.filesystem import Store
@@ -95,7 +95,6 @@ class _Work:
     def _without_small(
         self, pool: ThreadPoolExecutor, reader: ObjectReader, jobs: Sequence[FileToFetch]
     ) -> Sequence[FileToFetch]:
-        """Fetch the small files, and return the jobs that remain."""
         small = [job for job in jobs if 0 <= job.size <= SMALL_BYTES]
         left = [job for job in jobs if not 0 <= job.size <= SMALL_BYTES]
         if small:
@@ -314,7 +313,7 @@ async def _one(reader: ObjectReader, job: FileToFetch, partial: Partial, meter: 
             partial.discard()
         meter.add(job.size, files=1)
         return 0
-    data: Any = await reader.get_whole(job.path, job.size, job.version)
+    data: bytes | memoryview = await reader.get_whole(job.path, job.size, job.version)
     partial.write(data, 0)
     job.place(partial)
     meter.add(job.size, files=1)

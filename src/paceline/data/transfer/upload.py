@@ -298,7 +298,6 @@ def _target(reference: DataReference, workspace_dir: Path) -> tuple[StoreRecord,
 
 
 def _existing(store: Store, path: str) -> set[str]:
-    """Return the relative names of existing files."""
     try:
         return {
             info.relative for info in list_source(store, Source(datastore=store.record.name or "", path=path), path)
@@ -403,6 +402,5 @@ def _remove(store: Store, path: str) -> None:
 
 
 def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
-    """Yield a temporary path beside the target, creating the folder if needed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     return replacing(target, f"{_MARK}-")

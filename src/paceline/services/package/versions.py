@@ -99,7 +99,6 @@ def uses_azureml(source: Path | None) -> bool:
 
 
 def _modules(source: Path | None) -> set[str]:
-    """Return the top-level names of the modules that the source imports."""
     modules: set[str] = set()
     for path in sorted(source.rglob("*.py")) if source is not None else ():
         try:
@@ -126,7 +125,6 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
 
 
 def _closure(names: Iterable[str]) -> list[str]:
-    """Return these packages and their dependencies, as far as they are installed."""
     seen: dict[str, None] = {}
     todo = list(names)
     while todo:
@@ -148,6 +146,5 @@ def _public(line: str) -> str:
 
 
 def _name(line: str) -> str:
-    """Return the normalized distribution name of a requirement."""
     found = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line

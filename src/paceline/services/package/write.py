@@ -178,7 +178,6 @@ def _check_lines(both: versions.PackageVersions) -> None:
 
 
 def _copy_model(folder: Path, index: int, model: FoundModel) -> ServedModel:
-    """Copy a model's files. The server verifies those of a registered model when it loads them."""
     place = folder / "models" / str(index)
     if model.id is None:
         model.copy_into(place)

@@ -231,7 +231,6 @@ class ServerGroup:
         self._is_ending.set()
 
     async def _drain(self, web: asyncio.Future[None]) -> None:
-        """Accept the waiting connections, then answer all requests on open connections."""
         while not (self._server.started or web.done()):
             await asyncio.sleep(0.005)
         self._state = state.DRAINING
@@ -314,7 +313,6 @@ class _Server(uvicorn.Server):
 
 
 def _has_waiting(listener: socket.socket) -> bool:
-    """Return True while a connection waits to be accepted."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     return bool(poll.poll(0))

@@ -96,7 +96,6 @@ def lay_out(config: ServerConfig, folder: Path) -> str | None:
 
 
 def _listed(model: ServedModel) -> dict[str, str]:
-    """Return path -> digest from the model's list."""
     wanted = {}
     try:
         text = Path(str(model.hashes)).read_text(encoding="utf-8")

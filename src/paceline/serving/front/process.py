@@ -250,7 +250,6 @@ def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
 
 
 def _environment(config: ServerConfig, folder: Path, model_dir: str | None) -> Mapping[str, str]:
-    """Return the variables of a model process. The user's variables take precedence."""
     environment = {**os.environ, **config.environment}
     threads = config.threads or max(1, core_count() // config.workers)
     environment.setdefault("OMP_NUM_THREADS", str(threads))

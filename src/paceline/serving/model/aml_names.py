@@ -26,13 +26,13 @@ _HOMES = ("azureml.contrib.services", "azureml_inference_server_http.api")
 _RAW = "__paceline_rawhttp__"
 
 
-def rawhttp(function: Any) -> Any:
+def rawhttp(function: object) -> object:
     """Let `run` take the request object instead of its body."""
     setattr(function, _RAW, True)
     return function
 
 
-def is_raw(function: Any) -> bool:
+def is_raw(function: object) -> bool:
     return bool(getattr(function, _RAW, False))
 
 
@@ -61,13 +61,13 @@ class AMLRequest:
         return is_json_type(self.mimetype)
 
     @property
-    def json(self) -> Any:
+    def json(self) -> object:
         return self.get_json()
 
-    def get_data(self, cache: bool = True, as_text: bool = False, parse_form_data: bool = False) -> Any:
+    def get_data(self, cache: bool = True, as_text: bool = False, parse_form_data: bool = False) -> object:
         return self.data.decode() if as_text else self.data
 
-    def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
+    def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> object:
         if not (force or self.is_json):
             return None
         try:
@@ -149,7 +149,6 @@ def install() -> None:
 
 
 def _module(name: str) -> None:
-    """Create a package of this name unless the real one is installed."""
     if name in sys.modules:
         return
     try:

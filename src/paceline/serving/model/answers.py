@@ -132,7 +132,6 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _fault(value: object, where: str) -> str | None:
-    """Describe the first part of a value without a JSON form."""
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{where} is {value}, which JSON has not."
     if value is None or isinstance(value, (str, int, bool)):

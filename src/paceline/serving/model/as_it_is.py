@@ -104,7 +104,6 @@ class AsItIs:
         return [self._told(request, outputs, ran_us) for request, outputs in zip(group, found, strict=True)]
 
     def _together(self, group: list[_Request]) -> list[Outputs]:
-        """Call the model once with the rows of all requests. Return the outputs of each."""
         joined = {name: np.concatenate([request.inputs[name] for request in group]) for name in group[0].inputs}
         outputs = self._runner.run(joined, group[0].wanted)
         rows = sum(request.rows for request in group)
@@ -181,12 +180,10 @@ class AsItIs:
 
 
 def _rows(inputs: dict[str, Array]) -> int:
-    """Return the common size of the first dimension, or -1."""
     sizes = {value.shape[0] if value.ndim else -1 for value in inputs.values()}
     return sizes.pop() if len(sizes) == 1 else -1
 
 
 def _refused(is_infer: bool, status: int, message: str) -> Reply:
-    """Return an error; for the inference protocol with the message under "error"."""
     refused = error(status, message)
     return refused._replace(body=in_protocol(refused.body)) if is_infer else refused

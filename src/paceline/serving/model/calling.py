@@ -41,11 +41,9 @@ class Script:
         raise NotImplementedError
 
     def _item(self, arguments: dict[str, object]) -> object:
-        """Return a request's item for the batch function."""
         return arguments
 
     def _failed(self, raised: Exception) -> Reply:
-        """Return the response after an exception of the function."""
         return _failed(raised)
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
@@ -90,7 +88,6 @@ class Script:
 
 
 def _answered(result: Any, before: float) -> Reply:
-    """Return the response with the script's result. before: start of the call."""
     ran_us = int((time.perf_counter() - before) * 1e6)
     if isinstance(result, AMLResponse):
         return result.reply(ran_us)
@@ -105,7 +102,6 @@ def _answered(result: Any, before: float) -> Reply:
 
 
 def _failed(raised: Exception) -> Reply:
-    """Log an exception of the script, and return the response."""
     show(raised)
     return error(500, FAILED_TEXT, in_script=True)
 

@@ -317,7 +317,6 @@ def _is_array(hint: object) -> bool:
 
 
 def _array(hint: object, shape: tuple[int | None, ...] | None) -> Hint:
-    """Return the hint of a numpy array or a torch tensor. shape: sizes, None for any."""
     is_tensor = getattr(typing.get_origin(hint) or hint, "__name__", None) == "Tensor"
     dtype = None
     if len(arguments := typing.get_args(hint)) == 2 and (inner := typing.get_args(arguments[1])):

@@ -113,5 +113,4 @@ def _object(call: ModelCall) -> dict[str, object]:
 
 
 def _titled(call: ModelCall) -> list[tuple[str, str]]:
-    """Return the headers with names as in Flask: Content-Type for content-type."""
     return [("-".join(part.title() for part in name.split("-")), value) for name, value in call.head.get("headers", [])]

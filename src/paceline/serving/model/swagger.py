@@ -100,7 +100,6 @@ def _info(title: str, version: str) -> dict[str, object]:
 
 
 def _paths(healthy: object, body: Mapping[str, object], answer: object, wrong: object) -> dict[str, object]:
-    """Return the paths. body: description of a request's body to /score."""
     score = {"operationId": "RunMLService", "security": [{"Bearer": []}], **body}
     return {
         "/": {"get": {"operationId": "ServiceHealthCheck", "responses": {"200": healthy, "default": wrong}}},

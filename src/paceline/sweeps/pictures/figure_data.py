@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.runs import states
 from paceline.sweeps.expressions import Choice, Fixed, Normal, Uniform, is_number
@@ -225,9 +224,8 @@ def _history(name: str, goal: Goal, valued: Sequence[tuple[Trial, float]]) -> Hi
     )
 
 
-def _options(dimensions: Sequence[Dimension]) -> list[Any] | None:
-    """Return all options of these dimensions, or None if one is no choice."""
-    found: list[Any] = []
+def _options(dimensions: Sequence[Dimension]) -> list[object] | None:
+    found: list[object] = []
     for dimension in dimensions:
         expression = dimension.expression
         if isinstance(expression, Choice):
@@ -273,7 +271,7 @@ class Numbers:
     high: float
     is_log: bool = False
 
-    def place(self, value: Any) -> float | None:
+    def place(self, value: object) -> float | None:
         """Return the place from 0 to 1, or None if the value has none.
 
         Values that are not finite have no place, nor do values up to 0 on a logarithmic axis.
@@ -316,7 +314,7 @@ class Options:
 
     texts: tuple[str, ...]
 
-    def place(self, value: Any) -> float | None:
+    def place(self, value: object) -> float | None:
         """Return the place from 0 to 1, or None for other values."""
         text = text_of(value)
         if text not in self.texts:
@@ -329,7 +327,9 @@ class Options:
         return [((n + 0.5) / len(self.texts), text) for n, text in enumerate(self.texts) if n % apart == 0]
 
 
-def axis_of(values: Iterable[Any], *, is_log: bool = False, options: Sequence[Any] | None = None) -> Numbers | Options:
+def axis_of(
+    values: Iterable[object], *, is_log: bool = False, options: Sequence[object] | None = None
+) -> Numbers | Options:
     """Return the axis for these values.
 
     `options` are those of a choice.
@@ -359,7 +359,7 @@ def numbers_axis(numbers: Sequence[float], *, is_log: bool | None = None) -> Num
     return Numbers(low, high, is_log)
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Return a value as text for pictures."""
     if isinstance(value, str):
         return value

@@ -11,12 +11,15 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.sweeps.expressions import Raw, Uniform
 from paceline.sweeps.samplers.optuna_sampler import distribution
 from paceline.sweeps.space import Dimension, Space, every
 from paceline.sweeps.trial import Trial
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 #: Fewer trials say nothing about importance, and more take seconds without changing the result.
 LEAST = 10
@@ -77,7 +80,6 @@ def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Im
 
 
 def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimension]) -> Mapping[str, float]:
-    """Return key -> share."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -101,13 +103,14 @@ def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimensio
     return {key: float(share) if math.isfinite(share) else 0.0 for key, share in found.items()}
 
 
-def _distribution(dimension: Dimension) -> Any:
+def _distribution(dimension: Dimension) -> BaseDistribution:
     from optuna.distributions import FloatDistribution
 
     expression = dimension.expression
     if isinstance(expression, Uniform):
         return FloatDistribution(_scaled(dimension, expression.low), _scaled(dimension, expression.high))
-    return distribution(expression)
+    known: BaseDistribution = distribution(expression)
+    return known
 
 
 def _scaled(dimension: Dimension, raw: Raw) -> Raw:

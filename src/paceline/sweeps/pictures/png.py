@@ -86,7 +86,6 @@ def _fronts(fronts: Sequence[Front]) -> Any:
 
 
 def _scatter(panel: Any, points: Sequence[tuple[tuple[float, float], str]]) -> None:
-    """Draw marks by the trials' status."""
     looks = {
         states.COMPLETED: {"marker": "o", "color": BEST, "label": "completed"},
         states.FAILED: {"marker": "x", "color": FAILED, "label": "failed"},

@@ -23,9 +23,8 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 class ASHA(NamedPolicy):
     """A policy that keeps the best 1 / eta of the trials at each rung.
 
-    It stops the other trials that reach the rung. With promote it pauses them, and continues a trial from its checkpoints once
-    it
-    is among the best.
+    It stops the other trials that reach the rung. With promote it pauses them, and continues a trial from its
+    checkpoints once it is among the best.
 
         rungs  first, first * eta, first * eta^2, ... below last        first 3, eta 3, last 81:  3  9  27
 
@@ -35,9 +34,8 @@ class ASHA(NamedPolicy):
         last: Interval at which trials end by themselves; None if unknown.
         bracket: Number of rungs to skip at the beginning, as in Hyperband's brackets.
         promote: Pause and promote. The script must resume from `PACELINE_CHECKPOINT_DIR`.
-        budget: With promote, the script's argument, such as "--epochs", that sets after how many values in all it ends. Each
-            run
-            then ends at its rung, and no work is lost. Needs last.
+        budget: With promote, the script's argument, such as "--epochs", that sets after how many values in all it ends.
+            Each run then ends at its rung, and no work is lost. Needs last.
 
     Raises:
         SweepError: A number is out of range, or a budget has no promote or no last.

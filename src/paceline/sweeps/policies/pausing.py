@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from paceline.errors import SweepError
 from paceline.sweeps.space import Space
@@ -62,7 +62,7 @@ class PausingPolicy(Protocol):
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
         """Return why a waiting trial was not continued, for its record at the sweep's end."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return `{"name": ..., parameter: ...}`."""
 
 

@@ -37,7 +37,7 @@ def parse_policy(text: str) -> Policy:
             f"stop={text!r}: there is no policy {name!r}.{did_you_mean(name, POLICIES)} Write one of {', '.join(POLICIES)}."
         )
     known = [f.name for f in fields(POLICIES[name])]
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for key, value in words:
         if key not in known:
             raise SweepError(f"stop={text!r}: write each parameter as name=value; {name} has {', '.join(known)}.")

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import is_number
@@ -28,7 +28,7 @@ class Policy(Protocol):
         `trials`: All trials of the sweep.
         """
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return `{"name": ..., parameter: ...}`."""
 
 
@@ -38,7 +38,7 @@ class NamedPolicy:
 
     NAME: ClassVar[str]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return `{"name": ..., parameter: ...}`."""
         return {"name": self.NAME, **asdict(self)}
 

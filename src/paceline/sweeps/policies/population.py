@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from paceline.errors import SweepError
 from paceline.runs import states
@@ -44,9 +44,8 @@ class PopulationBasedTraining(NamedPolicy):
         resample: Probability that it is drawn from the space instead.
         mutate: Names of hyperparameters that change; None for all. A copy takes the others, such as a number of layers,
             unchanged.
-        budget: The script's argument, such as "--epochs", that sets after how many values in all it ends. Without it, a trial
-            gets
-            SIGTERM at the end of a generation.
+        budget: The script's argument, such as "--epochs", that sets after how many values in all it ends. Without it, a
+            trial gets SIGTERM at the end of a generation.
 
     Raises:
         SweepError: A number is out of range.
@@ -132,7 +131,7 @@ class PopulationBasedTraining(NamedPolicy):
         """Return why a waiting trial was not continued."""
         return f"PBT: the sweep has ended before generation {len(trial.legs) + 1} of it began"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**super().to_json(), "factors": list(self.factors)}
 
     def _end(self, generation: int) -> int:
@@ -207,7 +206,7 @@ def _changes(space: Space, before: Mapping[str, Raw], after: Mapping[str, Raw]) 
     return f"; {', '.join(changed)}" if changed else ""
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

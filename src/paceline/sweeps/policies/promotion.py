@@ -82,14 +82,12 @@ def following(
 ) -> Next | None:
     """Return the next trial to promote, or None.
 
-    The paper promotes every trial that is among the best at the moment, so more than one in eta continue when better ones come
-    later. Here a rung promotes no more than that while trials may still reach it. After that, the best trials that had no place
-    are
-    promoted.
+    The paper promotes every trial that is among the best at the moment, so more than one in eta continue when better
+    ones come later. Here a rung promotes no more than that while trials may still reach it. After that, the best trials
+    that had no place are promoted.
 
-    When nothing else can begin, the best waiting trial runs to its end unless another has done so. With fewer than eta trials
-    at a
-    rung there is no best 1 / eta, but a sweep should end with a trained model.
+    When nothing else can begin, the best waiting trial runs to its end unless another has done so. With fewer than eta
+    trials at a rung there is no best 1 / eta, but a sweep should end with a trained model.
     """
     usable = [trial for trial in trials if trial.run_id not in without]
     rungs = ladder.up_to(max((len(trial.curve) for trial in usable), default=0))
@@ -130,7 +128,6 @@ def _promotable(
 
 
 def _promoted(ladder: Ladder, there: Sequence[Trial], rung: int) -> int:
-    """Return how many trials have continued beyond a rung."""
     return sum(trial.rung >= rung or ladder.reached(trial) > rung for trial in there)
 
 

@@ -108,7 +108,6 @@ class OptunaSampler:
         return told is not None and told[0] is not trial and told[1] != self._known(trial)
 
     def _notes(self, number: int) -> dict[str, Any]:
-        """Return the sampler's new attributes of the trial and the study."""
         of_trial = self._study.get_trials(deepcopy=False)[number].system_attrs
         of_study = self._study._storage.get_study_system_attrs(self._study._study_id)
         new = {name: value for name, value in of_study.items() if self._seen.get(name) != value}

@@ -113,7 +113,6 @@ def check_own(name: str, source: Path) -> None:
 
 
 def _name_of(node: ast.AST) -> str | None:
-    """Return the name that a syntax node may define."""
     if isinstance(node, ast.alias):
         return node.asname or node.name
     return getattr(node, "name", None) or getattr(node, "id", None)

@@ -64,7 +64,6 @@ class SklearnRunner:
             return TensorInfo(name, "FP64", None)
 
     def _columns(self) -> list[str] | None:
-        """Return the column names that the model was fitted with, if any."""
         names = getattr(self._model, "feature_names_in_", None)
         if names is None:
             return None

@@ -53,7 +53,6 @@ class _TorchRunner:
         return self._named(result, wanted)
 
     def _named(self, result: Any, wanted: Sequence[str]) -> Outputs:
-        """Return named outputs: a dict's own names, else "output", or "output_0" and so on."""
         if isinstance(result, dict):
             named = result
         elif isinstance(result, (list, tuple)):
