@@ -278,27 +278,6 @@ def warm_programs_end() -> Iterator[None]:
         warm.close_all()
 
 
-@pytest.fixture(scope="session")
-def supervisors() -> Iterator[Any]:
-    """The program that supervisors are forked from; it is started when the first is."""
-    from tests.warm.supervisors import Supervisors
-
-    found = Supervisors()
-    yield found
-    found.close()
-
-
-@pytest.fixture(autouse=True)
-def forked_supervisors(request: pytest.FixtureRequest, supervisors: Any) -> Iterator[None]:
-    from tests.warm.supervisors import STARTED, forking
-
-    if not sys.platform.startswith("linux") or request.node.nodeid.startswith(STARTED):
-        yield
-        return
-    with forking(supervisors):
-        yield
-
-
 _MARKS = (b"PACELINE_RUN_DIR=", b"PACELINE_SUPERVISOR=", b"PACELINE_SERVICE_DIR=")
 
 

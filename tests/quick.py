@@ -19,7 +19,7 @@ TESTS = Path(__file__).resolve().parent
 SLOW = (
     *("chaos", "collectives", "engines", "parallel", "projects", "torch_mpi", "warm"),
     *("compat/horovod", "docs", "package", "test_torch_private.py", "ui/test_browser.py"),
-    *("test_forked.py", "test_forked_supervisors.py", "test_hiding.py", "test_warm.py"),
+    *("test_forked.py", "test_hiding.py", "test_warm.py"),
 )
 
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"})

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Cli
 from tests.engines.conftest import require_module
 from tests.helpers import wait_until
 from tests.warm import fork_scripts
-from tests.warm.ways import COMMANDS, VARIABLE
+from tests.warm.ways import VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +32,7 @@ def start(path: Path, text: str, *words: str, options: tuple[str, ...] = (), **g
     return subprocess.Popen([sys.executable, *options, path.name, *words], cwd=path.parent, **pipes)
 
 
-def test_a_script_finds_its_words_its_folder_its_descriptors_and_nothing_loaded(tmp_path: Path) -> None:
+def test_forked_script_has_its_arguments_folder_descriptors_and_no_loaded_modules(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("name = __name__")
     inner, outer = os.pipe()
     script = f"""
@@ -62,7 +61,7 @@ sys.exit(7)
     os.close(inner)
 
 
-def test_a_fork_is_not_a_process_that_loads_the_libraries(tmp_path: Path) -> None:
+def test_forked_script_gets_preloaded_libraries(tmp_path: Path) -> None:
     script = """
 import time
 before = time.process_time()
@@ -77,7 +76,7 @@ print("forked" if os.getppid() != int(sys.argv[1]) else "a child of the test")
     assert process.communicate(timeout=60) == ("forked\n", "")
 
 
-def test_who_watches_for_a_module_changes_it_for_all_that_take_from_it(tmp_path: Path) -> None:
+def test_import_hooks_change_preloaded_modules(tmp_path: Path) -> None:
     script = """
 import sys
 from paceline.system.lazy_import import when_loaded
@@ -99,7 +98,7 @@ print(init_process_group("y"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_a_signal_reaches_the_script_and_its_end_is_told(number: int, tmp_path: Path) -> None:
+def test_signal_reaches_the_forked_script_and_its_exit_code_is_returned(number: int, tmp_path: Path) -> None:
     script = """
 import os, signal, sys, time
 try:
@@ -120,7 +119,7 @@ except KeyboardInterrupt:
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the script has ended too")
 
 
-def test_an_error_is_shown_with_the_script_s_frames_alone(tmp_path: Path) -> None:
+def test_traceback_of_a_forked_script_has_its_own_frames_only(tmp_path: Path) -> None:
     process = start(tmp_path / "a.py", "import atexit\natexit.register(print, 'at the end')\n1 / 0\n")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "at the end\n")
@@ -132,22 +131,9 @@ def test_an_error_is_shown_with_the_script_s_frames_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("options", [(), ("-u",)])
-def test_output_is_kept_back_or_not_as_by_itself(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_output_buffering_equals_a_plain_script(options: tuple[str, ...], tmp_path: Path) -> None:
     script = "import os, sys\nprint('said')\nsys.stdout.buffer.write(b'and ')\nos.write(1, b'written\\n')\n"
     process = start(tmp_path / "a.py", script, options=options)
     without = {name: value for name, value in os.environ.items() if name != VARIABLE}
     by_itself = start(tmp_path / "a.py", script, options=options, env=without)
     assert process.communicate(timeout=60) == by_itself.communicate(timeout=60)
-
-
-def test_a_command_is_a_fork_with_the_command_line_loaded_and_answers_as_by_itself(tmp_path: Path) -> None:
-    def run(*words: str, **more: str) -> tuple[int, str, str]:
-        given = {name: value for name, value in os.environ.items() if name != COMMANDS} | more
-        done = subprocess.run(Cli.argv(*words), cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    forking = {COMMANDS: os.environ[COMMANDS]}
-    for words in (["list", "--json"], ["show", "nosuch"], ["--help"]):
-        assert run(*words, **forking) == run(*words)
-    # What a program writes down of each module that it imports, a fork does not.
-    assert run("list", PYTHONPROFILEIMPORTTIME="1", **forking)[2].count("paceline.cli") == 0

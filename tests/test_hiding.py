@@ -38,7 +38,7 @@ print(package.later.begin(), package.later.__loader__.path == package.later.__fi
 """
 
 
-def test_what_waits_for_a_module_sees_it_come_and_the_others_have_what_it_puts_there(tmp_path: Path) -> None:
+def test_hidden_modules_reappear_with_import_hooks_applied(tmp_path: Path) -> None:
     write_tree(tmp_path, FILES)
     said = run_python(CODE, tmp_path, Path(__file__).parents[1])
     assert said.splitlines() == ["ours a function a function", "ours True"]

@@ -30,7 +30,7 @@ def code_of_a_script(folder: Path) -> int:
     return process.wait(120)
 
 
-def test_whoever_is_killed_before_it_asks_does_not_end_it(tmp_path: Path) -> None:
+def test_client_killed_before_its_request_does_not_end_the_program(tmp_path: Path) -> None:
     started = program(0, NUMPY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(started.path)
@@ -38,7 +38,7 @@ def test_whoever_is_killed_before_it_asks_does_not_end_it(tmp_path: Path) -> Non
     assert program(0, NUMPY) is started
 
 
-def test_what_it_runs_ends_where_the_group_of_whoever_has_started_it_is_ended(tmp_path: Path) -> None:
+def test_fork_ends_with_the_process_group_of_its_client(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     code = (
         "import os, sys\n"
@@ -55,7 +55,7 @@ def test_what_it_runs_ends_where_the_group_of_whoever_has_started_it_is_ended(tm
     asks.communicate()
 
 
-def test_one_that_was_killed_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_killed_program_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = program(0, NUMPY)
     os.kill(before.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, before.process.pid, os.WEXITED | os.WNOWAIT)
@@ -64,7 +64,7 @@ def test_one_that_was_killed_is_replaced(tmp_path: Path, capfd: pytest.CaptureFi
     assert "has ended: exit code -9" in capfd.readouterr().err
 
 
-def test_it_is_one_for_all_of_pytests_processes_and_ends_with_the_first_of_them(
+def test_shared_program_serves_all_pytest_processes_and_ends_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KINDS, NUMPY, KINDS[NUMPY]._replace(is_shared=True))

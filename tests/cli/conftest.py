@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import textwrap
 import time
@@ -18,7 +17,6 @@ import pytest
 
 from paceline.system import processes
 from tests.engines.lab import processes_below
-from tests.warm import run_command
 
 PROGRAM = shutil.which("paceline", path=sysconfig.get_path("scripts"))
 
@@ -42,22 +40,16 @@ class Cli:
         self, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, code: int = 0
     ) -> subprocess.CompletedProcess[str]:
         """What the command answers; fails unless it exits with `code`."""
-        argv, environment = self.argv(*words), {**self.environment, **(env or {})}
-        # An interpreter reads those at its start; the path is looked at again.
-        is_read_at_start = any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in environment)
-        if sys.platform.startswith("linux") and not is_read_at_start:
-            done = run_command(*argv, environment=environment, folder=cwd or self.folder, timeout_s=100)
-        else:
-            done = subprocess.run(
-                argv,
-                env=environment,
-                cwd=cwd or self.folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-            )
+        done = subprocess.run(
+            self.argv(*words),
+            env={**self.environment, **(env or {})},
+            cwd=cwd or self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback (most recent call last)" not in done.stderr.replace("    Traceback", "")
         return done

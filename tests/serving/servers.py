@@ -17,9 +17,7 @@ from typing import Any
 
 import httpx
 
-from paceline.serving import __main__ as serving_main
 from paceline.serving.state import read_state
-from tests.warm import SERVER, program, run_alone
 
 #: Guards against hanging alone; nothing is measured by it.
 PATIENCE_S = 120.0
@@ -33,44 +31,16 @@ def run(data):
 """
 
 
-_MAIN = Path(serving_main.__file__)
-
-
-class Forked:
-    """A server that is forked from a program which has loaded what it loads; as much of a `subprocess.Popen` as is asked for."""
-
-    def __init__(self, folder: Path, output: int) -> None:
-        words = (str(_MAIN), str(folder / "config.json"))
-        self._process = program(0, SERVER).start(words, os.environ, output, folder, frees=False)
-        self.pid = self._process.pid
-        self.send_signal, self.kill = self._process.send, self._process.kill
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def poll(self) -> int | None:
-        return self.wait() if self._process.has_ended else None
-
-
 class Server:
     """A server that runs. client: at its address."""
 
     def __init__(self, folder: Path, pass_fds: Sequence[int] = ()) -> None:
-        """pass_fds: with some, it is started as users start it, and not forked. So are the servers of tests/services."""
         self.folder = folder
         self.log_file = folder / "log"
-        self.process: Forked | subprocess.Popen[bytes]
         with open(self.log_file, "ab") as log:
-            if pass_fds or not sys.platform.startswith("linux"):
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "paceline.serving", str(folder / "config.json")],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=folder,
-                    pass_fds=pass_fds,
-                )
-            else:
-                self.process = Forked(folder, log.fileno())
+            self.process = subprocess.Popen(
+                _command(folder), stdout=log, stderr=subprocess.STDOUT, cwd=folder, pass_fds=pass_fds
+            )
         self._client: httpx.Client | None = None
         self._lock = threading.Lock()
 
@@ -129,6 +99,10 @@ class Server:
                 self.process.wait()
 
 
+def _command(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "paceline.serving", str(folder / "config.json")]
+
+
 def write_config(folder: Path, script: str | None = None, **changes: Any) -> dict[str, Any]:
     """The configuration of a folder, as it was with these changes. script: the text of score.py."""
     path = folder / "config.json"
@@ -164,9 +138,7 @@ def refusal(folder: Path, script: str | None = None, **config: Any) -> str:
     """Why a server of this configuration does not start: the error of its state, with exit code 1."""
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, script, **config)
-    done = run_alone(
-        str(_MAIN), str(folder / "config.json"), loaded=SERVER, environment=os.environ, timeout_s=PATIENCE_S
-    )
+    done = subprocess.run(_command(folder), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     state = read_state(folder) or {}
     assert (done.returncode, state.get("state")) == (1, "failed"), (done, state)
     assert state["error"] in done.stderr

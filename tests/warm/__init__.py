@@ -1,38 +1,34 @@
-"""Scripts that are forked from programs which have torch, or TensorFlow, loaded: to load it takes a processor two to five
-seconds in each process.
+"""Workers and scripts that are forked from a program with torch or TensorFlow loaded, which takes 2 to 5 CPU seconds to load.
 
-    program.py      loads what its kind says (kinds.py), listens at a socket, and forks
-      hiding.py     in a child that is to find nothing loaded: hides it until the child imports it
-      as_main.py    the child runs the script as the interpreter would
-    programs.py     starts such programs, and asks them for processes
-    sharing.py      with several processes of pytest, all ask the same programs
-    asked.py        how such a program is asked
-    hand_over.py    a Python hands its script over: it passes signals on, waits, and ends as the script does
+Only ranks and scripts that load such a library are forked. Supervisors, controllers, commands and servers start as users
+start them.
 
-    supervising.py  has loaded what a supervisor loads, and forks them
-    supervisors.py  starts it, for this process (tests/conftest.py) and for commands that are forked themselves
-    asking.py       asks it, in the place of `subprocess.Popen`
+    program.py      loads the modules of its kind (kinds.py), listens at a socket, and forks
+      hiding.py     hides loaded modules in a fork until it imports them
+      as_main.py    runs the script in the fork as the interpreter would
+    programs.py     starts such programs, and requests forks
+    sharing.py      lets several pytest processes share the programs
+    hand_over.py    lets a Python hand its script over: it forwards signals, waits, and exits with the script's code
 
 Ways in:
 
     program(rank).start(...)        a rank, or any script
-    ways.run_alone, run_command     one that is waited for
+    ways.run_alone                  a script, until it ends
     ways.below_mpirun               the ranks of mpirun and of horovodrun
     python.warm_python              a Python whose workers are forked
     ways.fork_scripts               every `python train.py` that a test starts (site/sitecustomize.py)
 """
 
-from tests.warm.kinds import EXAMPLES, KERAS_ON_TORCH, NUMPY, OLDER_KERAS, SERVER, TENSORFLOW, TORCH
+from tests.warm.kinds import EXAMPLES, KERAS_ON_TORCH, NUMPY, OLDER_KERAS, TENSORFLOW, TORCH
 from tests.warm.programs import Process, close_all, program
 from tests.warm.python import forking_in_environments, submitting_with, warm_python
-from tests.warm.ways import below_mpirun, fork_scripts, forking_variables, run_alone, run_command
+from tests.warm.ways import below_mpirun, fork_scripts, forking_variables, run_alone
 
 __all__ = [
     "EXAMPLES",
     "KERAS_ON_TORCH",
     "NUMPY",
     "OLDER_KERAS",
-    "SERVER",
     "TENSORFLOW",
     "TORCH",
     "Process",
@@ -43,7 +39,6 @@ __all__ = [
     "forking_variables",
     "program",
     "run_alone",
-    "run_command",
     "submitting_with",
     "warm_python",
 ]

@@ -19,13 +19,13 @@ from typing import Any
 _kept: list[ModuleType] = []
 
 
-def run(told: dict[str, Any]) -> None:
-    """Run what was told (`hand_over.ask`). Returns, or raises SystemExit, where the interpreter is to end by itself."""
-    words: list[str] = told["words"]
+def run(request: dict[str, Any]) -> None:
+    """Run the script of a request (`hand_over.ask`). Returns, or raises SystemExit, if the interpreter is to end by itself."""
+    words: list[str] = request["words"]
     os.environ.clear()
-    os.environ.update(told["environment"])
-    os.chdir(told["folder"])
-    os.umask(told["umask"])
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
     is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedReader(io.FileIO(0, closefd=False)), encoding=sys.stdin.encoding
@@ -35,12 +35,12 @@ def run(told: dict[str, Any]) -> None:
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
-    sys.executable = told["python"]
+    sys.executable = request["python"]
     sys.argv = words
     sys.orig_argv = [sys.executable, *words]
     own = os.path.dirname(os.path.realpath(words[0]))
-    if told["path"] is not None:
-        sys.path[:] = [own, *told["path"]]
+    if request["path"] is not None:
+        sys.path[:] = [own, *request["path"]]
     else:
         path = os.environ.get("PYTHONPATH")
         sys.path[:1] = [own, *(path.split(os.pathsep) if path else ())]
@@ -51,13 +51,13 @@ def run(told: dict[str, Any]) -> None:
     sys.modules["__main__"] = main
     _kept.append(main)
     code = _run(words[0], main)
-    if told["frees"]:
+    if request["frees"]:
         sys.exit(code)
     _end(code)
 
 
 def _run(path: str, main: ModuleType) -> Any:
-    """What `sys.exit` is to be given."""
+    """Run the script. Return the argument for `sys.exit`."""
     try:
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -77,14 +77,14 @@ def _run(path: str, main: ModuleType) -> Any:
 
 
 def _end(code: Any) -> None:
-    """End this process as the interpreter would, but for freeing all that is loaded: that would first copy it."""
+    """End this process as the interpreter would, but without freeing the loaded objects: that would first copy them."""
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for one in (sys.stdout, sys.stderr):
-        one.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Has a script run by a program that has its libraries loaded. Little is imported: it runs in the place of every such script.
+"""Let a program that has libraries loaded run a script. Every such script starts here, so few modules are imported.
 
 As a program: `hand_over.py [--hides] SOCKETS SCRIPT ...`, for a rank of mpirun or horovodrun, with a socket for each rank.
 """
@@ -21,29 +21,33 @@ def ask(
     path=None,
     hides=False,
     frees=True,
-    supervisors=None,
 ):
-    """The connection over which the program at this socket tells the pid of a process that runs this script, and its end.
+    """Request a fork that runs this script. Return the connection, which yields the fork's pid, then its exit code.
 
-    fds: number that a descriptor has for the script -> descriptor here. python: what the script finds as `sys.executable`.
-    path: where it looks for modules, behind its own folder, if not where the program does.
-    hides: for the script nothing is loaded until it imports it. frees: it ends as the interpreter does, to the last; without
-    it, what is loaded is not freed, which takes a processor 0.15 s for torch. supervisors: who forks those that it starts, if
-    anybody does (`asking.submit_with`).
+    Args:
+        socket: The program's socket.
+        words: The script and its arguments.
+        environment: The script's variables.
+        folder: The script's working directory.
+        fds: Descriptor number in the script -> descriptor in this process.
+        python: The script's `sys.executable`.
+        path: The script's `sys.path` after its own folder; None for the program's.
+        hides: Hide loaded modules until the script imports them.
+        frees: Free all modules at the end, as the interpreter does. Takes 0.15 CPU seconds for torch.
     """
     umask = os.umask(0)
     os.umask(umask)
-    told = {"words": list(words), "environment": dict(environment), "folder": str(folder), "fds": list(fds)}
-    told.update(umask=umask, python=python, path=path, hides=hides, frees=frees, supervisors=supervisors)
+    request = {"words": list(words), "environment": dict(environment), "folder": str(folder), "fds": list(fds)}
+    request.update(umask=umask, python=python, path=path, hides=hides, frees=frees)
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    # By a file, for a packet has a largest size.
-    file = os.memfd_create("told")
+    # A file, because the size of a packet is limited.
+    file = os.memfd_create("request")
     try:
         connection.connect(socket)
         with open(file, "wb", closefd=False) as writer:
-            marshal.dump(told, writer)
-        given = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (file, *fds.values()))
-        connection.sendmsg([b"start"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, given)])
+            marshal.dump(request, writer)
+        numbers = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (file, *fds.values()))
+        connection.sendmsg([b"start"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
     except BaseException:
         connection.close()
         raise
@@ -53,9 +57,15 @@ def ask(
 
 
 def hand_over(socket, words, *, send=os.kill, **options):
-    """Have the script run in this process's place, with its descriptors, and end as it does; it ends with this process.
+    """Replace this process by a fork that runs the script: forward descriptors and signals, and exit with its code.
 
-    send: for the signals that this process has; `os.killpg` where what the script has started is to have them too.
+    The fork ends with this process.
+
+    Args:
+        socket: The program's socket.
+        words: The script and its arguments.
+        send: Forwards a signal; `os.killpg` forwards it to the script's children too.
+        options: Options of `ask`.
     """
     child, early = 0, []
 
@@ -63,11 +73,11 @@ def hand_over(socket, words, *, send=os.kill, **options):
         try:
             send(child, number) if child else early.append(number)
         except ProcessLookupError:
-            pass  # its end is about to be told
+            pass  # its exit code is on the way
 
     for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "CONT"):
         number = getattr(signal, f"SIG{name}")
-        # What is ignored here is ignored there.
+        # A signal ignored here is ignored in the fork.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)
     fds = {fd: fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)}
@@ -84,7 +94,7 @@ def hand_over(socket, words, *, send=os.kill, **options):
 
 
 def _is_open(fd):
-    """False for the one by which they were listed."""
+    """Return False for the closed descriptor that listed the folder."""
     try:
         return bool(os.fstat(fd))
     except OSError:

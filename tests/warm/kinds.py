@@ -26,8 +26,6 @@ OLDER_KERAS = "tf_keras"
 #: For the tests of such programs themselves, whatever they load.
 NUMPY = "numpy alone"
 EXAMPLES = "what the examples import"
-COMMAND_LINE = "the command line"
-SERVER = "what a server answers with"
 
 _TORCH = (
     *("torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
@@ -62,21 +60,5 @@ KINDS = {
             # What runs the cells of a notebook.
             "ipykernel.ipkernel",
         ),
-    ),
-    COMMAND_LINE: Kind(
-        (
-            *(
-                "paceline.cli.main",
-                "paceline.system.detached_process",
-                *(f"paceline.cli.{name}" for name in ("quick", "run", "read", "logs", "files")),
-            ),
-            *(
-                f"paceline.cli.{name}"
-                for name in ("sweep", "model", "service", "compute", "data", "serve", "env", "pipeline")
-            ),
-        )
-    ),
-    SERVER: Kind(
-        ("paceline.serving.front.group", "uvicorn.protocols.http.auto", "uvicorn.loops.auto", "uvloop", "httptools")
     ),
 }

@@ -1,17 +1,19 @@
-"""Loads what it is told, and forks for each script that somebody asks for at its socket (`hand_over.ask`). It ends when its
-standard input does, and so with whoever has started it, however that ends.
+"""Load libraries, then fork a process for each script that a client requests at a socket (`hand_over.ask`).
 
-    whoever asks                      this program                     a fork
-    "start", what is told, fds  ──>   fork ─────────────────────────>  runs the script with these fds
-                                <──   its pid
-    closes it, or ends          ──>   kills it, with its group
-                                <──   its exit code, at its end
+The program ends at the end of its standard input, and so with the process that started it.
+
+    client                      this program                     fork
+    request, descriptors  ──>   fork ─────────────────────────>  runs the script with these descriptors
+                          <──   its pid
+    closes the connection ──>   kills the fork, with its group
+                          <──   its exit code, at its end
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import marshal
 import os
 import select
 import signal
@@ -21,105 +23,142 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# From this folder, for the package would load what only those need who ask.
+# From this folder: the package would load modules that only clients need.
 from as_main import run
-from asked import listening, take, taken_over, tell
-from asking import submit_with
-from hand_over import ask
 from hiding import Hiding
 
 
 def serve(path: str) -> dict[str, Any]:
-    """Take scripts until standard input ends. Returns in each child, with what it was told."""
-    running: dict[int, tuple[int, socket.socket]] = {}  # descriptor of the process -> pid, connection
-    listener = listening(path)
+    """Fork for each request until standard input ends. Returns in each fork, with the request."""
+    running: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> pid, connection
+    listener = listen(path)
     try:
         while True:
-            asked = {connection.fileno(): pid for pid, connection in running.values()}
-            ready, _, _ = select.select([0, listener, *running, *asked], [], [])
+            connections = {connection.fileno(): pid for pid, connection in running.values()}
+            ready, _, _ = select.select([0, listener, *running, *connections], [], [])
             if 0 in ready:
                 break
-            for fd in set(ready) & set(asked):
-                # Whoever has started it wants its end, or is gone.
-                kill(asked[fd])
+            for fd in set(ready) & set(connections):
+                # The client closed the connection, or ended.
+                kill(connections[fd])
             for fd in set(ready) & set(running):
                 pid, connection = running.pop(fd)
                 os.close(fd)
                 _, status = os.waitpid(pid, 0)
-                tell(connection, os.waitstatus_to_exitcode(status))
+                send_number(connection, os.waitstatus_to_exitcode(status))
                 connection.close()
             if listener in ready:
                 connection, _ = listener.accept()
-                fds = take(connection)
+                fds = receive(connection)
                 if not fds:
                     connection.close()
                     continue
                 pid = os.fork()
                 if pid == 0:
-                    for one in (listener, connection, *(one for _, one in running.values())):
-                        one.close()
-                    # Those of the parent are none of its.
+                    for open_socket in (listener, connection, *(client for _, client in running.values())):
+                        open_socket.close()
+                    # They are children of the parent, not of this fork.
                     running.clear()
                     os.setpgid(0, 0)
-                    return taken_over(fds)
-                # Whichever of both is first: whoever hears of it may signal the group.
+                    return take_over(fds)
+                # In both processes: a client may signal the group as soon as it has the pid.
                 with contextlib.suppress(OSError):
                     os.setpgid(pid, pid)
                 for fd in fds:
                     os.close(fd)
                 running[os.pidfd_open(pid)] = (pid, connection)
-                tell(connection, pid)
+                send_number(connection, pid)
     finally:
         for pid, _ in running.values():
             kill(pid)
             os.waitpid(pid, 0)
-    # At once: the interpreter would free all that is loaded, object by object.
+    # At once: the interpreter would free every loaded object first.
     os._exit(0)
 
 
+def listen(path: str) -> socket.socket:
+    """Return a listening socket at this path."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # The name appears when the socket listens, so a client that sees it may connect.
+    listener.bind(f"{path}~")
+    listener.listen(64)
+    os.rename(f"{path}~", path)
+    return listener
+
+
+def receive(connection: socket.socket) -> list[int]:
+    """Return the descriptors of a request: its file first, then the script's own.
+
+    The list is empty if the client was killed before it sent them, as mpirun kills the other ranks.
+    """
+    try:
+        return socket.recv_fds(connection, 64, 253)[1]
+    except ConnectionError:
+        return []
+
+
+def take_over(fds: list[int]) -> dict[str, Any]:
+    """Read the request in a fork, give the script's descriptors their numbers, and close all others."""
+    with os.fdopen(fds[0], "rb") as file:
+        file.seek(0)
+        request: dict[str, Any] = marshal.load(file)
+    numbers = request["fds"]
+    free = max(*fds, *numbers) + 1
+    moved = [os.dup2(fd, free + place) for place, fd in enumerate(fds[1:])]
+    os.closerange(0, free)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    return request
+
+
+def send_number(connection: socket.socket, number: int) -> None:
+    """Send a pid or an exit code, unless the client has ended."""
+    with contextlib.suppress(OSError):
+        connection.send(str(number).encode())
+
+
 def kill(pid: int) -> None:
-    """End a child, and what it has started."""
-    for end in (os.killpg, os.kill):
+    """Kill a fork and its process group."""
+    for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
-            end(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
 
 
-def leave() -> None:
-    """Go on below no process that a test has, and print the pid."""
+def detach() -> None:
+    """Continue in a process that is no descendant of the test, and print its pid."""
     if pid := os.fork():
         print(pid, flush=True)
         os._exit(0)
-    # Whoever reads the pid waits for the end of what is printed there.
+    # The reader of the pid waits for the end of standard output.
     os.dup2(2, 1)
 
 
 if __name__ == "__main__":
     if sys.argv[-1] == "--apart":
         sys.argv.pop()
-        leave()
-    # A signal for the group of whoever has started it, as `timeout` sends one, would end it before it has ended its children.
+        detach()
+    # A signal to the group of its parent, as `timeout` sends one, would end it before it has killed its forks.
     os.setsid()
-    # A child has the folder of its script in this place, and no more modules of these names than another process.
+    # A fork has the folder of its script in this place, and no modules of these names.
     sys.path[0] = str(Path(__file__).parents[2])
-    for name in ("as_main", "asked", "asking", "hand_over", "hiding"):
+    for name in ("as_main", "hiding"):
         del sys.modules[name]
     hiding = Hiding()
     with warnings.catch_warnings():
-        # As for a script: the filters are those of the interpreter, and the script sets its own.
+        # The filters stay as the interpreter sets them: a script sets its own.
         warnings.simplefilter("ignore")
         for name in sys.argv[2:]:
             hiding.load(name)
-    # What is loaded stays: children's collections pass it over, which would touch, and so copy, all its pages.
+    # Garbage collections in forks skip the loaded objects: to touch their pages would copy them.
     gc.collect()
     gc.freeze()
-    # As in pytest's processes (tests/conftest.py): a fourth of what a world of ranks computed was the looking for garbage.
+    # As in pytest's processes (tests/conftest.py): a fourth of the CPU time of a world of ranks was garbage collection.
     gc.set_threshold(10_000, 50, 1_000)
-    told = serve(sys.argv[1])
-    # Each process has its own, unless it asks for a seed.
+    request = serve(sys.argv[1])
+    # Each process has its own seed, as if it had loaded numpy itself.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
-    if told["supervisors"]:
-        submit_with(ask, *told["supervisors"])
-    if told["hides"]:
+    if request["hides"]:
         hiding.hide()
-    run(told)
+    run(request)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,20 +121,15 @@ class Program:
 class OwnProgram(Program):
     """One for this process alone.
 
-    start: the path of its socket -> its command, and with which options of `subprocess` it is started.
+    kind: what it loads. also: modules that it loads besides.
     """
 
-    def __init__(self, start: Callable[[str], tuple[list[str], dict[str, Any]]]) -> None:
+    def __init__(self, kind: str, *also: str) -> None:
         # Not in a test's folder: the path of a socket may have 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
         super().__init__(os.path.join(self._folder.name, "socket"))
-        command, options = start(self.socket)
+        command, options = _started_with(self.socket, kind, *also)
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
-
-    @classmethod
-    def of(cls, kind: str, *also: str) -> OwnProgram:
-        """One that has loaded what its kind says. also: modules that it loads besides."""
-        return cls(lambda socket: _started_with(socket, kind, *also))
 
     @property
     def has_ended(self) -> bool:
@@ -192,7 +187,7 @@ def program(rank: int = 0, kind: str = TORCH, also: str | None = None) -> Progra
         if place not in _started:
             modules = [also] if also else []
             is_shared = sharing.folder and KINDS[kind].is_shared
-            _started[place] = _of_all(place, *modules) if is_shared else OwnProgram.of(kind, *modules)
+            _started[place] = _of_all(place, *modules) if is_shared else OwnProgram(kind, *modules)
         return _started[place]
 
 

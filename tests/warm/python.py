@@ -1,12 +1,12 @@
-"""A Python whose workers have torch loaded before they start: the environment of the tests, with another `python` in it.
+"""A Python whose workers have torch loaded before they start: the tests' environment with another `python` in it.
 
-    <folder>/pyvenv.cfg, lib      those of the tests' environment, by links: it has the same packages
+    <folder>/pyvenv.cfg, lib      links into the tests' environment, so it has the same packages
     <folder>/bin/python           the text below
     <folder>/bin/*                the same programs
     <folder>/program              the socket of the program that forks
 
-A worker that this `python` is to run, or a rank of horovodrun, is forked: that takes 0.05 s of a processor in place of 1.5 s.
-All else, `python` runs itself. A worker is then no child of whoever has started it: that one has this `python` in its place.
+This `python` forks workers and ranks of horovodrun, which takes 0.05 CPU seconds instead of 1.5, and runs all other programs
+itself. A forked worker is no child of the process that started it: the child is this `python`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.warm.kinds import TORCH
 from tests.warm.programs import OwnProgram, program
 from tests.warm.ways import WORKERS
 
-#: Little is imported: it runs for every worker, and for every program that looks at its Python.
+#: Few modules are imported: it runs for every worker and every supervisor.
 _PYTHON = """\
 #!{real} -IS
 import os, sys
@@ -41,7 +41,7 @@ hand_over({path!r}, words, python={python!r}, hides=True, frees=False, send=os.k
 
 @contextlib.contextmanager
 def warm_python(folder: Path, *more: str, kind: str = TORCH) -> Iterator[Path]:
-    """The path of such a Python, below `folder`. kind: of the program; more: modules that it loads besides."""
+    """Yield the path of such a Python below `folder`. kind: what its program loads. more: further modules."""
     real = Path(sys.executable)
     place = folder / "environment"
     (place / "bin").mkdir(parents=True)
@@ -51,10 +51,8 @@ def warm_python(folder: Path, *more: str, kind: str = TORCH) -> Iterator[Path]:
     for other in real.parent.iterdir():
         if not other.name.startswith("python"):
             (place / "bin" / other.name).symlink_to(other)
-    # With more modules it is for this one alone.
-    with (
-        contextlib.closing(OwnProgram.of(kind, *more)) if more else contextlib.nullcontext(program(0, kind)) as started
-    ):
+    # With more modules the program is not shared.
+    with contextlib.closing(OwnProgram(kind, *more)) if more else contextlib.nullcontext(program(0, kind)) as started:
         here = str(Path(__file__).parent)
         (place / "program").symlink_to(started.path)
         write_program(python, _PYTHON.format(real=str(real), path=started.path, python=str(python), here=here))
@@ -64,8 +62,10 @@ def warm_python(folder: Path, *more: str, kind: str = TORCH) -> Iterator[Path]:
 
 
 def forking_in_environments(python: Path) -> dict[str, str]:
-    """What to set so that workers are forked, too, which run in environments that Paceline makes of this Python and that hold no
-    package of their own."""
+    """Return the variables that let this Python's environments fork their workers.
+
+    For environments that Paceline makes from this Python, with no package of their own.
+    """
     return {
         "PYTHONPATH": str(Path(__file__).parent / "site"),
         WORKERS: str((python.parents[1] / "program").readlink()),
@@ -74,6 +74,6 @@ def forking_in_environments(python: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def submitting_with(python: Path) -> Iterator[None]:
-    """Runs that this process submits meanwhile are supervised by this Python, and their workers run on it."""
+    """Submit runs whose supervisors and workers run on this Python."""
     with mock.patch.object(sys, "executable", str(python)):
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,17 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.warm.kinds import COMMAND_LINE, EXAMPLES, TORCH
+from tests.warm.kinds import EXAMPLES, TORCH
 from tests.warm.programs import program
-from tests.warm.supervisors import for_commands
 
 _HERE = Path(__file__).parent
 #: Where site/sitecustomize.py finds the program: the interpreter that it is a stand-in for, and its socket.
 VARIABLE = "FORKED_SCRIPTS"
-#: The same for commands of Paceline's command line.
-COMMANDS = "FORKED_COMMANDS"
-#: Who forks the supervisors of those commands, as JSON: a socket, and the variables that a fork has in common with its program.
-SUPERVISORS = "FORKED_SUPERVISORS"
 #: And for workers, of which it needs the socket alone.
 WORKERS = "FORKED_WORKERS"
 
@@ -68,17 +62,6 @@ def _read(fd: int) -> str:
         return pipe.read()
 
 
-def run_command(
-    *words: str, environment: Mapping[str, str], folder: Path, timeout_s: float
-) -> subprocess.CompletedProcess[str]:
-    """What a command of Paceline's command line answers: `words` are its script and its arguments. To load the command line is
-    half of what a command takes."""
-    options = {"hides": True, "frees": False, "supervisors": for_commands(environment)}
-    return run_alone(
-        *words, loaded=COMMAND_LINE, environment=environment, folder=folder, timeout_s=timeout_s, **options
-    )
-
-
 def below_mpirun(ranks: int, *words: str, kind: str = TORCH, also: str | None = None, hides: bool = False) -> list[str]:
     """The words by which mpirun, or horovodrun, starts a rank that runs a script with torch, or what the kind says, loaded.
 
@@ -107,16 +90,12 @@ def forking_variables(kind: str = EXAMPLES, also: str | None = None) -> dict[str
 
 
 def fork_scripts(monkeypatch: pytest.MonkeyPatch, kind: str = EXAMPLES, *, also_in_environments: bool = False) -> None:
-    """Let the scripts of all that this test starts be forks, and the commands of Paceline's command line.
+    """Let the scripts of all that this test starts be forks.
 
     kind: of the program that forks them. also_in_environments: the workers, too, of runs in environments that Paceline makes of
     this Python, where those hold nothing that the program has loaded.
     """
     variables = forking_variables(kind)
-    if variables:
-        variables[COMMANDS] = f"{sys.executable}{os.pathsep}{program(0, COMMAND_LINE).path}"
-        if found := for_commands(os.environ):
-            variables[SUPERVISORS] = json.dumps(found)
     if variables and also_in_environments:
         variables[WORKERS] = program(0, kind).path
     for name, value in variables.items():

@@ -32,16 +32,5 @@ def _hand_over_script():
     _hand_over(socket, words)
 
 
-def _hand_over_command():
-    """A command of Paceline's command line, which takes longer to load than most commands take."""
-    (python, _, socket), words = os.environ.get("FORKED_COMMANDS", "").partition(os.pathsep), sys.orig_argv[1:]
-    if python != sys.executable or not words or os.path.basename(words[0]) != "paceline":
-        return
-    import json
-
-    _hand_over(socket, words, supervisors=json.loads(os.environ.get("FORKED_SUPERVISORS", "null")))
-
-
 _hand_over_script()
-_hand_over_command()
 _hand_over_worker()
