@@ -49,7 +49,7 @@ def test_the_drawing_shows_every_exception_of_every_package() -> None:
     )
 
 
-def test_the_drawing_shows_who_is_whose_child() -> None:
+def test_drawn_exception_tree_equals_the_classes() -> None:
     classes, path = all_classes(), list[str]()
     for depth, name, builtin, _ in drawn():
         del path[depth:]
@@ -61,7 +61,7 @@ def test_the_drawing_shows_who_is_whose_child() -> None:
 
 
 @pytest.mark.promise("error-pacelineerror-did-answer-wrong")
-def test_who_does_not_answer_is_no_wrong_value() -> None:
+def test_unreachable_errors_are_no_value_errors() -> None:
     from paceline.remote.link.messages import LinkError
     from paceline.targets.ray.client import UnreachableError
     from paceline.targets.ray.placement_group import LostError

@@ -78,12 +78,12 @@ def test_a_source_directory_may_be_a_path():
     assert Estimator(Path("code"), entry_script="train.py").source_directory == "code"
 
 
-def test_a_source_directory_that_is_no_path_is_refused():
+def test_source_directory_that_is_no_path_is_refused():
     with pytest.raises(JobError, match="source_directory=5"):
         Estimator(5, entry_script="train.py")
 
 
-def test_a_target_of_the_workspace_stands_for_its_name(tmp_path):
+def test_compute_target_object_becomes_its_name(tmp_path):
     target = Workspace(tmp_path / "ws").compute_targets["local"]
     assert Estimator(entry_script="train.py", compute_target=target).job().compute_target == "local"
 
@@ -95,7 +95,7 @@ def test_no_compute_target_picks_local():
 @pytest.mark.parametrize(
     ("kind", "framework"), [(Estimator, None), (PyTorch, "pytorch"), (TensorFlow, "tensorflow"), (SKLearn, "sklearn")]
 )
-def test_the_job_says_which_framework_it_is_for(kind, framework):
+def test_job_has_the_estimators_framework(kind, framework):
     assert kind(entry_script="train.py").job().framework == framework
 
 
@@ -119,7 +119,7 @@ def test_each_class_takes_its_backends(kind, backend):
         if backend not in known
     ],
 )
-def test_another_backend_is_refused_with_those_of_the_class(kind, backend):
+def test_unsupported_backend_is_refused_with_the_supported_ones(kind, backend):
     with pytest.raises(JobError) as refused:
         kind(entry_script="train.py", distributed_backend=backend)
     assert f"distributed_backend={backend!r} is not a backend of {kind.__name__}" in str(refused.value)
@@ -129,7 +129,7 @@ def test_another_backend_is_refused_with_those_of_the_class(kind, backend):
 @pytest.mark.promise("more-one-process-without-backend")
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("size", [{"node_count": 2}, {"process_count_per_node": 2}])
-def test_more_than_one_process_without_a_backend_is_refused(kind, size):
+def test_several_processes_without_a_backend_are_refused(kind, size):
     with pytest.raises(JobError, match="2 processes, but distributed_backend is None"):
         kind(entry_script="train.py", **size)
 
@@ -169,7 +169,7 @@ def test_parameter_servers_add_to_the_world():
     assert (job.world_size, job.worker_count, job.parameter_server_count) == (5, 3, 2)
 
 
-def test_ps_has_one_worker_and_one_server_by_default():
+def test_ps_backend_defaults_to_one_worker_and_one_server():
     assert TensorFlow(entry_script="train.py", distributed_backend="ps").job().world_size == 2
 
 
@@ -213,7 +213,7 @@ def test_script_params_are_the_arguments_in_order(params, words):
         ({"--sizes": [1, 2]}, r"script_params\['--sizes'\]=\[1, 2\]"),
     ],
 )
-def test_script_params_that_are_no_arguments_are_refused(params, said):
+def test_invalid_script_params_are_refused(params, said):
     with pytest.raises(JobError, match=said):
         Estimator(entry_script="train.py", script_params=params)
 
@@ -241,7 +241,7 @@ def test_arguments_are_the_words_as_they_stand_after_script_params(kind):
         ([b"x"], r"arguments\[0\]=b'x'"),
     ],
 )
-def test_arguments_that_are_none_are_refused(given, said):
+def test_invalid_arguments_are_refused(given, said):
     with pytest.raises(JobError, match=said):
         Estimator(entry_script="train.py", arguments=given)
 
@@ -292,7 +292,7 @@ def test_packages_are_kept_in_the_job():
 @pytest.mark.parametrize(
     ("kind", "layered"), [(Estimator, False), (PyTorch, True), (TensorFlow, True), (SKLearn, True)]
 )
-def test_the_framework_s_estimators_add_packages_to_what_is_there(kind, layered):
+def test_framework_estimators_layer_packages_by_default(kind, layered):
     assert kind(entry_script="train.py", pip_packages=["einops"]).job().environment.layered is layered
     other = kind(entry_script="train.py", pip_packages=["einops"], layered=not layered)
     assert other.job().environment.layered is not layered
@@ -307,12 +307,12 @@ def test_an_environment_s_own_variables_are_under_the_estimator_s():
 @pytest.mark.parametrize(
     "other", [{"pip_packages": ["a"]}, {"python": "python3"}, {"custom_docker_image": "b"}, {"user_managed": True}]
 )
-def test_an_environment_together_with_what_it_says_is_refused(other):
+def test_environment_definition_with_package_options_is_refused(other):
     with pytest.raises(JobError, match=f"environment_definition together with {next(iter(other))}"):
         PyTorch(entry_script="train.py", environment_definition=Environment(), **other)
 
 
-def test_a_name_is_no_environment():
+def test_environment_name_instead_of_an_environment_is_refused():
     with pytest.raises(JobError, match="environment_definition='lab' must be an Environment"):
         PyTorch(entry_script="train.py", environment_definition="lab")
 
@@ -325,12 +325,12 @@ def test_a_name_is_no_environment():
     ],
 )
 class TestRequirementFiles:
-    def test_what_it_names_is_kept_in_the_job(self, tmp_path, parameter, text, field):
+    def test_named_file_is_read_into_the_job(self, tmp_path, parameter, text, field):
         write_tree(tmp_path, {"code/needs.txt": text.format("torch")})
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "torch" in str(getattr(estimator.job().environment, field))
 
-    def test_it_may_lie_in_the_working_directory(self, tmp_path, parameter, text, field):
+    def test_named_file_is_found_in_the_working_directory(self, tmp_path, parameter, text, field):
         write_tree(tmp_path, {"code/train.py": "", "needs.txt": text.format("numpy")})
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "numpy" in str(getattr(estimator.job().environment, field))
@@ -340,11 +340,11 @@ class TestRequirementFiles:
         estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
         assert "torch" in str(getattr(estimator.job().environment, field))
 
-    def test_a_missing_one_is_refused(self, parameter, text, field):
+    def test_missing_named_file_is_refused(self, parameter, text, field):
         with pytest.raises(JobError, match=f"{parameter}='needs.txt': there is no such file"):
             Estimator(entry_script="train.py", **{parameter: "needs.txt"})
 
-    def test_one_that_is_no_text_is_refused(self, tmp_path, parameter, text, field):
+    def test_binary_named_file_is_refused(self, tmp_path, parameter, text, field):
         write_tree(tmp_path, {"needs.txt": b"\xff\xfe\0t"})
         with pytest.raises(EnvironmentSpecError, match=r"needs\.txt"):
             Estimator(entry_script="train.py", **{parameter: "needs.txt"})
@@ -382,7 +382,7 @@ def test_an_interpreter_that_is_nowhere_is_refused(python, said):
         PyTorch(entry_script="train.py", python=python)
 
 
-def test_the_interpreter_of_an_image_is_not_looked_for_here():
+def test_interpreter_of_an_image_is_not_resolved_locally():
     job = PyTorch(entry_script="train.py", python="python3.13", custom_docker_image="lab/torch").job()
     assert job.environment.python == "python3.13"
 
@@ -423,7 +423,7 @@ def test_a_value_that_was_changed_since_counts(change, arguments, node_count):
     assert (estimator.job().arguments, estimator.job().node_count) == (arguments, node_count)
 
 
-def test_a_wrong_value_that_came_later_is_refused_when_the_job_is_asked_for():
+def test_invalid_value_added_later_is_refused_by_job():
     estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1})
     estimator.script_params["--sizes"] = [1, 2]
     for _ in range(2):
@@ -501,6 +501,6 @@ def test_data_in_a_command_is_an_input():
         ({"command": ["ls", None]}, "None"),
     ],
 )
-def test_a_command_that_is_none_is_refused(values, said):
+def test_invalid_command_is_refused(values, said):
     with pytest.raises(JobError, match=said):
         Estimator(**values)

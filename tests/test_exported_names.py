@@ -20,12 +20,12 @@ def test_all_is_complete():
     assert set(paceline.__all__) == homes | {"__version__", "errors"}
 
 
-def test_exceptions_are_in_one_place():
+def test_exceptions_are_exported_by_errors_only():
     assert paceline.errors is errors
     assert [name for name in paceline.__all__ if name.endswith("Error")] == []
 
 
-def test_the_strategies_are_beside_what_takes_them():
+def test_strategies_are_exported_with_parallelize():
     combined = {name for name in parallel.__all__ if hasattr(getattr(parallel, name), "__matmul__")}
     strategies = combined - {"Strategy"}
     assert len(strategies) == 6
@@ -33,12 +33,12 @@ def test_the_strategies_are_beside_what_takes_them():
 
 
 @pytest.mark.parametrize("name", azureml.__all__)
-def test_every_name_with_another_library_s_spellings_is_there(name):
+def test_azureml_classes_extend_the_public_ones(name):
     assert issubclass(getattr(azureml, name), getattr(paceline, name))
 
 
 @pytest.mark.parametrize("name", paceline.__all__)
-def test_every_public_name_is_there(name):
+def test_every_public_name_exists(name):
     assert getattr(paceline, name) is not None
     assert name in dir(paceline)
 
@@ -83,7 +83,7 @@ def test_importing_paceline_loads_next_to_nothing():
         "import paceline.supervisor.supervise",
     ],
 )
-def test_what_runs_beside_a_worker_needs_the_standard_library_alone(statement):
+def test_worker_side_imports_only_the_standard_library(statement):
     assert third_party(loaded_by(statement)) == set()
 
 

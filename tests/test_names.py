@@ -48,7 +48,7 @@ def public_classes() -> dict[tuple[str, bool], list[str]]:
 
 
 @pytest.mark.promise("public-name-two-classes-one")
-def test_no_two_classes_have_one_name() -> None:
+def test_class_names_are_unique() -> None:
     twice = {name: places for name, places in public_classes().items() if len(places) > 1}
     assert {name for name, _ in twice} == OF_BOTH, twice
 

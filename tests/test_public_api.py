@@ -110,7 +110,7 @@ def test_no_parameter_is_undocumented() -> None:
 
 
 @pytest.mark.promise("parameter-public-api-documented-real")
-def test_no_type_is_any_where_there_is_a_better_one() -> None:
+def test_public_parameters_are_not_any() -> None:
     found = []
     for name, (function, _) in FUNCTIONS.items():
         found += [f"{name}({one.name})" for one in parameters(name) if is_any(one) and one.name not in ANYTHING]

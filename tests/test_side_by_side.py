@@ -29,18 +29,18 @@ ROOT = Path(__file__).parents[1]
         ("tests/engines/everywhere/test_links.py::test_it", "tests/engines/ssh"),
     ],
 )
-def test_each_engine_has_one_unit(nodeid: str, unit: str) -> None:
+def test_each_engine_is_one_unit(nodeid: str, unit: str) -> None:
     assert unit_of(nodeid) == unit
 
 
-def test_units_come_longest_first_and_new_ones_between_long_and_short() -> None:
+def test_units_are_ordered_by_duration_with_unknown_ones_in_between() -> None:
     ids = ["a/t.py::1", "new/t.py::1", "b/t.py::1", "a/t.py::2", "b/t.py::2"]
     items = [SimpleNamespace(nodeid=name) for name in ids]
     found = longest_first(items, {"a": 1.0, "b": 200.0})  # type: ignore[arg-type]
     assert [item.nodeid for item in found] == ["b/t.py::1", "b/t.py::2", "new/t.py::1", "a/t.py::1", "a/t.py::2"]
 
 
-def test_a_part_of_the_tests_leaves_what_others_took(tmp_path: Path) -> None:
+def test_partial_run_keeps_other_durations(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
     keep_durations(path, {"a": 1.0, "b": 2.04}, is_whole=True)
     keep_durations(path, {"a": 3.0}, is_whole=False)
@@ -49,7 +49,7 @@ def test_a_part_of_the_tests_leaves_what_others_took(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 3.0}
 
 
-def test_what_is_kept_is_of_units_that_there_are() -> None:
+def test_kept_durations_name_existing_units() -> None:
     missing = [unit for unit in json.loads(DURATIONS.read_text()) if not list((ROOT / unit).glob("test_*.py"))]
     assert missing == [], "run the whole suite with --keep-durations"
 

@@ -25,7 +25,7 @@ def refused(tmp_path, job, files=None, experiment="digits", **source):
     return caught.value
 
 
-def test_an_unknown_target_is_refused_with_those_there_are(tmp_path):
+def test_unknown_target_is_refused_with_the_existing_ones(tmp_path):
     error = refused(tmp_path, make_job(compute_target="moon"))
     assert isinstance(error, TargetError)
     assert "no compute target 'moon'. There are local" in str(error)
@@ -62,7 +62,7 @@ def test_a_wrong_experiment_name_is_refused(tmp_path):
     assert isinstance(refused(tmp_path, make_job(), experiment="../digits"), WorkspaceError)
 
 
-def test_a_script_that_is_not_there_is_refused_with_those_there_are(tmp_path):
+def test_missing_script_is_refused_with_the_existing_ones(tmp_path):
     error = refused(tmp_path, make_job(), {"main.py": "", "util.py": "", "data.csv": ""})
     assert isinstance(error, JobError)
     assert "'train.py' is not in" in str(error)
@@ -86,7 +86,7 @@ def test_a_script_that_the_snapshot_leaves_out_is_refused(tmp_path, script, file
     assert "left out of the snapshot" in str(error)
 
 
-def test_a_source_that_is_no_folder_is_refused(tmp_path):
+def test_source_that_is_no_folder_is_refused(tmp_path):
     with pytest.raises(SnapshotError, match="is not a folder"):
         submit(make_job(), SourceCopy(directory=tmp_path / "nowhere"), tmp_path / "ws", "digits")
 
@@ -115,7 +115,7 @@ def test_an_interpreter_that_is_not_there_is_refused(tmp_path):
         ("echo hello", "workers need Python 3.10"),
     ],
 )
-def test_an_interpreter_that_is_none_or_too_old_is_refused(tmp_path, text, said):
+def test_invalid_or_too_old_interpreter_is_refused(tmp_path, text, said):
     program = write_program(tmp_path / "python", f"#!/bin/sh\n{text}\n")
     with pytest.raises(JobError, match=said):
         check(make_job(environment=Environment(python=str(program))), tmp_path)
@@ -144,14 +144,14 @@ class Asked:
         self.told.append(f"release {run_dir.parent.name}/{run_dir.name.partition('_')[0]}")
 
 
-def test_a_supervisor_that_was_loaded_early_is_let_go_where_the_job_is_refused(tmp_path, monkeypatch):
+def test_early_supervisor_is_released_if_the_job_is_refused(tmp_path, monkeypatch):
     target = Asked()
     monkeypatch.setattr("paceline.targets.configured.Configured.make", lambda self: target)
     refused(tmp_path, make_job())
     assert target.told == ["load runs/digits", "check", "release runs/digits"]
 
 
-def test_an_output_is_in_a_place_of_the_trial_s_own_where_it_says_so() -> None:
+def test_run_placeholder_gives_each_trial_its_own_output() -> None:
     places = {"own": "models/{run}", "one": "models"}
     inputs = [DataReference(name=name, sources=(Source(path=path),), mode="upload") for name, path in places.items()]
     inputs.append(DataReference(name="read", sources=(Source(path="/data/{run}"),)))
@@ -168,7 +168,7 @@ def test_an_output_is_in_a_place_of_the_trial_s_own_where_it_says_so() -> None:
     ],
     ids=["argument", "variable", "secret"],
 )
-def test_argument_or_variable_too_long_for_a_process_is_refused_by_name(values, what):
+def test_too_long_argument_or_variable_is_refused_by_name(values, what):
     # The story: the run ended with "Argument list too long", after its submission and without a name.
     with pytest.raises(JobError, match="at most 131,071") as caught:
         values_of(make_job(**values), {"TOKEN": "x" * 200_000})
@@ -212,7 +212,7 @@ def test_earlier_outputs_are_refused_as_a_link(tmp_path):
     assert "link='outputs': 'outputs' is the place of the run's own outputs" in str(error)
 
 
-def test_a_folder_that_is_made_for_one_run_is_copied_whole(tmp_path, monkeypatch):
+def test_temporary_source_folder_is_copied_whole(tmp_path, monkeypatch):
     # Its large files were linked, and gone with it: a service's model on another machine.
     scan = importlib.import_module("paceline.snapshot.scan")  # the package has a function of that name
     monkeypatch.setattr(scan, "_DATA_BYTES", 10)

@@ -65,7 +65,7 @@ def named(path):
 
 
 @pytest.mark.parametrize(("called", "names"), CALLED, ids=[called for called, _ in CALLED])
-def test_it_is_called_as_before(called, names):
+def test_private_torch_function_has_the_expected_signature(called, names):
     parameters = inspect.signature(named(called)).parameters
     assert [name for name in parameters if name in names] == names
     required = [
@@ -78,7 +78,7 @@ def test_it_is_called_as_before(called, names):
 
 
 @pytest.mark.parametrize("name", torch_private._WHERE)
-def test_the_name_is_there(name):
+def test_private_torch_name_exists(name):
     assert getattr(torch_private, name) is not None
 
 
@@ -104,7 +104,7 @@ def test_methods_of_a_process_group_that_python_replaces_are_there():
     assert not missing
 
 
-def test_a_tensors_values_are_asked_for_in_ways_that_a_mode_sees():
+def test_torch_function_mode_sees_reads_of_tensor_values():
     seen = []
 
     class Watch(torch.overrides.TorchFunctionMode):
@@ -159,7 +159,7 @@ def test_masks_of_two_lookups_are_two_also_where_torch_calls_them_equal(monkeypa
 # The releases.
 
 
-def test_the_bounds_are_those_that_pip_is_given():
+def test_supported_torch_versions_equal_the_requirement():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["torch"] == [torch_private.requirement()]
 
@@ -172,7 +172,7 @@ def pretend(monkeypatch):
 
 @pytest.mark.promise("torch-2-9-2-15")
 @pytest.mark.parametrize("version", ["2.9.0", "2.13.0+cpu", "2.15.1", "2.15.0a0+gitabc", "a build of my own"])
-def test_a_release_that_is_served_is_not_spoken_of(pretend, version):
+def test_supported_torch_release_gives_no_warning(pretend, version):
     pretend(version)
     assert torch_private.too_old("parallelize") is None
     with warnings.catch_warnings():
@@ -182,7 +182,7 @@ def test_a_release_that_is_served_is_not_spoken_of(pretend, version):
 
 @pytest.mark.promise("torch-2-9-2-15")
 @pytest.mark.parametrize("version", ["1.13.1", "2.4.1+cu121", "2.8.0"])
-def test_an_older_one_is_refused_in_one_sentence_where_it_is_used(pretend, version):
+def test_older_torch_is_refused_on_use(pretend, version):
     pretend(version)
     rule = f"needs torch 2.9 to 2.15; this is {version}: pip install 'torch>=2.9,<2.16'."
     with pytest.raises(ParallelError) as refused:
@@ -193,7 +193,7 @@ def test_an_older_one_is_refused_in_one_sentence_where_it_is_used(pretend, versi
     assert str(refused.value) == f'init_process_group("mpi") {rule}'
 
 
-def test_a_newer_one_is_tried_and_said_once(pretend):
+def test_newer_torch_is_used_with_one_warning(pretend):
     pretend("2.16.0+cu140")
     with pytest.warns(
         UserWarning, match=r"tried with torch 2\.9 to 2\.15; this is 2\.16\.0\+cu140\. .*'torch>=2.9,<2.16'"
@@ -204,7 +204,7 @@ def test_a_newer_one_is_tried_and_said_once(pretend):
         torch_private.warn_if_untried("parallelize")
 
 
-def test_what_a_newer_one_has_moved_is_named(pretend, monkeypatch):
+def test_name_missing_in_a_newer_torch_is_reported(pretend, monkeypatch):
     pretend("2.17.0")
     monkeypatch.delitem(vars(torch_private), "VALUE_NEEDED", raising=False)
     monkeypatch.setitem(torch_private._WHERE, "VALUE_NEEDED", ("torch._subclasses.fake_tensor", "Gone"))

@@ -127,7 +127,7 @@ def _calls(node: ast.Call, func: ast.Attribute, connections: bool) -> Iterator[s
 
 
 @pytest.mark.promise("other-pickles-opened-table")
-def test_whatever_could_run_what_it_opens_has_a_reason() -> None:
+def test_every_unsafe_deserialization_has_a_reason() -> None:
     found = {
         (str(path.relative_to(SOURCE)), what)
         for path in SOURCE.rglob("*.py")
@@ -172,5 +172,5 @@ def test_the_look_would_see_it(text: str, what: str) -> None:
         "json.loads(x)",
     ],
 )
-def test_what_runs_nothing_needs_no_reason(text: str) -> None:
+def test_safe_deserialization_needs_no_reason(text: str) -> None:
     assert list(found_in(ast.parse(text))) == []

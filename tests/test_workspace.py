@@ -14,11 +14,11 @@ from tests.helpers import make_job, write_tree
 
 
 @pytest.mark.promise("workspace-found-variable-configuration-folder")
-def test_it_is_beside_the_program_by_default(tmp_path):
+def test_workspace_is_beside_the_program_by_default(tmp_path):
     assert Workspace.from_config().path == tmp_path / ".paceline"
 
 
-def test_it_is_made_on_first_use_and_git_leaves_it_alone(tmp_path):
+def test_workspace_is_created_on_first_use_with_a_gitignore(tmp_path):
     workspace = Workspace.from_config()
     assert workspace.runs_dir.is_dir()
     assert (tmp_path / ".paceline/.gitignore").read_text() == "*\n"
@@ -31,7 +31,7 @@ def test_the_variable_comes_before_everything(tmp_path, monkeypatch):
     assert Workspace.from_config().path == tmp_path / "mine"
 
 
-def test_an_empty_variable_counts_as_none(tmp_path, monkeypatch):
+def test_empty_workspace_variable_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_WORKSPACE", "")
     assert Workspace.from_config().path == tmp_path / ".paceline"
 
@@ -99,11 +99,11 @@ def test_a_folder_that_can_not_be_made_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("path", "name"), [("team/.paceline", "team"), ("team/ws", "ws")])
-def test_it_is_called_after_its_folder(tmp_path, path, name):
+def test_workspace_is_named_after_its_folder(tmp_path, path, name):
     assert Workspace(tmp_path / path).name == name
 
 
-def test_two_handles_on_one_folder_are_equal(tmp_path):
+def test_handles_of_one_workspace_are_equal(tmp_path):
     one, other = Workspace(tmp_path / "ws"), Workspace("ws")
     assert one == other
     assert len({one, other, Workspace("else")}) == 2
@@ -156,7 +156,7 @@ def test_an_unknown_run_is_a_lookup_error():
 
 
 @pytest.mark.parametrize("config", ["train.py", None, {"entry_script": "train.py"}, Workspace])
-def test_what_is_no_estimator_can_not_be_submitted(config):
+def test_submitting_a_non_estimator_is_refused(config):
     with pytest.raises(
         JobError, match=r"can't submit a .*Submit an Estimator, PyTorch, TensorFlow, SKLearn, Job, Sweep or Pipeline"
     ):
@@ -213,7 +213,7 @@ def test_workspace_of_another_user_is_refused_until_it_is_trusted(foreign, monke
 
 @pytest.mark.promise("workspace-configuration-above-belongs-another")
 @needs_root
-def test_configuration_of_another_user_above_is_passed_over_until_it_is_trusted(foreign, monkeypatch, capsys):
+def test_configuration_of_another_user_is_ignored_until_trusted(foreign, monkeypatch, capsys):
     (foreign / "paceline.toml").write_text('[workspace]\npath = "planted"')
     (foreign / "config.json").write_text('{"workspace_name": "a driver of the Azure SDK has"}')
     os.chown(foreign / "paceline.toml", 12345, -1)

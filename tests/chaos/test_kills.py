@@ -116,9 +116,7 @@ def is_there(victim: str, backend: str, needs: bool) -> bool:
 @pytest.mark.promise("whatever-killed-moment-run-ends")
 @pytest.mark.timeout(600 + 10 * KILLS)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc to find the processes of a run")
-def test_whatever_is_killed_the_run_ends_as_it_should_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_ends_cleanly_whatever_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text(SCRIPT)

@@ -31,7 +31,7 @@ def test_a_checkpoint_is_whole_when_all_of_its_parts_are_there(tmp_path):
     assert files.parts_in(tmp_path / "missing") == []
 
 
-def test_the_last_ones_stay_and_each_rank_removes_its_own(tmp_path):
+def test_newest_checkpoints_stay_and_each_rank_removes_its_own_old_ones(tmp_path):
     write(
         tmp_path,
         *(CheckpointPart(step, rank, 2, "aa") for step in (1, 2, 3, 4) for rank in range(2)),
@@ -51,7 +51,7 @@ def test_where_the_others_parts_are_elsewhere_two_more_stay(tmp_path):
     assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]
 
 
-def test_what_a_killed_save_has_left_is_removed_and_what_is_being_written_is_not(tmp_path):
+def test_leftovers_of_killed_saves_are_removed_but_not_running_saves(tmp_path):
     left, held, new = (tmp_path / f".checkpoint_1.safetensors.saving-0000000{n}" for n in range(3))
     left.write_bytes(b"half")
     held.write_bytes(b"half")
@@ -68,7 +68,7 @@ def test_what_a_killed_save_has_left_is_removed_and_what_is_being_written_is_not
 @pytest.mark.parametrize(
     "data", [b"", b"short", b"\xff" * 64, (2).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"no!"]
 )
-def test_a_file_that_is_none_is_an_error_that_names_it(tmp_path, data):
+def test_invalid_checkpoint_file_is_named_in_the_error(tmp_path, data):
     path = tmp_path / CheckpointPart(1).name
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"checkpoint_1\.safetensors.*Remove this file"):

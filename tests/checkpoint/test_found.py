@@ -10,7 +10,7 @@ torch = late("torch")
 
 
 @pytest.mark.promise("save-latest-let-script-go")
-def test_a_model_and_its_optimizer_go_on_as_they_were(tmp_path):
+def test_model_and_optimizer_resume_from_a_checkpoint(tmp_path):
     def training(seed):
         torch.manual_seed(seed)
         model = torch.nn.Linear(3, 1).double()
@@ -50,11 +50,11 @@ def test_a_model_and_its_optimizer_go_on_as_they_were(tmp_path):
     assert set(load_file(found.paths[0])) >= {"model.weight", "model.bias", "mean"}
 
 
-def test_there_is_none_yet(tmp_path):
+def test_latest_without_a_checkpoint_is_none(tmp_path):
     assert checkpoint.latest(tmp_path / "missing") is None
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_changed(tmp_path):
+def test_mismatched_state_is_refused_before_anything_changes(tmp_path):
     checkpoint.save({"a": 1}, 1, folder=tmp_path)
     found = checkpoint.latest(tmp_path)
     objects = {"a": 5, "b": 6}

@@ -81,7 +81,7 @@ def test_a_handler_of_the_script_s_own_stays(tmp_path, start):
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_what_the_script_has_forked_is_ended_by_sigterm(tmp_path, start):
+def test_forked_child_ends_by_sigterm(tmp_path, start):
     text = """
 import os, signal, sys, time
 from paceline import checkpoint
@@ -126,7 +126,7 @@ print("ready", flush=True)
 """
 
 
-def test_a_script_that_ends_by_itself_while_it_is_asked_to_end_has_ended_well(tmp_path, start):
+def test_script_that_ends_during_an_end_request_succeeds(tmp_path, start):
     pytest.importorskip("torch")
     request = tmp_path / "resize"
     request.touch()
@@ -134,7 +134,7 @@ def test_a_script_that_ends_by_itself_while_it_is_asked_to_end_has_ended_well(tm
     assert start(after=ENDS_MEANWHILE, **world).wait(60) == 0
 
 
-def test_it_is_time_once_shortly_before_the_end():
+def test_time_limit_requests_one_save_shortly_before_the_end():
     limit = TimeLimit({"PACELINE_END_TIME": "1000", "SLURM_JOB_END_TIME": "5000"})
     limit.took(5.0)
     calls = {now: limit.asked(now) for now in (900.0, 920.0, 939.0, 941.0, 950.0)}

@@ -23,7 +23,7 @@ def steps(folder):
     return sorted(files.whole(files.parts_in(folder)))
 
 
-def test_it_writes_when_it_is_due_and_keeps_the_last_ones(tmp_path):
+def test_save_writes_when_due_and_keeps_the_newest(tmp_path):
     asked = []
 
     def state():
@@ -44,7 +44,7 @@ def test_a_step_that_is_saved_again_has_the_new_state(tmp_path):
     assert checkpoint.latest(tmp_path).state == {"value": 2}
 
 
-def test_a_training_that_begins_anew_beside_newer_checkpoints_is_told_once_and_keeps_its_last(tmp_path, caplog):
+def test_restarted_training_beside_newer_checkpoints_warns_once(tmp_path, caplog):
     for step in (100, 200):
         checkpoint.save(1, step, keep=2, folder=tmp_path)
     assert caplog.text == ""
@@ -58,14 +58,14 @@ def test_a_training_that_begins_anew_beside_newer_checkpoints_is_told_once_and_k
     )
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_checkpoint_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for call in (lambda folder: checkpoint.save(1, 1, folder=folder), checkpoint.latest):
         with pytest.raises(UserError, match=r"file' is a file. Name a folder"):
             call(tmp_path / "file")
 
 
-def test_outside_of_a_run_it_is_the_folder_checkpoints(tmp_path, monkeypatch):
+def test_default_folder_outside_a_run_is_checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint.save(1, 1)
     assert checkpoint.latest().state == 1
@@ -93,7 +93,7 @@ def test_wrong_numbers_are_refused(tmp_path, given, message):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_background_error_is_raised_by_the_next_call_and_the_former_one_stays(tmp_path, monkeypatch, caplog):
+def test_background_error_is_raised_by_the_next_call_and_the_old_file_stays(tmp_path, monkeypatch, caplog):
     checkpoint.save(1, 1, folder=tmp_path)
     checkpoint.wait()
     with monkeypatch.context() as patch:
@@ -108,7 +108,7 @@ def test_a_background_error_is_raised_by_the_next_call_and_the_former_one_stays(
     assert checkpoint.latest(tmp_path).state == 2
 
 
-def test_training_goes_on_while_it_is_written(tmp_path, monkeypatch):
+def test_training_continues_during_a_background_save(tmp_path, monkeypatch):
     go_on, write = threading.Event(), files.write
     monkeypatch.setattr(files, "write", lambda *given: (go_on.wait(60), write(*given)))
     state = {"x": np.zeros(3), "list": [1]}
@@ -123,7 +123,7 @@ def test_training_goes_on_while_it_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.promise("save-latest-let-script-go")
 @pytest.mark.parametrize("moment", ["fcntl.flock", "os.fsync", "os.rename"])
-def test_a_process_that_is_killed_in_the_middle_leaves_the_former_one(tmp_path, moment):
+def test_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path, moment):
     program = f"""
 import fcntl, os, signal
 from paceline import checkpoint
@@ -142,7 +142,7 @@ checkpoint.wait()
     assert len(os.listdir(tmp_path)) == 1 + (moment == "fcntl.flock")
 
 
-def test_what_is_written_at_the_end_of_the_program_is_whole(tmp_path):
+def test_save_at_program_exit_is_complete(tmp_path):
     program = f"""
 from paceline import checkpoint
 import sys
@@ -178,7 +178,7 @@ for step in range(1, 100_000):
 
 
 @pytest.mark.promise("sigterm-before-time-limit-more")
-def test_ranks_that_are_asked_to_end_leave_one_checkpoint_and_nobody_waits(tmp_path):
+def test_ranks_requested_to_end_leave_one_checkpoint_without_deadlock(tmp_path):
     """Rank 1 waits in a collective, where no handler runs, when rank 0 has saved and is gone."""
     (tmp_path / "program.py").write_text(RANKS)
     modes = ("whole", "parts")
@@ -214,7 +214,7 @@ for step in range(1, 100_000):
 """
 
 
-def test_a_rank_that_is_asked_in_a_collective_ends_with_the_one_that_never_comes(tmp_path):
+def test_rank_in_a_collective_ends_with_the_missing_rank(tmp_path):
     (tmp_path / "program.py").write_text(WAITS)
     ranks = start_ranks(tmp_path, "whole")
     try:

@@ -19,7 +19,7 @@ def there_and_back(state):
     return decode_state(json.loads(json.dumps(told)), lambda name, of: arrays[name])
 
 
-def test_what_a_state_may_hold_comes_back_as_it_was():
+def test_state_values_round_trip():
     state = {
         "plain": [None, True, 1 << 70, -0.1, float("inf"), "ü", b"\x00\xff", 1 + 2j],
         "groups": ((1, "a"), {3}, frozenset({"x"}), collections.OrderedDict(b=1, a=2), collections.Counter("aab")),
@@ -44,7 +44,7 @@ def test_arrays_are_named_by_their_place_and_no_name_comes_twice():
     assert (found["s"], type(found["s"])) == (2.5, np.float64)
 
 
-def test_models_and_optimizers_are_asked_for_their_state():
+def test_models_and_optimizers_are_saved_by_their_state_dict():
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())
     found = there_and_back({"model": model, "optimizer": [optimizer]})
@@ -56,7 +56,7 @@ def test_models_and_optimizers_are_asked_for_their_state():
     ("state", "place"),
     [({"a": [1, object()]}, r"state\['a'\]\['1'\] is a builtins.object"), ({object(): 1}, "has the key")],
 )
-def test_what_can_t_be_kept_is_refused_with_its_place(state, place):
+def test_unsupported_value_is_refused_with_its_path(state, place):
     with pytest.raises(UserError, match=place):
         encode_state(state)
 
@@ -116,7 +116,7 @@ def test_a_view_is_written_alone_and_as_it_looks():
     assert made("C64", [1], bytearray(DenseArray("x", marked, copy=False).data), of="torch").tolist() == [1 - 2j]
 
 
-def test_a_copy_does_not_change_with_what_it_was_made_of():
+def test_copied_array_is_independent_of_its_source():
     tensor, array = torch.ones(2), np.ones(2)
     copies = DenseArray("x", tensor, copy=True), DenseArray("y", array, copy=True)
     before = [bytes(one.data) for one in copies]
@@ -132,7 +132,7 @@ def test_arrays_that_have_no_plain_values_are_refused_by_name():
             DenseArray("x", array, copy=False)
 
 
-def test_bytes_that_are_no_array_are_an_error():
+def test_bytes_that_do_not_fit_an_array_raise():
     for dtype, of in (("F32", "torch"), ("BF16", "numpy"), ("NEW", "torch")):
         with pytest.raises(CheckpointError):
             made(dtype, [3], bytearray(8), of=of)

@@ -24,7 +24,7 @@ DEAF = (
 )
 
 
-def test_cancel_ends_several_runs_and_waits_if_asked_to(cli: Cli) -> None:
+def test_cancel_ends_several_runs_and_waits_with_wait(cli: Cli) -> None:
     runs = [cli.submit(SLEEP) for _ in range(2)]
     done = cli("cancel", "--wait", *runs)
 
@@ -41,7 +41,7 @@ def test_cancel_as_json(cli: Cli) -> None:
     assert cli.json("cancel", run_id, "--wait") == [{"run_id": run_id, "status": "Canceled"}]
 
 
-def test_cancel_of_a_run_that_has_ended_says_so(cli: Cli) -> None:
+def test_cancel_of_an_ended_run_reports_its_state(cli: Cli) -> None:
     run_id = cli.submit("")
     cli.wait(run_id)
     done = cli("cancel", run_id)
@@ -182,7 +182,7 @@ def test_a_key_that_is_held_down_cancels_as_two_presses_do(cli: Cli, terminal: T
     assert cli.json("show", run_id)["attempt_records"][0]["exit_codes"] == {"0": 137}
 
 
-def test_a_run_that_ends_while_it_is_asked_about_has_ended(cli: Cli) -> None:
+def test_run_that_ends_during_the_ctrl_c_prompt_is_completed(cli: Cli) -> None:
     script = cli.script(
         "import os, time\nprint('there', flush=True)\nwhile not os.path.exists('outputs/go'): time.sleep(0.01)\n"
     )

@@ -111,7 +111,7 @@ AGAINST_EACH_OTHER = "torch.nn.functional.cross_entropy(output @ output.T, torch
         (("-j", "two"), "-j 'two' is not NxM."),
     ],
 )
-def test_what_can_not_be_compared_is_said_before_anything_starts(words: tuple[str, ...], text: str, cli: Any) -> None:
+def test_incomparable_script_is_refused_before_it_starts(words: tuple[str, ...], text: str, cli: Any) -> None:
     script = cli.script("print('nothing')")
     assert text in cli("check", script, *words, code=2).stderr
     assert not (cli.folder / ".paceline" / "runs").exists()
@@ -158,7 +158,7 @@ def test_a_script_is_equal_on_two_workers_and_another_is_not(cli: Any) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "layout"), [("ContextParallel()", "context 2"), ("ExpertParallel()", "expert 2")])
-def test_sequences_in_parts_and_spread_experts_are_compared_too(strategy: str, layout: str, cli: Any) -> None:
+def test_check_compares_context_and_expert_parallelism(strategy: str, layout: str, cli: Any) -> None:
     require_module("torch")
     code, out = _checked(cli, str(cli.script(SEQUENCES.replace("STRATEGY", strategy))))
     assert code == 0, out
@@ -166,7 +166,7 @@ def test_sequences_in_parts_and_spread_experts_are_compared_too(strategy: str, l
     assert out.rstrip().endswith("equal")
 
 
-def test_a_script_that_does_not_come_so_far_is_told(cli: Any) -> None:
+def test_check_reports_a_script_with_too_few_steps(cli: Any) -> None:
     require_module("torch")
     code, out = _checked(cli, cli.script("print('nothing is trained')"))
     assert code == 1

@@ -36,7 +36,7 @@ def compute(cli):
     return call
 
 
-def test_a_setting_that_the_engine_refutes_is_an_error_and_leaves_what_was(compute, cli):
+def test_setting_refused_by_the_engine_keeps_the_old_target(compute, cli):
     sinfo = "#!/bin/sh\n[ \"$1\" = -p ] || printf 'main\\nshort\\n'\n"
     cli.environment["PATH"] = f"{write_program(cli.folder / 'bin' / 'sinfo', sinfo).parent}:{os.environ['PATH']}"
     words = ("add", "cluster", "--kind", "slurm", "--partition", "mian")
@@ -108,14 +108,14 @@ def test_a_wrong_call_is_refused_and_keeps_nothing(compute, cli, words, message)
     assert not (cli.folder / ".paceline/compute").exists()
 
 
-def test_a_target_that_is_there_is_only_replaced_on_request(compute, cli):
+def test_existing_target_is_replaced_only_with_replace(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
     assert "--replace" in compute("add", "lab", "--kind", "toy", "--label", "y", code=2).stderr
     assert compute("add", "--replace", "lab", "--kind", "toy", "--label", "y", "--no-check").stderr == ""
     assert cli.json("compute", "show", "lab")["settings"] == {"label": "y"}
 
 
-def test_nodes_that_are_down_are_told_with_the_reason_when_a_target_is_added(compute):
+def test_add_reports_nodes_that_are_down_with_the_reason(compute):
     # Story: `0 of 1 nodes up` was all that a misspelled host was told as.
     told = compute(
         "add", "lab", "--kind", "toy", "--label", "x", "--nodes", "5", "--broken", "down"
@@ -153,21 +153,21 @@ def test_a_target_in_use_is_not_removed_unless_forced(compute, cli):
     assert cli.wait(run_id) == "Canceled"
 
 
-def test_unknown_targets_are_refused_with_those_there_are(compute):
+def test_unknown_targets_are_refused_with_the_existing_ones(compute):
     for verb in ("show", "doctor"):
         assert "there is no compute target 'locl'. Is 'local' meant?" in compute(verb, "locl", code=2).stderr
     assert "no compute target 'lab' in the workspace" in compute("remove", "lab", code=2).stderr
     assert "it can't be removed" in compute("remove", "local", code=2).stderr
 
 
-def test_a_login_is_for_kinds_that_have_one_and_for_terminals(compute):
+def test_login_needs_a_kind_with_login_and_a_terminal(compute):
     assert "of kind 'local', which needs no login" in compute("login", "local", code=2).stderr
     compute("add", "hosts", "--kind", "ssh", "--hosts", "nowhere.invalid", "--no-check")
     assert "a login needs a person at a terminal" in compute("login", "hosts", code=2).stderr
 
 
 @pytest.mark.promise("doctor-names-node-do-gives")
-def test_the_doctor_says_what_fails_and_exits_with_one(compute, cli):
+def test_doctor_reports_failures_and_exits_with_1(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--broken", "nodes", "--no-check")
     done = compute("doctor", "lab", code=1)
     assert "warn: plug-ins on broken: compute targets of kind 'broken' can't be used" in done.stdout
@@ -193,7 +193,7 @@ def test_settings_that_have_become_wrong_are_a_finding(compute, cli):
     assert "fail: settings: nodes=0 is less than 1. Give 1 or more. `paceline compute add lab --kind toy" in done.stdout
 
 
-def test_a_terminal_gets_a_table_and_what_to_do_below(compute, cli):
+def test_doctor_prints_a_table_and_next_steps_on_a_terminal(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--broken", "nodes", "--no-check")
     master, slave = pty.openpty()
     process = subprocess.Popen(

@@ -10,7 +10,7 @@ from tests.cli.conftest import Cli
 
 
 @pytest.mark.promise("two-runs-compared-made-them")
-def test_two_runs_are_compared_and_what_they_held_is_summed_up(cli: Cli) -> None:
+def test_diff_compares_two_runs_and_usage_sums_their_resources(cli: Cli) -> None:
     script = """
         import sys
         from paceline import Run

@@ -54,7 +54,7 @@ def test_a_module_runs_as_under_python_m(cli: Cli, backend: str | None, processe
     assert "-m pkg.train --a b" in cli("show", ids[0]).stdout
 
 
-def test_a_module_that_is_installed_runs_and_one_that_is_nowhere_says_so(cli: Cli) -> None:
+def test_installed_module_runs_and_a_missing_one_is_reported(cli: Cli) -> None:
     assert cli("run", "-q", "-m", "platform").stdout.startswith("Linux")
     failed = cli("run", "-q", "-m", "nowhere.at_all", code=1)
     assert "ModuleNotFoundError: no module 'nowhere.at_all' in the source folder or in the environment" in failed.stderr
@@ -114,7 +114,7 @@ def test_a_program_of_the_machine_runs_in_a_copy_of_the_current_folder(
         assert "ended with exit code 1" in failed.stderr
 
 
-def test_a_program_is_looked_for_where_it_is_to_run(cli: Cli) -> None:
+def test_program_is_looked_up_in_the_runs_environment(cli: Cli) -> None:
     """Elsewhere, or in an environment yet to be made, it may be there; what is a mistyped script is not."""
     for name, said in (
         (
@@ -140,7 +140,7 @@ def test_a_program_is_looked_for_where_it_is_to_run(cli: Cli) -> None:
     assert cli("run", "-q", "--env", f"PATH={path}", "own-tool").stdout == "own\n"
 
 
-def test_a_program_that_a_node_does_not_have_is_said_by_the_node(cli: Cli) -> None:
+def test_program_missing_on_a_node_is_reported_by_the_node(cli: Cli) -> None:
     (cli.folder / "tools").mkdir()
     (cli.folder / cli.script("#!/bin/sh", "tools/own-tool")).chmod(0o755)
     path = f"{cli.folder / 'tools'}:{cli.environment['PATH']}"

@@ -32,7 +32,7 @@ def wheels(tmp_path_factory):
     return folder
 
 
-def test_what_is_built_is_listed_shown_and_pruned(cli):
+def test_built_environment_is_listed_shown_and_pruned(cli):
     done = cli("env", "build", "--pip", "tiny-two", "--name", "mine")
     python = done.stdout.strip()
     assert "registered as 'mine', version 1" in done.stderr
@@ -65,7 +65,7 @@ def test_the_second_time_nothing_is_installed(cli):
     assert first.stdout == second.stdout
 
 
-def test_an_isolated_environment_does_not_see_this_one(cli):
+def test_isolated_environment_does_not_see_the_base_packages(cli):
     python = cli("env", "build", "--pip", "tiny-one", "--isolated").stdout.strip()
     done = subprocess.run([python, "-c", "import paceline"], cwd="/", capture_output=True, text=True, check=False)
     assert "No module named 'paceline'" in done.stderr
@@ -80,12 +80,12 @@ def test_a_registered_environment_is_built_by_its_name(cli):
     assert built["built"]["pip"] == ["tiny-one==1.0"]
 
 
-def test_a_requirements_file_is_read_where_it_lies(cli):
+def test_requirements_file_includes_are_relative_to_it(cli):
     write_tree(cli.folder, {"needs/all.txt": "-r one.txt\n", "needs/one.txt": "tiny-one # small\n"})
     assert cli.json("env", "build", "--requirements", "needs/all.txt")["built"]["pip"] == ["tiny-one==1.0"]
 
 
-def test_an_empty_workspace_is_said_to_be(cli):
+def test_empty_workspace_has_no_environments(cli):
     assert cli("env", "list").stdout.startswith("No environments in ")
     assert cli.json("env", "list") == {"environments": [], "on_images": [], "registered": {}}
     assert cli.json("env", "prune") == []
@@ -105,7 +105,7 @@ def test_an_empty_workspace_is_said_to_be(cli):
         (["build", "--pip", "https://me:hunter2@host/x.whl"], "password or a token"),
     ],
 )
-def test_a_wrong_call_is_one_clear_error(cli, words, message):
+def test_wrong_env_call_is_one_error_line(cli, words, message):
     done = cli("env", *words, code=2)
     assert message in done.stderr
     assert "hunter2" not in done.stderr

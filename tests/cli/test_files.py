@@ -54,7 +54,7 @@ def test_a_wrong_call_is_refused(gallery: Gallery, words: list[str], complaint: 
     assert complaint in gallery(*(word.format(run=gallery.good) for word in words), code=2).stderr
 
 
-def test_a_file_that_is_removed_while_it_is_copied_is_not_listed(gallery, tmp_path, monkeypatch, capsys):
+def test_file_removed_during_the_copy_is_not_listed(gallery, tmp_path, monkeypatch, capsys):
     """Story: --json listed the path of a copy that was never made."""
     folder = RunFolder(gallery.run_folder(gallery.good))
     chosen = downloads.files(folder)

@@ -69,7 +69,7 @@ def test_a_job_that_was_written_is_read_as_the_same(data: st.DataObject, tmp_pat
     assert asked(job_file.read(file)) == asked(said)
 
 
-def test_the_command_line_writes_what_it_would_run_and_runs_what_it_has_written(cli: Cli) -> None:
+def test_dry_run_writes_a_job_file_that_runs_the_same_job(cli: Cli) -> None:
     script = """
         import os, sys
         print(*sys.argv[1:], os.environ["A"], os.environ["S"], os.environ["F"], open(os.environ["PACELINE_INPUT_d"]).read())
@@ -112,7 +112,7 @@ def test_the_command_line_writes_what_it_would_run_and_runs_what_it_has_written(
     assert cli.json("list", "-e", "other")[0]["tags"] == {"t": None, "u": "1"}
 
 
-def test_paths_in_a_file_start_from_its_folder_and_values_are_taken_as_they_stand(cli: Cli) -> None:
+def test_job_file_paths_are_relative_to_it_and_values_are_literal(cli: Cli) -> None:
     cli.script("import os, sys; print(sys.argv[1:], os.environ['V'], os.environ['N'])", "a/code/train.py")
     text = """
         entry_script: train.py
@@ -164,7 +164,7 @@ def test_a_wrong_file_is_refused_with_line_and_key(tmp_path: Path, text: str, me
     assert "hunter2" not in str(refused.value)
 
 
-def test_what_is_said_above_counts_and_names_are_taken_together() -> None:
+def test_command_line_overrides_the_job_file_and_mappings_are_merged() -> None:
     below = {"entry_script": "a.py", "node_count": 2, "worker_count": 3, "secrets": {"A": "env:A", "B": "env:B"}}
     above = {"entry_module": "m", "process_count_per_node": 4, "environment_variables": {"A": "1"}}
 

@@ -23,14 +23,14 @@ def test_logs_of_all_ranks_have_the_rank_in_front(gallery: Gallery) -> None:
     assert lines[-1] == "[rank 1] ValueError: bad batch"
 
 
-def test_a_progress_bar_is_one_readable_line_in_a_pipe(gallery: Gallery) -> None:
+def test_progress_bar_is_one_line_in_a_pipe(gallery: Gallery) -> None:
     text = gallery("logs", gallery.good).stdout
 
     assert text == "progress 100%\ndone\n\ufffd\n"
 
 
 @pytest.mark.promise("logs-one-rank-come-byte")
-def test_logs_of_one_rank_are_what_it_wrote_to_the_byte(gallery: Gallery) -> None:
+def test_logs_of_one_rank_are_its_raw_bytes(gallery: Gallery) -> None:
     done = subprocess.run(
         gallery.argv("logs", gallery.good, "--rank", "0"),
         env=gallery.environment,
@@ -43,7 +43,7 @@ def test_logs_of_one_rank_are_what_it_wrote_to_the_byte(gallery: Gallery) -> Non
     assert done.stdout == bar.encode() + b"\ndone\n\xff\n"
 
 
-def test_logs_as_json_is_one_object_a_line(gallery: Gallery) -> None:
+def test_logs_json_prints_one_object_per_line(gallery: Gallery) -> None:
     lines = [json.loads(line) for line in gallery("logs", gallery.bad, "--json").stdout.splitlines()]
 
     assert all(list(line) == ["attempt", "rank", "text"] for line in lines)
@@ -94,7 +94,7 @@ def test_logs_f_follows_from_the_start_across_attempts_in_another_terminal(cli: 
     assert "has 2 so far" in cli("logs", run_id, "--attempt", "3", code=2).stderr
 
 
-def test_logs_f_of_one_rank(cli: Cli) -> None:
+def test_logs_follow_shows_one_rank(cli: Cli) -> None:
     run_id = cli.submit("import os; print('rank', os.environ['PACELINE_RANK'])\n", "-j", "2", "--backend", "gloo")
 
     assert cli("logs", "-f", "--rank", "1", run_id).stdout == "rank 1\n"
@@ -134,7 +134,7 @@ def test_a_progress_bar_that_goes_on_is_shown_now_and_then(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
-def test_a_reader_that_goes_away_is_no_error(cli: Cli, follow: list[str]) -> None:
+def test_closed_pipe_ends_logs_without_an_error(cli: Cli, follow: list[str]) -> None:
     run_id = cli.submit("for n in range(20_000): print('line', n)\n")
     cli.wait(run_id)
     reader = cli.start("logs", *follow, run_id)
@@ -221,7 +221,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     return cli
 
 
-def test_the_last_lines_are_those_that_the_whole_log_ends_with(long: Gallery) -> None:
+def test_tail_of_logs_equals_the_end_of_the_whole_log(long: Gallery) -> None:
     everything = long("logs", long.good).stdout.splitlines()
     assert len(everything) == 201
     assert everything[-1] == "[2: rank 1] no end"
@@ -316,7 +316,7 @@ def test_a_terminal_gets_a_logs_colours_and_nothing_else_that_it_would_obey(nast
     assert on_a_terminal(nasty, "logs", nasty.good, *words) == "\x1b[31mred\x1b[0m\\x07 end\n100%\n"
 
 
-def test_a_pipe_and_raw_get_a_log_as_it_is(nasty: Gallery) -> None:
+def test_pipe_and_raw_output_are_unescaped(nasty: Gallery) -> None:
     line = NASTY.encode().decode("unicode_escape") + "\n"
     assert nasty("logs", nasty.good).stdout == f"{line}100%\n"
     assert on_a_terminal(nasty, "logs", nasty.good, "--raw") == f"{line}100%\n"
@@ -328,7 +328,7 @@ def test_a_tags_control_characters_are_shown(nasty: Gallery) -> None:
     assert "\x1b" not in nasty("list").stdout
 
 
-def test_what_run_with_json_shows_on_a_terminal_is_as_harmless(nasty: Gallery) -> None:
+def test_run_with_json_escapes_terminal_output(nasty: Gallery) -> None:
     """Story: it went by where standard output goes, a pipe to jq, but the lines go to standard error."""
     ours, theirs = os.openpty()
     with nasty.start("rerun", nasty.good, "--json", stderr=theirs) as process:
@@ -359,7 +359,7 @@ LAUNCHES = """
 
 
 @pytest.mark.promise("ranks-script-starts-itself-recognised")
-def test_ranks_that_a_script_starts_are_told_apart(cli: Cli) -> None:
+def test_ranks_started_by_a_script_have_separate_logs(cli: Cli) -> None:
     cli("run", "--max-restarts", 1, "--restart-on-exception", cli.script(LAUNCHES))
     (run_id,) = cli.run_ids()
     first, second = "launches\n[rank 1] is said by 0\n", "[rank 1] is said by 1\n"
@@ -378,7 +378,7 @@ def test_ranks_that_a_script_starts_are_told_apart(cli: Cli) -> None:
         run.metrics(rank=2)
 
 
-def test_a_program_that_prints_a_rank_has_one_log(cli: Cli) -> None:
+def test_program_that_prints_a_rank_prefix_has_one_log(cli: Cli) -> None:
     cli("run", cli.script("print('[rank 1] is said by 0')"))
     assert cli("logs").stdout == "[rank 1] is said by 0\n"
     refused = cli("logs", "--rank", 1, code=2).stderr

@@ -32,7 +32,7 @@ def test_the_metrics_of_a_run_are_a_table(gallery: Gallery) -> None:
     ]
 
 
-def test_a_run_without_metrics_says_so(gallery: Gallery) -> None:
+def test_metrics_of_a_run_without_metrics_prints_a_note(gallery: Gallery) -> None:
     assert gallery("metrics", gallery.bad).stdout == f"No metrics were logged in {gallery.bad}.\n"
     assert (
         gallery("metrics", gallery.bad, "--rank", "1").stdout == f"No metrics were logged by rank 1 in {gallery.bad}.\n"
@@ -113,5 +113,5 @@ def test_a_wrong_call_is_refused(two: Gallery, words: list[str], complaint: str)
     assert complaint.format(run=two.good) in two("metrics", two.good, *words, code=2).stderr
 
 
-def test_without_any_run_it_says_so(cli: Cli) -> None:
+def test_metrics_without_any_run_is_an_error(cli: Cli) -> None:
     assert "there is no run in" in cli("metrics", code=2).stderr

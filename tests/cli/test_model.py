@@ -84,7 +84,7 @@ def test_a_model_of_a_run_and_the_run_know_each_other(cli: Cli, run_id: str) -> 
 
 
 @pytest.mark.promise("paceline-rerun-makes-model-again")
-def test_a_model_of_a_submitted_run_says_how_it_is_made_again(cli: Cli) -> None:
+def test_model_show_has_the_command_that_reproduces_it(cli: Cli) -> None:
     run_id = cli.submit("open('outputs/m', 'w').write('1')")
     assert cli.wait(run_id) == "Completed"
     cli("model", "register", "m", "outputs/m", "--run", run_id)
@@ -128,7 +128,7 @@ def test_a_model_goes_to_another_workspace_by_a_datastore(made: Cli) -> None:
         assert said in made("model", *words, code=2).stderr
 
 
-def test_a_changed_file_is_named_and_the_exit_code_says_so(made: Cli) -> None:
+def test_verify_names_changed_files_and_exits_with_1(made: Cli) -> None:
     made("model", "register", "digits", "made")
     made("model", "register", "letters", "made/config.json")
     path = made.folder / ".paceline/models/letters/1/files/config.json"
@@ -158,7 +158,7 @@ def test_a_changed_file_is_named_and_the_exit_code_says_so(made: Cli) -> None:
         (("download", "digits"), "there is no model 'digits'"),
     ],
 )
-def test_a_wrong_word_is_told_in_a_sentence(made: Cli, words: tuple[str, ...], said: str) -> None:
+def test_wrong_model_call_is_one_error_line(made: Cli, words: tuple[str, ...], said: str) -> None:
     done = made("model", *words, code=2)
     assert said in done.stderr
     assert not (made.folder / ".paceline/models").exists()

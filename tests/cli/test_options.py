@@ -116,7 +116,7 @@ def test_each_completion_is_known() -> None:
     assert offered == {*_OFFERS}
 
 
-def test_the_table_names_what_a_job_takes() -> None:
+def test_option_table_names_backends_and_gpu_visibilities() -> None:
     table = {option.name: option for option in run_options.RUN}
     assert f"{', '.join(BACKENDS)}." in table["backend"].help
     assert table["gpu_visibility"].metavar == "|".join(GPU_VISIBILITIES)

@@ -103,7 +103,7 @@ def test_a_file_is_run_followed_and_shown(cli: Any) -> None:
     ],
     ids=["list", "takes", "after", "leaves", "key", "twice", "script", "word", "parameter", "word for a step"],
 )
-def test_what_is_wrong_with_a_file_is_said_before_anything_starts(cli: Any, text: str, words: Any, said: str) -> None:
+def test_invalid_pipeline_file_is_refused_before_it_starts(cli: Any, text: str, words: Any, said: str) -> None:
     write_tree(cli.folder, {"a.py": "", "p.yaml": text})
     assert said in cli("pipeline", "run", "p.yaml", *words, code=2).stderr
     assert not list((cli.folder / ".paceline").glob("runs/*"))

@@ -42,7 +42,7 @@ def test_a_run_loads_no_slow_library(cli: Cli) -> None:
     assert len(cli.run_ids()) == 1
 
 
-def test_the_supervisor_that_was_loaded_meanwhile_is_the_run_s(cli: Cli) -> None:
+def test_run_uses_the_supervisor_loaded_ahead(cli: Cli) -> None:
     if not Path("/proc/self/cmdline").exists():
         pytest.skip("needs /proc")
     cli("run", "-q", cli.script(""))  # makes the workspace
@@ -85,7 +85,7 @@ def test_no_supervisor_is_loaded_for_another_call(ahead: list[Path], words: str)
     assert ahead == []
 
 
-def test_none_is_loaded_where_there_is_no_workspace_or_a_wrong_configuration(
+def test_no_supervisor_is_loaded_ahead_without_a_valid_workspace(
     ahead: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_WORKSPACE", "elsewhere")

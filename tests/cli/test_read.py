@@ -85,7 +85,7 @@ FAILURE_KEYS = [
 ]
 
 
-def test_status_says_how_a_run_stands(gallery: Gallery) -> None:
+def test_status_prints_state_and_failure(gallery: Gallery) -> None:
     first, second = gallery("status", gallery.bad).stdout.splitlines()
 
     assert re.match(rf"{gallery.bad} \({NAME}\)  Failed", first)
@@ -103,7 +103,7 @@ def test_status_as_json(gallery: Gallery) -> None:
     assert gallery.json("status", gallery.bad)["failure"]["cause"] == "exception"
 
 
-def test_a_run_is_found_by_the_beginning_of_its_id_and_the_latest_by_none(gallery: Gallery) -> None:
+def test_run_is_found_by_id_prefix_and_the_latest_by_default(gallery: Gallery) -> None:
     assert gallery.json("status", gallery.good[:6])["run_id"] == gallery.good
     assert gallery.json("status")["run_id"] == gallery.bad
 
@@ -120,7 +120,7 @@ def test_list_is_a_plain_table_newest_first(gallery: Gallery) -> None:
     assert not any("\x1b" in line for line in lines)
 
 
-def test_list_tells_the_targets_where_one_is_another_than_this_machine(gallery: Gallery, cli: Cli) -> None:
+def test_list_shows_targets_if_a_run_is_not_local(gallery: Gallery, cli: Cli) -> None:
     shutil.copytree(gallery.folder / ".paceline" / "runs", cli.folder / ".paceline" / "runs", symlinks=True)
     path = cli.run_folder(gallery.bad) / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "target": "lab"}))
@@ -219,14 +219,14 @@ def test_json_is_strict(gallery: Gallery) -> None:
         json.loads(gallery(verb, "--json").stdout, parse_constant=refuse)
 
 
-def test_an_empty_workspace_is_no_error_to_list_but_has_no_latest_run(cli: Cli) -> None:
+def test_list_of_an_empty_workspace_succeeds_but_status_fails(cli: Cli) -> None:
     assert cli("list").stdout.startswith("No runs in ")
     assert cli.json("list") == []
     for verb in ("status", "show", "logs"):
         assert "there is no run in" in cli(verb, code=2).stderr
 
 
-def test_colour_only_where_it_is_wanted(gallery: Gallery) -> None:
+def test_color_is_printed_only_with_force_color(gallery: Gallery) -> None:
     for verb in ("list", "status"):
         assert "\x1b[" not in gallery(verb).stdout
         assert "\x1b[31mFailed" in gallery(verb, env={"FORCE_COLOR": "1"}).stdout
@@ -256,7 +256,7 @@ def test_run_is_renamed_and_found_by_its_name(cli: Cli) -> None:
     assert "NAME ' ' is empty. Write a name" in cli("rename", folder.run_id, " ", code=2).stderr
 
 
-def test_two_runs_of_a_folder_are_told_apart_by_their_arguments_and_metrics(cli: Cli) -> None:
+def test_list_shows_arguments_and_latest_metrics(cli: Cli) -> None:
     runs_dir = cli.folder / ".paceline" / "runs"
     for number, rate in enumerate(("0.1", "0.5"), 1):
         job = make_job(arguments=("--rate", rate))

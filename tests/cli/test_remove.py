@@ -39,7 +39,7 @@ def answered(cli: Cli, answer: str, *words: object) -> tuple[int, str]:
     return process.wait(timeout=100), data.decode()
 
 
-def test_a_run_is_removed_once_somebody_has_said_yes(cli: Cli, runs: list[str]) -> None:
+def test_rm_removes_a_run_after_confirmation(cli: Cli, runs: list[str]) -> None:
     assert "there is no terminal for the question. Add --yes to answer: Remove run" in cli("rm", runs[0], code=2).stderr
     code, said = answered(cli, "", "rm", runs[0])
     assert code == 1
@@ -124,6 +124,6 @@ def test_list_long_has_sizes_and_tags(cli: Cli, runs: list[str]) -> None:
     assert cli.json("show", runs[0])["size_bytes"] == sizes[runs[0]]
 
 
-def test_prune_of_nodes_goes_alone_and_names_what_there_is(cli: Cli, runs: list[str]) -> None:
+def test_prune_compute_excludes_other_options_and_names_unknown_targets(cli: Cli, runs: list[str]) -> None:
     assert "--compute goes alone" in cli("prune", "--compute", "local", "--runs", code=2).stderr
     assert "'nowhere'" in cli("prune", "--compute", "nowhere", "--yes", code=2).stderr

@@ -142,7 +142,7 @@ def test_quiet_leaves_only_the_scripts_output_and_errors(cli: Cli) -> None:
     assert "ValueError: bad batch" in done.stderr
 
 
-def test_run_says_what_the_script_left(cli: Cli) -> None:
+def test_run_lists_outputs_and_leftover_files(cli: Cli) -> None:
     script = cli.script("for n in range(7): open(f'outputs/{n}', 'w')\nopen('beside', 'w')\n")
     done = cli("run", script)
 
@@ -153,7 +153,7 @@ def test_run_says_what_the_script_left(cli: Cli) -> None:
     assert f"The script also left in {folder / 'work'}: beside\n" in done.stderr
 
 
-def test_run_names_what_the_script_left_that_is_no_file_of_the_runs(cli: Cli) -> None:
+def test_run_lists_excluded_special_files(cli: Cli) -> None:
     script = cli.script("import os\nos.symlink('/etc', 'outputs/etc')\nos.mkfifo('outputs/p\\x1b[2Jipe')\n")
     done = cli("run", script)
 
@@ -229,7 +229,7 @@ def test_the_experiment_is_named_after_the_folder(cli: Cli, folder: str, experim
     cli.wait(run_id.strip())
 
 
-def test_parameter_servers_are_told_apart_from_workers(cli: Cli) -> None:
+def test_parameter_servers_are_labeled_in_run_and_logs(cli: Cli) -> None:
     # The workers wait for the server's word: it is ended as soon as they are done.
     script = cli.script(
         """
@@ -253,7 +253,7 @@ def test_parameter_servers_are_told_apart_from_workers(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("verb", "nodes", "backend", "size"), [("run", "1", None, 1), ("submit", "2x2", "gloo", 4), ("run", "2", "mpi", 2)]
 )
-def test_a_dry_run_shows_what_would_start_and_starts_nothing(
+def test_dry_run_prints_the_plan_and_starts_nothing(
     cli: Cli, verb: str, nodes: str, backend: str | None, size: int
 ) -> None:
     if backend == "mpi":
@@ -276,7 +276,7 @@ def test_a_dry_run_shows_what_would_start_and_starts_nothing(
     assert not list(cli.folder.rglob("started"))
 
 
-def test_paths_to_send_are_meant_where_the_user_stands_and_others_are_refused_by_the_option(cli: Cli) -> None:
+def test_send_paths_are_relative_to_the_working_directory(cli: Cli) -> None:
     cli.script("print()", "code/src/train.py")
     for name in ("code/data/x.txt", "code/.git/HEAD", "other/y.txt"):
         cli.script("", name)
@@ -301,7 +301,7 @@ def test_paths_to_send_are_meant_where_the_user_stands_and_others_are_refused_by
     assert cli.run_ids() == []
 
 
-def test_the_attempts_of_a_run_are_told_as_they_come_and_shown_each_with_its_logs(cli: Cli) -> None:
+def test_run_reports_attempts_and_logs_shows_each(cli: Cli) -> None:
     script = cli.script(
         """
         import os
@@ -323,7 +323,7 @@ def test_the_attempts_of_a_run_are_told_as_they_come_and_shown_each_with_its_log
     assert cli("logs", run_id, "--attempt", "3", code=2).stderr.endswith(f"run {run_id} has 2 so far.\n")
 
 
-def test_a_dry_run_shows_what_an_engine_would_be_given(
+def test_dry_run_prints_the_engines_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A class of its own: what a protocol has once said of a class it says again, also when the methods are gone.
@@ -343,7 +343,7 @@ def test_a_dry_run_shows_what_an_engine_would_be_given(
 
 
 @pytest.mark.promise("paceline-rerun-submits-same-snapshot")
-def test_rerun_takes_the_source_as_it_was(cli: Cli) -> None:
+def test_rerun_uses_the_snapshot_of_the_run(cli: Cli) -> None:
     script = cli.script("import sys; print('old', sys.argv[1:])\n")
     cli("run", script, "--", "--epochs", "5")
     (first,) = cli.run_ids()
@@ -365,7 +365,7 @@ def test_rerun_can_detach_and_exits_as_the_script_did(cli: Cli) -> None:
     assert again != first
 
 
-def test_a_run_whose_snapshot_is_gone_or_that_never_had_one_can_not_run_again(cli: Cli) -> None:
+def test_rerun_without_a_snapshot_is_refused(cli: Cli) -> None:
     run_id = cli.submit("")
     cli.wait(run_id)
     for snapshot in (cli.folder / ".paceline" / "snapshots").iterdir():
@@ -377,7 +377,7 @@ def test_a_run_whose_snapshot_is_gone_or_that_never_had_one_can_not_run_again(cl
     assert "was not submitted but logged by a program" in cli("rerun", own.id, code=1).stderr
 
 
-def test_a_run_waits_for_another_and_says_so(cli: Cli) -> None:
+def test_queued_run_reports_the_run_it_waits_for(cli: Cli) -> None:
     cores = len(os.sched_getaffinity(0))
     holder = cli.submit("import time; time.sleep(600)", "-j", str(cores), "--backend", "gloo")
     assert cli.wait(holder, "Running") == "Running"

@@ -75,7 +75,7 @@ def test_a_secret_reaches_every_worker_and_no_record(cli: Cli, nodes: str, backe
 
 
 @pytest.mark.promise("killed-run-leaves-secret-behind")
-def test_the_next_attempt_has_the_secret_too_and_a_run_that_was_killed_leaves_none(cli: Cli) -> None:
+def test_secret_reaches_the_next_attempt_and_a_killed_run_leaves_none(cli: Cli) -> None:
     script = SCRIPT.replace(
         "    while", "    if os.environ['PACELINE_ATTEMPT'] == '1': os.kill(os.getpid(), 9)\n    while"
     )
@@ -112,7 +112,7 @@ def test_a_file_of_variables_is_read_as_dotenv_has_it_and_is_in_no_snapshot(cli:
     assert holders(cli.folder) == [".env"]
 
 
-def test_rerun_takes_the_values_anew_and_says_which_is_missing(cli: Cli) -> None:
+def test_rerun_reads_secret_values_again_and_names_missing_ones(cli: Cli) -> None:
     script = cli.script("import os; print(os.environ['A_TOKEN'] + os.environ['B_TOKEN'])")
     words = ["run", "-q", script, "--env", "A_TOKEN", "--env", "B_TOKEN"]
     assert cli(*words, env={"A_TOKEN": "x1", "B_TOKEN": "y2"}).stdout == "x1y2\n"
@@ -178,7 +178,7 @@ def test_an_estimator_names_a_secret_by_its_place(tmp_path: Path, monkeypatch: p
         pl.secret("hf_abcdefgh01234567")
 
 
-def test_secrets_are_told_from_other_variables() -> None:
+def test_secrets_are_distinguished_from_other_variables() -> None:
     for name, value in {
         "HF_TOKEN": "x1",
         "WANDB_API_KEY": "0123abcd",

@@ -65,7 +65,7 @@ def test_a_registered_model_is_served_until_ctrl_c(registered: Cli) -> None:
         time.sleep(0.02)
 
 
-def test_a_trial_says_that_all_is_well_or_what_is_wrong(registered: Cli) -> None:
+def test_serve_check_prints_success_or_the_fault(registered: Cli) -> None:
     done = registered("serve", "digits", "--entry", "src/score.py", "--check", "[1]")
     assert re.fullmatch(r'script: loaded in .* s; the sample was answered 200 in .* ms:\n"the model"\n', done.stdout)
     # The file lies one folder higher in a model that is not registered.
@@ -104,7 +104,7 @@ def test_a_trial_loads_the_model_in_the_environment_of_the_run_that_made_it(regi
     assert found["log"].splitlines()[1].endswith('src/uses.py", line 1, in <module>')
 
 
-def test_a_wrong_call_is_told_before_anything_starts(registered: Cli) -> None:
+def test_wrong_serve_call_is_refused_before_it_starts(registered: Cli) -> None:
     for words, said in (
         ("", "there is nothing to serve"),
         ("nosuch", "there is no model 'nosuch'"),

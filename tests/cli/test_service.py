@@ -76,7 +76,7 @@ def test_a_service_from_its_deployment_to_its_end(services: Any) -> None:
     assert services.json("service", "list") == []
 
 
-def test_what_fails_is_told_in_a_sentence_with_its_exit_code(services: Any) -> None:
+def test_service_failures_are_one_error_line_with_an_exit_code(services: Any) -> None:
     write_tree(services.folder, {"bad.py": "import nothing_of_this_name\n"})
     done = services("service", "deploy", "digits", "--model", "./two.txt", "--entry", "bad.py", code=1)
     assert "No module named 'nothing_of_this_name'" in done.stderr

@@ -132,7 +132,7 @@ def test_a_sweep_in_a_file(cli: Any) -> None:
 
 
 @pytest.mark.promise("wrong-sweep-refused-before-anything")
-def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -> None:
+def test_wrong_sweep_calls_are_refused_before_anything_starts(cli: Any, tmp_path: Path) -> None:
     parsed = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--x')\np.parse_args()\n"
     write_tree(cli.folder, {"train.py": SCRIPT, "parsed.py": parsed})
     wrong = {
@@ -209,7 +209,7 @@ def test_on_a_terminal_the_trials_are_a_table_and_ctrl_c_says_how_to_come_back(c
         again.close()
 
 
-def test_the_example_in_a_file_is_the_one_that_the_program_submits(cli: Any) -> None:
+def test_sweep_example_file_equals_its_program(cli: Any) -> None:
     source = Path(__file__).parents[2] / "examples" / "sweep"
     shown = cli.json("sweep", "run", source / "sweep.yaml", "--dry-run")
     program = (source / "submit.py").read_text()
@@ -234,7 +234,7 @@ for epoch in range(first, int(epochs)):
 """
 
 
-def test_trials_that_go_on_are_seen_in_what_is_shown(cli: Any) -> None:
+def test_sweep_show_includes_resumed_trials(cli: Any) -> None:
     write_tree(
         cli.folder,
         {

@@ -22,7 +22,7 @@ while True:
 
 
 @pytest.mark.promise("nodes-workers-take-sampled-target")
-def test_top_and_profile_of_a_run_that_goes_on_and_of_one_that_has_ended(cli: Cli) -> None:
+def test_top_and_profile_work_on_running_and_refuse_ended_runs(cli: Cli) -> None:
     cli.environment["PACELINE_SAMPLE_SECONDS"] = "1"
     run_id = cli.submit(STAYS)
     cli.wait(run_id, "Running")
@@ -73,7 +73,7 @@ def test_top_and_profile_of_a_run_that_goes_on_and_of_one_that_has_ended(cli: Cl
     ],
     ids=["interval", "seconds", "rate", "output"],
 )
-def test_what_is_wrong_is_said(cli: Cli, words: list[str], said: str) -> None:
+def test_wrong_top_and_profile_calls_are_refused(cli: Cli, words: list[str], said: str) -> None:
     run_id = cli("run", "-q", cli.script("pass")).stdout
     assert said in cli(*words, code=2).stderr, run_id
 

@@ -41,7 +41,7 @@ def of_verbs(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_table_says_what_the_verb_says_of_itself(verb: str) -> None:
+def test_verb_table_texts_equal_the_verbs_help(verb: str) -> None:
     own = inspect.cleandoc(app.load(verb).help or "").split("\n\n")[0]
     assert VERBS[verb][1] == " ".join(own.split())
 

@@ -26,7 +26,7 @@ def folder_of(cli: Cli, cwd: Path | None = None, **env: str) -> Path:
     return run_json.parent.parent.parent
 
 
-def test_by_default_it_is_made_in_the_working_directory(cli: Cli) -> None:
+def test_workspace_is_created_in_the_working_directory_by_default(cli: Cli) -> None:
     (cli.folder / "here").mkdir()
 
     assert folder_of(cli, cli.folder / "here") == cli.folder / "here" / ".paceline"
@@ -47,13 +47,13 @@ def test_a_configuration_without_a_path_means_the_folder_beside_it(cli: Cli) -> 
     assert folder_of(cli, cli.folder / "deep") == cli.folder / ".paceline"
 
 
-def test_the_variable_stands_above_the_configuration(cli: Cli) -> None:
+def test_workspace_variable_overrides_the_configuration(cli: Cli) -> None:
     (cli.folder / "paceline.toml").write_text('[workspace]\npath = "configured"\n')
 
     assert folder_of(cli, PACELINE_WORKSPACE=str(cli.folder / "named")) == cli.folder / "named"
 
 
-def test_a_variable_that_is_set_to_nothing_names_none(cli: Cli) -> None:
+def test_empty_workspace_variable_is_ignored(cli: Cli) -> None:
     assert folder_of(cli, PACELINE_WORKSPACE="") == cli.folder / ".paceline"
 
 

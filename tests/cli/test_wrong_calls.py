@@ -334,7 +334,7 @@ def test_error_speaks_of_options_and_not_of_parameters_in_python(in_process: InP
         "prune --status Faild": "Failed",
     }.items(),
 )
-def test_misspelled_choice_is_answered_with_the_nearest_one(in_process: InProcess, line: str, meant: str) -> None:
+def test_misspelled_choice_suggests_the_nearest(in_process: InProcess, line: str, meant: str) -> None:
     assert f"Did you mean {meant!r}?" in in_process(*shlex.split(line))
 
 
@@ -442,7 +442,7 @@ def test_the_version_is_the_packages(cli: Cli) -> None:
 
 
 @pytest.mark.promise("exit-codes-table-124-time")
-def test_a_cluster_that_does_not_answer_is_no_wrong_call(cli: Cli) -> None:
+def test_unreachable_cluster_has_its_own_exit_code(cli: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens on it
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -453,7 +453,7 @@ def test_a_cluster_that_does_not_answer_is_no_wrong_call(cli: Cli) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_store_that_does_not_answer_is_no_wrong_call(cli: Cli) -> None:
+def test_unreachable_store_has_its_own_exit_code(cli: Cli) -> None:
     pytest.importorskip("aiohttp")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens on it

@@ -60,7 +60,7 @@ def refusals() -> list[str]:
         )
     ),
 )
-def test_it_is_refused_with_what_can_be_done(refusals: list[str], number: int, words: str) -> None:
+def test_invalid_argument_is_refused_with_the_next_step(refusals: list[str], number: int, words: str) -> None:
     assert words in refusals[number]
 
 
@@ -79,8 +79,6 @@ def test_it_is_refused_with_what_can_be_done(refusals: list[str], number: int, w
         (64, 2, {"HOROVOD_CYCLE_TIME": "0"}, 0.0),
     ],
 )
-def test_what_is_submitted_is_gathered_for_longer_where_computing_takes_all_cores(
-    monkeypatch, cores, ranks, environ, cycle_s
-):
+def test_cycle_time_is_longer_if_ranks_use_all_cores(monkeypatch, cores, ranks, environ, cycle_s):
     monkeypatch.setattr(processes, "core_count", lambda: cores)
     assert EngineSettings.from_environment(environ).chosen(ranks, environ).gathering_s == cycle_s

@@ -49,7 +49,7 @@ class DeadTransport:
         pass
 
 
-def test_a_look_at_what_is_overdue_bears_operations_that_end_meanwhile() -> None:
+def test_stall_check_tolerates_concurrently_ending_operations() -> None:
     """It went through the table of operations while they were taken out, and the thread that watches ranks died of it."""
     loop: Any = BackgroundLoop(None, (0,), 0, EngineSettings().chosen(1), lambda *_: None)
     failed: list[BaseException] = []

@@ -39,7 +39,7 @@ def agree_on(coordinator: Coordinator, name: str, *shape: int) -> int:
     return response.agreements[0].slot
 
 
-def test_nothing_is_done_before_every_rank_has_asked():
+def test_operation_starts_after_every_rank_requested_it():
     coordinator = Coordinator(2, 8)
     coordinator.receive(0, Message(0, (), (request("a", 3), request("b", 3))))
     assert coordinator.respond() is None
@@ -64,7 +64,7 @@ def test_a_name_gets_a_number_the_second_time_and_is_then_agreed_upon_by_it():
     assert not response.agreements
 
 
-def test_a_rank_that_asks_for_another_shape_under_a_number_is_told():
+def test_cached_request_with_another_shape_gets_an_error():
     coordinator = Coordinator(2, 8)
     agree_on(coordinator, "a", 3)
     slot = agree_on(coordinator, "a", 3)
@@ -93,7 +93,7 @@ def test_a_number_of_the_epoch_before_is_still_understood():
     assert names(coordinator) == ["a"]
 
 
-def test_ranks_that_joined_are_not_waited_for():
+def test_joined_ranks_are_not_waited_for():
     coordinator = Coordinator(2, 8)
     coordinator.receive(1, Message(0, (), (Request(JOIN, JOIN),)))
     coordinator.receive(0, Message(0, (), (request("a", 3),)))
@@ -109,7 +109,7 @@ def task(array: Any, op: str = "sum", dtype: str = "float32", prescale: float = 
     return SimpleNamespace(request=request, arrays=[array], outs=[out])
 
 
-def test_what_two_ranks_send_along_comes_back_with_the_answer():
+def test_inline_data_of_two_ranks_is_reduced_in_the_response():
     coordinator = Coordinator(2, 8)
     tasks = [task(numpy.array([1, 2], numpy.float32), "average"), task(numpy.array([3, 6], numpy.float32), "average")]
     for rank, asked in enumerate(tasks):

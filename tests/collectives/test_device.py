@@ -84,7 +84,7 @@ hvd.shutdown()
 """
 
 
-def test_horovods_calls_take_that_way_too(tmp_path):
+def test_horovod_calls_use_the_device_group(tmp_path):
     script = tmp_path / "calls.py"
     script.write_text(HOROVOD)
     world = Ranks(2, script, cwd=tmp_path).wait()
@@ -159,7 +159,7 @@ def test_the_reduction_waits_for_the_callers_stream_and_the_callers_stream_for_i
     ]
 
 
-def test_a_broken_group_is_waited_for_by_nobody():
+def test_broken_device_group_is_aborted_not_shut_down():
     notes = []
     group = device.DeviceGroup(Group(notes), 2)
     group.close(broken=False)

@@ -75,7 +75,7 @@ def test_sums_of_short_integers_wrap_over_mpi_as_numpys_do(tmp_path):
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.proof), 3, pytest.param(4, marks=pytest.mark.proof)]
 )
-def test_every_operation_gives_what_numpy_gives(ranks, tmp_path):
+def test_every_operation_equals_numpy(ranks, tmp_path):
     need_mpi()
     done = mpirun(ranks, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -48,7 +48,7 @@ print(os.waitstatus_to_exitcode(ended[1]))
 """
 
 
-def test_a_forked_child_ends_by_itself() -> None:
+def test_forked_child_exits_without_deadlock() -> None:
     """Also where other threads held the engine's locks when it was forked: the child waited for them for ever."""
     pytest.importorskip("mpi4py")
     done = subprocess.run(

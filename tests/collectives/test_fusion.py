@@ -40,9 +40,7 @@ def given(rank: int, dtype: str) -> Any:
 @pytest.mark.parametrize("in_place", [(True,) * 4, (False, True, False, True), (True, False, True, False)])
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_the_result_is_numpys_to_the_last_bit_wherever_it_is_wanted(
-    ranks: int, dtype: str, in_place: tuple[bool, ...]
-) -> None:
+def test_fused_reduction_equals_numpy_bitwise(ranks: int, dtype: str, in_place: tuple[bool, ...]) -> None:
     def work(rank: int, segments: SharedSegments | None) -> dict[str, Any]:
         fusion, found = fusion_over(segments), {}
         for op in JOINS:

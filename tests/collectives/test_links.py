@@ -50,7 +50,7 @@ def test_two_that_send_more_than_the_kernel_holds_do_not_wait_for_each_other(pai
     assert came == {0: big, 1: big}
 
 
-def test_two_threads_that_send_on_one_link_leave_every_message_whole(pair):
+def test_concurrent_sends_on_one_link_keep_messages_whole(pair):
     """A rank's own work sends while another thread says why the engine gives up: their bytes came mixed, or the second
     thread died of "Existing exports of data"."""
     one, other = pair
@@ -108,7 +108,7 @@ def test_a_stranger_is_not_let_in():
             right.close()
 
 
-def test_who_has_not_connected_is_named():
+def test_missing_ranks_are_named_in_the_timeout():
     with links.listen("127.0.0.1") as server:
         link = links.connect("127.0.0.1", server.getsockname()[1], TOKEN, 2, 10)
         with pytest.raises(TimeoutError, match=r"no connection from rank 1, 3 within 0\.2 s"):

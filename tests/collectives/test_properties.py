@@ -208,7 +208,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int,
 
 @pytest.mark.promise("operations-order-give-numpy-gives")
 @pytest.mark.timeout(900)
-def test_any_operations_in_any_order_give_what_numpy_gives(world: tuple[int, World]) -> None:
+def test_random_operation_sequences_equal_numpy(world: tuple[int, World]) -> None:
     size, processes = world
 
     @settings(

@@ -57,7 +57,7 @@ WHERE = "10.0.0.1:29500"
 
 
 @pytest.mark.parametrize(("order", "end"), [("before", "destroy"), ("after", "destroy"), ("after", "keep")])
-def test_a_script_may_have_a_process_group_of_its_own(order, end, tmp_path):
+def test_script_can_have_its_own_process_group(order, end, tmp_path):
     script = tmp_path / "beside.py"
     script.write_text(BESIDE)
     world = Ranks(2, script, order, end, cwd=tmp_path).wait()
@@ -109,13 +109,13 @@ def test_a_port_that_another_program_has_is_named(tmp_path):
     assert f"told: rank 0 can't reach the store at MASTER_ADDR=127.0.0.1, MASTER_PORT={port}" in world.outputs[0]
 
 
-def test_a_missing_variable_is_named_with_those_that_are_there():
+def test_missing_rendezvous_variable_is_named_with_the_others():
     with pytest.raises(CollectivesError, match="RANK='0', WORLD_SIZE='2', MASTER_ADDR missing, MASTER_PORT='x'"):
         rendezvous.place({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"})
 
 
 @pytest.mark.promise("operations-same-over-mpi-over")
-def test_every_operation_gives_what_numpy_gives_over_gloo(tmp_path):
+def test_every_operation_over_gloo_equals_numpy(tmp_path):
     # Two ranks over Gloo carry out Horovod's checks (tests/compat/horovod/test_on_gloo.py).
     world = Ranks(3, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path).wait()
     assert world.codes == [0] * 3, world.told()
@@ -136,7 +136,7 @@ def part(store, key=KEY, prefix="run/1"):
 
 
 @pytest.mark.parametrize("key", [KEY, None])
-def test_what_a_rank_says_is_heard(key):
+def test_stored_value_is_read_by_another_rank(key):
     store = Store()
     assert not part(store, key).has("a")
     part(store, key).set("a", ["host", 4, None, [1, 2]])
@@ -156,7 +156,7 @@ def test_what_a_rank_says_is_heard(key):
         (lambda store: part(store, prefix="run/2").set("a", 1), "is signed with another secret than the run's"),
     ],
 )
-def test_what_nobody_of_the_run_has_signed_is_named_and_refused(write, told):
+def test_unsigned_store_value_is_refused(write, told):
     store = Store()
     write(store)
     with pytest.raises(CollectivesError, match=told) as caught:
@@ -164,7 +164,7 @@ def test_what_nobody_of_the_run_has_signed_is_named_and_refused(write, told):
     assert "'run/1/a' in the store at 10.0.0.1:29500" in str(caught.value)
 
 
-def test_a_rank_without_the_secret_says_so_instead_of_believing_anything():
+def test_rank_without_the_secret_refuses_store_values():
     store = Store()
     part(store).set("a", 1)
     with pytest.raises(CollectivesError, match=f"was given no {RUN_SECRET_VARIABLE}"):
@@ -175,7 +175,7 @@ def test_a_rank_without_the_secret_says_so_instead_of_believing_anything():
 
 
 @pytest.mark.parametrize("text", ["secret", "abcd", "zz" * 32])
-def test_a_secret_that_is_none_is_refused_without_being_shown(text):
+def test_invalid_secret_is_refused_without_being_shown(text):
     with pytest.raises(CollectivesError, match=f"{RUN_SECRET_VARIABLE} holds no secret") as caught:
         run_secret({RUN_SECRET_VARIABLE: text})
     assert (

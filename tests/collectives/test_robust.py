@@ -25,7 +25,7 @@ def run(transport: str, ranks: int, folder: Path, *arguments: object, **variable
 
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_disagreement_about_process_sets_is_told_to_all_and_nothing_is_left_behind(transport, tmp_path):
+def test_disagreement_about_process_sets_fails_on_all_ranks_and_leaves_nothing(transport, tmp_path):
     checks = (
         "different_process_sets_are_told_to_all",
         "sets_that_come_and_go_leave_nothing_behind",
@@ -35,7 +35,7 @@ def test_disagreement_about_process_sets_is_told_to_all_and_nothing_is_left_behi
 
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_a_stall_is_written_down_when_it_begins_and_when_it_is_over(transport, tmp_path, monkeypatch):
+def test_begin_and_end_of_a_stall_are_recorded(transport, tmp_path, monkeypatch):
     file = tmp_path / "stalls with a space.jsonl"
     monkeypatch.setenv("PACELINE_STALL_FILE", str(file))
     run(transport, 2, tmp_path, "a_stall_is_told_and_over", file, PACELINE_STALL_FILE=str(file))
@@ -43,7 +43,7 @@ def test_a_stall_is_written_down_when_it_begins_and_when_it_is_over(transport, t
 
 @pytest.mark.promise("stall-names-ranks-missing")
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_a_stall_at_the_limit_fails_on_every_rank_and_names_the_missing_one(transport, tmp_path):
+def test_stall_at_its_limit_fails_on_every_rank_and_names_the_missing_rank(transport, tmp_path):
     printed = "".join(run(transport, 3, tmp_path, "a_stall_is_ended_at_the_limit"))
     told = [line for line in printed.splitlines() if line.startswith("told:")]
     assert len(told) == 3
@@ -51,7 +51,7 @@ def test_a_stall_at_the_limit_fails_on_every_rank_and_names_the_missing_one(tran
 
 
 @pytest.mark.promise("rank-killed-told-others")
-def test_a_rank_that_is_killed_in_the_middle_is_told_to_the_others_over_gloo(tmp_path):
+def test_killed_rank_is_reported_to_the_others_over_gloo(tmp_path):
     world = Ranks(3, CHECKS, "a_rank_killed_in_the_middle_is_told_to_the_others", cwd=tmp_path).wait()
     assert world.codes == [0, 0, -9], world.told()
     for output in world.outputs[:2]:
@@ -59,7 +59,7 @@ def test_a_rank_that_is_killed_in_the_middle_is_told_to_the_others_over_gloo(tmp
         assert "refused: rank 2 of 3 was lost, and nobody has started it again" in output
 
 
-def test_an_engine_that_fails_on_one_rank_is_told_to_the_others_over_gloo(tmp_path):
+def test_engine_failure_on_one_rank_is_reported_to_the_others_over_gloo(tmp_path):
     for output in run("gloo", 3, tmp_path, "an_engine_that_fails_alone_is_told_to_the_others"):
         assert "communication has failed (TypeError" in output
 

@@ -53,6 +53,6 @@ def test_steps_data_and_others_are_counted(tmp_path):
     assert found.wait_s > 0
 
 
-def test_nothing_is_hooked_where_nobody_wants_to_know():
+def test_no_step_hook_is_installed_without_a_watch_folder():
     code = "from paceline.collectives import step_hooks; import sys; n = len(sys.meta_path); step_hooks.count_steps()"
     assert run_python(f"{code}; print(len(sys.meta_path) - n)", environment={"PACELINE_WATCH_DIR": ""}) == "0\n"

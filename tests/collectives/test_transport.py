@@ -44,7 +44,7 @@ def on_ranks(
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_each_reads_what_all_have_filled_in_order(ranks: int) -> None:
+def test_each_rank_reads_the_segments_of_all_ranks_in_order(ranks: int) -> None:
     def work(rank: int, segments: SharedSegments | None) -> list[list[float]]:
         assert segments is not None
         segments.fill(FLOAT)[:2] = rank, rank + 0.5
@@ -53,7 +53,7 @@ def test_each_reads_what_all_have_filled_in_order(ranks: int) -> None:
     assert on_ranks(ranks, work) == [[[rank, rank + 0.5] for rank in range(ranks)]] * ranks
 
 
-def test_nothing_is_filled_anew_that_another_still_reads() -> None:
+def test_segment_is_not_overwritten_while_another_rank_reads_it() -> None:
     may_read = threading.Event()
 
     def work(rank: int, segments: SharedSegments | None) -> list[float]:
@@ -73,7 +73,7 @@ def test_nothing_is_filled_anew_that_another_still_reads() -> None:
     assert on_ranks(2, work) == [[0, 1, 2]] * 2
 
 
-def test_there_is_none_where_a_rank_does_not_see_all(tmp_path: Any) -> None:
+def test_no_shared_memory_if_a_rank_does_not_see_all_segments(tmp_path: Any) -> None:
     other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -95,12 +95,12 @@ def test_another_world_s_memory_is_not_taken() -> None:
     assert on_ranks(2, lambda _, segments: segments, tell) == [None, None]
 
 
-def test_ranks_that_share_a_core_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_a_core_have_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "core_count", lambda: 1)
     assert on_ranks(2, lambda _, segments: segments) == [None, None]
 
 
-def test_many_ranks_have_none() -> None:
+def test_ranks_above_the_limit_have_no_shared_memory() -> None:
     assert share_segments(0, MOST_RANKS + 1, lambda value: [value], lambda: None, 4096) is None
 
 

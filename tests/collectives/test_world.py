@@ -31,7 +31,7 @@ def test_the_transport_follows_from_the_variables(environ, chosen):
 
 
 @pytest.mark.parametrize(("has_mpi", "chosen"), [(True, "mpi"), (False, "alone")])
-def test_a_process_that_nobody_has_started_takes_mpi_where_it_is_there(monkeypatch, has_mpi, chosen):
+def test_process_without_a_launcher_chooses_mpi_if_installed(monkeypatch, has_mpi, chosen):
     monkeypatch.setattr(world.importlib.util, "find_spec", lambda name: object() if has_mpi else None)
     assert world.choice({}) == chosen
     assert world.choice({"WORLD_SIZE": "1"}) == chosen
@@ -65,7 +65,7 @@ def test_a_world_of_mpi_that_has_lost_a_rank_is_not_joined_again():
     ]
 
 
-def test_a_world_of_one_leaves_no_file_in_shared_memory():
+def test_single_rank_leaves_no_shared_memory_file():
     # Story: each process that used MPI without a launcher left a file of 16 MiB in /dev/shm, for ever.
     pytest.importorskip("mpi4py")
     code = (
@@ -78,7 +78,7 @@ def test_a_world_of_one_leaves_no_file_in_shared_memory():
     assert done.stdout.splitlines() == ["1 False", "[]"], done.stderr
 
 
-def test_a_world_of_one_needs_no_home():
+def test_single_rank_needs_no_home():
     # Story: below a service without HOME, Open MPI ended the process in its first call.
     pytest.importorskip("mpi4py")
     code = "import os; from paceline.collectives import mpi; print(mpi.world().size, 'HOME' in os.environ)"

@@ -27,12 +27,12 @@ def test_exit_code_and_lines_of_both_streams_come_back(script):
     assert lines == said == ["out", "err", "unfinished"]
 
 
-def test_whatever_bytes_come_are_text(script):
+def test_undecodable_output_bytes_are_replaced(script):
     code, lines = call(script("printf 'a\\377b\\n'"))
     assert (code, lines) == (0, ["a�b"])
 
 
-def test_what_it_started_is_gone_when_nobody_hears_it_any_more(script):
+def test_children_are_killed_if_the_listener_raises(script):
     pids: list[int] = []
 
     def hear(line: str) -> None:
@@ -49,7 +49,7 @@ def test_a_client_that_is_not_there_is_named():
         call(["/nowhere/podman", "pull"])
 
 
-def test_it_has_the_environment_that_it_is_given(script):
+def test_client_gets_the_given_environment(script):
     _, lines = call(script('echo "$TOKEN"'), environment={**os.environ, "TOKEN": "x"})
     assert lines == ["x"]
 
@@ -118,7 +118,7 @@ def test_the_reason_is_the_engines_last_error(lines, expected):
         ),
     ],
 )
-def test_an_engine_that_could_not_start_is_told_with_its_reason(engine, code, line, told):
+def test_start_failure_has_the_engines_reason(engine, code, line, told):
     assert told in str(
         start_failure(engine, "img:1", "python3", code, ["some other line", line, "See 'podman run --help'"])
     )
@@ -129,7 +129,7 @@ def test_any_other_exit_code_is_the_scripts(engine, code):
     assert start_failure(engine, "img:1", "python3", code, ["Error: of the script"]) is None
 
 
-def test_without_a_word_from_the_engine_the_exit_code_is_told():
+def test_start_failure_without_output_has_the_exit_code():
     assert "podman could not start a container: exit code 125." in str(
         start_failure(PODMAN, "img:1", "python3", 125, [])
     )

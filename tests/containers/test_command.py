@@ -41,7 +41,7 @@ def wrapped(engine=PODMAN, *, gpus=0, prepared=None, image="img", shell=None, op
     return wrap(command, launch, engine=engine, image=image, shell=shell, **(options or {}))
 
 
-def test_podmans_command_line_is_this_one():
+def test_podman_command_line_is_complete():
     command = wrapped(arguments=("--lr", "1"))
     run = "/shared/team/.paceline/runs/digits_1700000000_00000001"
     package = str(Path(INSIDE).parent.parent)
@@ -83,7 +83,7 @@ def test_the_user_is_the_same_inside(engine, words):
     assert list(argv[start : argv.index("--mount")]) == words
 
 
-def test_no_value_stands_on_the_command_line_and_the_client_has_them_all():
+def test_variable_values_are_passed_by_the_environment_only():
     command = wrapped(environment_variables={"TOKEN": "hunter2", "PATH": "/users/own"}, arguments=("x",))
     assert not [word for word in command.argv if "hunter2" in word or "/users/own" in word]
     names = [name for flag, name in zip(command.argv, command.argv[1:], strict=False) if flag == "--env"]
@@ -95,7 +95,7 @@ def test_no_value_stands_on_the_command_line_and_the_client_has_them_all():
     assert command.environment["_PACELINE_SET_PATH"] == "/users/own"
 
 
-def test_the_shell_stays_outside_but_for_what_it_says_of_our_defaults():
+def test_shell_variables_stay_outside_except_for_defaults():
     command = wrapped(
         distributed_backend="gloo", shell={"OMP_NUM_THREADS": "3", "LD_LIBRARY_PATH": "/host", "PATH": "/host/bin"}
     )
@@ -113,7 +113,7 @@ def test_an_environments_programs_come_before_the_images():
     assert argv[argv.index("--path") + 1] == "/env/bin"
 
 
-def test_shared_memory_is_the_hosts_one_of_a_size_or_another_containers():
+def test_shared_memory_is_the_hosts_sized_or_another_containers():
     assert "--ipc=host" in wrapped().argv
     sized = wrapped(options={"shm_size": "8g"}).argv
     assert "--shm-size=8g" in sized
@@ -133,7 +133,7 @@ def test_gpus_are_all_there_and_the_variable_chooses(engine, word):
     assert word not in wrapped(engine).argv
 
 
-def test_apptainers_command_line_is_this_one():
+def test_apptainer_command_line_is_complete():
     command = wrapped(APPTAINER, image="docker://img", environment_variables={"TOKEN": "x"})
     assert command.argv[:4] == ("/usr/bin/apptainer", "exec", "--cleanenv", "--no-home")
     end = command.argv.index("docker://img")
@@ -145,7 +145,7 @@ def test_apptainers_command_line_is_this_one():
     assert wrapped(SINGULARITY).environment["SINGULARITYENV_PACELINE_RUN_ID"]
 
 
-def test_mpirun_and_all_its_workers_are_in_one_container():
+def test_mpirun_and_its_workers_share_one_container():
     prepared = NodeSetup(
         python="python3",
         is_isolated=True,
@@ -191,7 +191,7 @@ def test_a_folder_can_appear_at_another_path():
     ]
 
 
-def test_a_folder_that_another_one_brings_along_is_not_mounted_again():
+def test_nested_folder_is_not_mounted_twice():
     def mount(path, read_only=False):
         return Mount(path=Path(path), read_only=read_only)
 

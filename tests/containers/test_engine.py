@@ -39,7 +39,7 @@ def test_podman_comes_before_docker_and_docker_before_apptainer(bin_dir):
         ("docker", fakes.PODMAN, ("podman", "4.3.1", False)),
     ],
 )
-def test_an_engine_is_what_it_says_it_is(bin_dir, name, text, expected):
+def test_engine_kind_and_version_come_from_its_output(bin_dir, name, text, expected):
     fakes.program(bin_dir, name, text)
     found = find(bin_dir)
     assert (found.kind, found.version, found.is_rootless) == expected
@@ -56,7 +56,7 @@ def test_an_engine_is_what_it_says_it_is(bin_dir, name, text, expected):
         ("podman", "exit 3", r"podman is not a known container engine \(exit code 3\)"),
     ],
 )
-def test_what_does_not_answer_is_passed_over_and_named(bin_dir, name, text, reason):
+def test_unresponsive_engine_is_skipped_and_named(bin_dir, name, text, reason):
     fakes.program(bin_dir, name, text)
     with pytest.raises(LauncherError, match=reason):
         find(bin_dir)
@@ -75,7 +75,7 @@ def test_what_does_not_answer_is_passed_over_and_named(bin_dir, name, text, reas
         (fakes.REMOTE_PODMAN, r"podman serves another machine"),
     ],
 )
-def test_one_that_is_to_start_nothing_is_the_same_one_and_is_not_asked_for_all_that_it_knows(bin_dir, text, reason):
+def test_engine_that_starts_nothing_is_probed_by_version_only(bin_dir, text, reason):
     fakes.program(bin_dir, "podman", fakes.ROOTLESS_PODMAN.replace("info)", "info) touch $0.asked;"))
     found = find_engine({"PATH": f"{bin_dir}:/bin"}, to_start=False)
     assert (found.kind, found.version, found.is_rootless) == ("podman", "4.3.1", None)
@@ -88,7 +88,7 @@ def test_one_that_is_to_start_nothing_is_the_same_one_and_is_not_asked_for_all_t
         find_engine({"PATH": f"{bin_dir}:/nowhere"}, to_start=False)
 
 
-def test_without_any_the_message_says_what_was_looked_for_and_what_to_install(bin_dir):
+def test_missing_engine_names_the_candidates_and_packages(bin_dir):
     with pytest.raises(LauncherError) as caught:
         find(bin_dir)
     told = str(caught.value)
@@ -97,7 +97,7 @@ def test_without_any_the_message_says_what_was_looked_for_and_what_to_install(bi
     assert "PACELINE_CONTAINER_ENGINE" in told
 
 
-def test_an_engine_that_gives_no_answer_in_time_is_no_wrong_value(bin_dir, monkeypatch):
+def test_engine_timeout_raises_engine_error(bin_dir, monkeypatch):
     monkeypatch.setattr("paceline.containers.engine._ANSWER_S", 0.1)
     path = fakes.program(bin_dir, "podman", "exec /bin/sleep 600")
     with pytest.raises(

@@ -28,7 +28,7 @@ def engine(tmp_path, text, kind="podman"):
     return ContainerEngine(kind=kind, path=str(fakes.program(tmp_path, kind, text)), version="5")
 
 
-def test_an_image_that_is_there_is_not_pulled(tmp_path):
+def test_existing_image_is_not_pulled(tmp_path):
     said: list[str] = []
     assert check_image(engine(tmp_path, HAS_IT), "img:1", said.append) == "abc123"
     assert said == []
@@ -40,7 +40,7 @@ def test_an_image_that_is_not_there_is_pulled_live(tmp_path):
     assert said == ["podman pull docker.io/pytorch/pytorch:2", "Copying blob", "10%", "20%"]
 
 
-def test_a_pull_that_fails_is_told_with_the_engines_reason(tmp_path):
+def test_failed_pull_has_the_engines_reason(tmp_path):
     with pytest.raises(LauncherError) as caught:
         check_image(engine(tmp_path, REFUSES), "img:1", print)
     told = str(caught.value)
@@ -65,7 +65,7 @@ def test_a_name_without_a_registry_is_dockers(image, expected):
 
 
 @pytest.mark.parametrize("image", ["--privileged", "-v", "", " ", "two words", "a;b", "a\nb", "$(x)", "../x", "/x"])
-def test_what_can_not_be_a_name_is_refused(image):
+def test_invalid_image_name_is_refused(image):
     with pytest.raises(LauncherError, match="is not the name of an image"):
         check_image_name(image)
 
@@ -85,7 +85,7 @@ def test_a_size_has_a_number_and_a_unit(size):
 
 
 @pytest.mark.parametrize("size", ["much", "", "-1g", "8 g", "8gg", "0", "0m", "1g --privileged"])
-def test_what_is_no_size_is_refused(size):
+def test_invalid_shm_size_is_refused(size):
     with pytest.raises(LauncherError, match="is not a size"):
         check_shm_size(size)
 
@@ -113,7 +113,7 @@ def test_the_images_python_and_open_mpi_come_back(look):
     assert said == ["some notice"]
 
 
-def test_another_mpi_is_none(look):
+def test_mpich_in_an_image_is_ignored(look):
     found = look(answer(mpirun="/usr/bin/mpirun", mpirun_version="HYDRA build details: 4.2"))
     assert (found.mpirun, found.mpirun_version) == (None, None)
 
@@ -123,18 +123,18 @@ def test_a_python_before_3_10_is_refused_with_its_version(look):
         look(answer(version=[3, 6, 9]))
 
 
-def test_an_engine_that_does_not_see_this_machines_folders_is_told(look):
+def test_engine_without_this_machines_folders_is_reported(look):
     from paceline.containers.command import INSIDE
 
     with pytest.raises(LauncherError, match="podman does not see this machine's folders"):
         look(f"echo \"python3: can't open file '{INSIDE}': [Errno 2] No such file or directory\" >&2; exit 2")
 
 
-def test_an_engine_that_fails_is_told_with_its_reason(look):
+def test_engine_failure_has_its_reason(look):
     with pytest.raises(LauncherError, match="'img:1': podman could not start a container: no space left"):
         look("echo 'Error: no space left' >&2; exit 125")
 
 
-def test_a_python_that_is_none_is_told_with_what_it_said(look):
+def test_unusable_python_in_an_image_is_reported_with_its_output(look):
     with pytest.raises(LauncherError, match=r"does not run as Python 3\.10 or later does: Unknown option: -I"):
         look("echo 'Unknown option: -I' >&2; exit 2")

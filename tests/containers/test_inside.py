@@ -29,7 +29,7 @@ def run(*options, command=None, **environment):
     return (done.returncode, done.stderr) if done.returncode else json.loads(done.stdout)
 
 
-def test_variables_get_their_own_names_and_the_prefixed_ones_go():
+def test_prefixed_variables_get_their_own_names():
     arguments, found = run(
         _PACELINE_SET_HOME="/mine",
         _PACELINE_SET_TOKEN="a\n'b'",
@@ -43,7 +43,7 @@ def test_variables_get_their_own_names_and_the_prefixed_ones_go():
     assert found == {"HOME": "/mine", "TOKEN": "a\n'b'", "EMPTY": "", "IMAGES": "replaced", "PACELINE_RUN_ID": "r"}
 
 
-def test_a_default_gives_way_to_the_images_value_and_to_one_that_is_set():
+def test_default_is_overridden_by_image_and_set_values():
     _, found = run(
         _PACELINE_DEFAULT_A="1", _PACELINE_DEFAULT_B="1", _PACELINE_DEFAULT_C="1", B="2", _PACELINE_SET_C="3"
     )
@@ -60,7 +60,7 @@ def test_home_is_the_images_where_that_can_be_written_to(tmp_path):
 
 
 @pytest.mark.parametrize("images", ["/", "/nowhere", None])
-def test_home_is_a_new_folder_in_the_first_place_that_takes_one(tmp_path, images):
+def test_home_is_created_in_the_first_writable_place(tmp_path, images):
     variables = {"HOME": images} if images else {}
     home = Path(run("--home", "/nowhere", "--home", str(tmp_path), **variables)[1]["HOME"])
     assert home.parent == tmp_path
@@ -74,7 +74,7 @@ def test_a_command_that_is_not_there_is_named():
     assert "paceline: 'nothing-of-this-name' could not be started in the container" in told
 
 
-def test_the_probe_tells_which_python_it_is():
+def test_probe_reports_version_and_executable():
     done = subprocess.run(
         [sys.executable, "-I", "-S", inside.__file__, "--probe"], env={}, capture_output=True, text=True, check=True
     )
@@ -83,7 +83,7 @@ def test_the_probe_tells_which_python_it_is():
     assert found["executable"] == sys.executable
 
 
-def test_a_python_that_is_too_old_could_still_read_the_file():
+def test_probe_file_parses_on_old_pythons():
     tree = ast.parse(Path(inside.__file__).read_bytes(), feature_version=(3, 4))
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.JoinedStr, ast.AnnAssign))]
     assert "annotations" not in Path(inside.__file__).read_text()

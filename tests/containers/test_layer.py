@@ -83,7 +83,7 @@ def test_a_large_file_of_a_local_folder_counts_from_its_beginning(tmp_path):
     assert "weights.bin" in seen.pop()
 
 
-def test_pips_reason_is_told_and_nothing_counts(ensure, tmp_path):
+def test_failed_pip_install_is_reported_and_keeps_no_layer(ensure, tmp_path):
     with pytest.raises(EnvironmentBuildError) as caught:
         ensure(FAILS, "nothing")
     assert "No matching distribution found for nothing: Could not find a version" in str(caught.value)
@@ -91,7 +91,7 @@ def test_pips_reason_is_told_and_nothing_counts(ensure, tmp_path):
     assert ensure(INSTALLS, "nothing").packages == ("tiny==1.0",)
 
 
-def test_what_a_try_left_that_did_not_end_is_removed(ensure, tmp_path):
+def test_leftovers_of_an_interrupted_install_are_removed(ensure, tmp_path):
     first = ensure(INSTALLS, "tiny")
     left = write_tree(Path(first.prefix).parent / "11111111", {"half": "written"})
     (tmp_path / "images" / f"{left.parent.name}.json").write_text('{"prefix": "cut sho')
@@ -100,7 +100,7 @@ def test_what_a_try_left_that_did_not_end_is_removed(ensure, tmp_path):
     assert not left.exists()
 
 
-def test_an_environment_that_was_moved_is_none(ensure, tmp_path):
+def test_moved_layer_is_rebuilt(ensure, tmp_path):
     first = ensure(INSTALLS, "tiny")
     path = tmp_path / "images" / f"{Path(first.prefix).parent.name}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "prefix": "/elsewhere/x/y"}))
@@ -127,7 +127,7 @@ def test_each_of_two_nodes_makes_the_environment_at_the_same_place(ensure, tmp_p
     assert runs(tmp_path) == 2
 
 
-def test_a_full_or_read_only_place_is_one_clear_error(ensure, tmp_path):
+def test_unwritable_layer_folder_raises_environment_build_error(ensure, tmp_path):
     (tmp_path / "images").write_text("a file in the way")
     with pytest.raises(
         EnvironmentBuildError, match=r"could not be installed on top of the image: File exists: '.*images'"
@@ -167,7 +167,7 @@ def images(tmp_path):
     return folder
 
 
-def test_those_that_are_complete_are_listed_the_last_used_first(images):
+def test_complete_layers_are_listed_by_last_use(images):
     found = all_layers(images)
     assert [(kept.key, kept.layer.packages, kept.used_at) for kept in found] == [
         ("b" * 20, ("x==1",), 1001.0),
@@ -181,7 +181,7 @@ def test_nothing_is_listed_where_there_is_nothing(tmp_path):
     assert prune_layers(tmp_path / "images") == []
 
 
-def test_one_that_is_held_stays_and_counts_as_used(images):
+def test_held_layer_survives_prune_and_counts_as_used(images):
     with hold_layer(images, "a" * 20):
         assert [kept.key for kept in prune_layers(images)] == ["b" * 20]
         assert [kept.key for kept in all_layers(images)] == ["a" * 20]
@@ -197,7 +197,7 @@ def test_a_dry_run_removes_nothing(images):
     assert len(all_layers(images)) == 2
 
 
-def test_one_that_is_not_there_any_more_can_not_be_held(images):
+def test_pruned_layer_can_not_be_held(images):
     """Story: a run went on with an environment that had been pruned between its build and the hold."""
     prune_layers(images, only=["a" * 20])
     with (
@@ -208,7 +208,7 @@ def test_one_that_is_not_there_any_more_can_not_be_held(images):
     assert not (images / ("a" * 20)).exists()
 
 
-def test_one_that_was_used_since_it_was_listed_stays(images, monkeypatch):
+def test_layer_used_after_listing_survives_prune(images, monkeypatch):
     def use_first(path):
         if path.stem == "a" * 20:
             with hold_layer(images, path.stem):

@@ -22,7 +22,7 @@ def test_a_runs_containers_are_removed_and_no_others(tmp_path):
     assert "rm --force --volumes --time=0 aaa bbb" in asked
 
 
-def test_a_runtime_that_still_knows_a_container_is_asked_again(tmp_path):
+def test_runtime_that_still_knows_a_container_is_called_again(tmp_path):
     # Story: on a busy machine a killed container's state stayed below /run, since the runtime could not delete it at once.
     runtime = fakes.program(
         tmp_path,
@@ -40,7 +40,7 @@ def test_a_runtime_that_still_knows_a_container_is_asked_again(tmp_path):
     assert (tmp_path / "runtime.asked").read_text().split() == ["aaa", "aaa", "bbb", "bbb"]
 
 
-def test_docker_is_looked_at_twice_for_it_may_be_at_work_still(tmp_path):
+def test_docker_is_listed_twice_to_find_late_containers(tmp_path):
     late = FAKE.replace("test -e", '[ "$(wc -l < "$0.asked")" -lt 2 ] && exit 0\ntest -e', 1)
     program = fakes.program(tmp_path, "docker", late)
     assert remove(ContainerEngine(kind="docker", path=str(program), version="27"), "r_1") == 1
@@ -53,5 +53,5 @@ def test_an_engine_that_fails_or_is_gone_raises_nothing(tmp_path):
     assert remove(ContainerEngine(kind="docker", path="/nowhere/docker", version="4"), "r_1") == 0
 
 
-def test_apptainer_keeps_none(tmp_path):
+def test_apptainer_has_no_containers_to_remove(tmp_path):
     assert remove(ContainerEngine(kind="apptainer", path="/nowhere/apptainer", version="1"), "r_1") == 0

@@ -98,7 +98,7 @@ def test_a_run_takes_from_s3_and_stores_there_and_its_secret_is_nowhere(
     assert not any(secret in shown.encode() for secret in secrets)
 
 
-def test_a_key_that_the_server_refuses_is_said_before_the_workers_start_without_the_secret(
+def test_refused_key_fails_the_run_before_workers_without_the_secret(
     lab: Lab, store: pl.Datastore, s3_once: servers.S3, tmp_path: Path
 ) -> None:
     s3_once.check_keys(True)
@@ -122,7 +122,7 @@ def test_a_secret_that_is_not_where_it_should_be_is_named_by_its_place(
     assert "LAB_SECRET" in run.failure.message
 
 
-def test_a_server_that_is_away_is_said_before_the_workers_start(lab: Lab, workspace: Workspace, bucket: str) -> None:
+def test_unreachable_store_fails_the_run_before_workers(lab: Lab, workspace: Workspace, bucket: str) -> None:
     store = register(workspace, "http://127.0.0.1:9", bucket)
     run = lab.finish("print('ran')\n", inputs=[store.path("mnist").as_download()])
     assert run.failure is not None

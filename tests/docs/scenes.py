@@ -50,9 +50,9 @@ def supposed_by(*pages: str) -> Callable[[Maker], Maker]:
 def readme(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     copy_examples(scene.folder, "parts")
     scene.elsewhere = {
-        "$ ": "test_the_readmes_commands_print_what_it_says",
-        "examples/digits": "test_the_readmes_ten_lines_print_what_it_says",
-        "paceline.parallelize(": "test_the_readme_s_model_trains_as_it_stands_on_one_worker_and_on_two",
+        "$ ": "test_readme_commands_print_the_shown_output",
+        "examples/digits": "test_readme_program_prints_the_shown_output",
+        "paceline.parallelize(": "test_readme_model_trains_on_one_and_two_workers",
     }
 
 

@@ -26,7 +26,7 @@ from tests.warm import EXAMPLES, TENSORFLOW, fork_scripts
 
 #: Pages, or folders of pages -> the test that runs their blocks in this one's place.
 ELSEWHERE = {
-    "tutorials": "test_the_notebook_runs_from_top_to_end_and_prints_what_it_says",
+    "tutorials": "test_notebook_runs_and_prints_the_shown_output",
     "reference-architecture.md": "test_the_example_trains_on_two_nodes_and_a_second_run_goes_on_from_its_checkpoints",
 }
 ALL = (*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md")
@@ -116,7 +116,7 @@ def end_what_is_left(workspace: Workspace) -> None:
 
 @pytest.mark.promise("commands-python-page-work-they")
 @pytest.mark.parametrize("page", ALL, **by_name)
-def test_every_block_of_a_page_has_a_way_to_be_run_or_says_that_it_is_output(page: Path) -> None:
+def test_every_block_of_a_page_is_runnable_or_marked_as_output(page: Path) -> None:
     found = blocks(page)
     assert page.read_text().count("```") == 2 * len(found), (
         f"a fence that is not closed, or has more than a word. {HOW}"
@@ -133,7 +133,7 @@ def test_every_block_of_a_page_has_a_way_to_be_run_or_says_that_it_is_output(pag
             assert re.search(rf"\b{re.escape(name.stem)}\b", others), f"{page.name}:{block.line}: nothing uses {name}"
 
 
-def test_what_pages_leave_to_other_tests_is_there() -> None:
+def test_tests_that_pages_refer_to_exist() -> None:
     known = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     of_scenes = [name for maker in SCENES.values() for name in re.findall(r"\"(test_\w+)\"", inspect.getsource(maker))]
     assert of_scenes
@@ -160,7 +160,7 @@ def test_commands_that_are_left_to_proof_stand_on_their_pages() -> None:
     ],
     ids=["no language", "a command as text", "a form of no verb", "no prompt", "no reason"],
 )
-def test_a_block_that_nothing_is_known_to_do_with_is_refused_with_what_to_write(block: Block, why: str) -> None:
+def test_unknown_block_kind_is_refused_with_the_valid_forms(block: Block, why: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(why)) as caught:
         kind_of(block)
     assert "what it prints below it" in str(caught.value)

@@ -127,7 +127,7 @@ def test_every_benchmark_has_its_line_with_its_results():
     assert wrong == []
 
 
-def test_what_make_test_does_less_often_has_its_full_number_in_make_proof():
+def test_reduced_counts_of_make_test_are_complete_in_make_proof():
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^proof:.*\bchaos\b", makefile, re.MULTILINE), "make proof does what make chaos does"
     assert re.search(r"^\tPACELINE_PROOF=1 .* -m proof$", makefile, re.MULTILINE), "it runs the tests marked so"

@@ -29,7 +29,7 @@ def test_the_example_trains_on_two_nodes_and_a_second_run_goes_on_from_its_check
 
 
 @pytest.mark.promise("reference-architecture-s-example-runs")
-def test_the_arithmetic_is_what_its_program_prints() -> None:
+def test_shown_arithmetic_equals_the_programs_output() -> None:
     (said,) = [text for text in COMMANDS if "arithmetic" in text]
     command = [sys.executable, str(ROOT / "examples" / "many_nodes" / "arithmetic.py")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -37,7 +37,7 @@ def test_the_arithmetic_is_what_its_program_prints() -> None:
 
 
 @pytest.mark.promise("reference-architecture-s-example-runs")
-def test_the_figures_are_those_of_the_benchmark_s_result() -> None:
+def test_shown_figures_equal_the_benchmark_result() -> None:
     # In a process of its own: what benchmarks import sets variables.
     program = (
         "import json, many_nodes as m; print(m.table(json.loads((m.RESULTS / 'many_nodes.json').read_text())), end='')"

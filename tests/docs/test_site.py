@@ -48,7 +48,7 @@ def test_the_site_s_order_has_each_page_of_the_docs_once() -> None:
 
 
 @pytest.mark.promise("site-page-order-somebody-needs")
-def test_the_site_comes_in_the_order_in_which_somebody_needs_it() -> None:
+def test_site_navigation_has_the_intended_order() -> None:
     assert [next(iter(entry)) for entry in SITE["nav"]] == [
         "Start",
         "Train on one process",
@@ -80,7 +80,7 @@ def test_the_site_asks_no_other_host() -> None:
     assert SITE["strict"] is True
 
 
-def test_the_pictures_are_those_that_their_script_draws() -> None:
+def test_pictures_equal_the_output_of_their_script() -> None:
     script = runpy.run_path(str(DOCS / "pictures" / "draw.py"))
     drawn = script["draw"]()
     assert {path.name for path in (DOCS / "pictures").glob("*.svg")} == set(drawn)
@@ -91,7 +91,7 @@ def test_the_pictures_are_those_that_their_script_draws() -> None:
 
 @pytest.mark.promise("public-name-method-property-says")
 @pytest.mark.parametrize("module", MODULES)
-def test_every_public_name_says_what_it_is(module: str) -> None:
+def test_every_public_name_has_a_docstring(module: str) -> None:
     assert not without_docstrings(import_module(module))
 
 

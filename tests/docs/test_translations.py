@@ -24,7 +24,7 @@ def english(page: Path) -> Path:
     return page.with_name(f"{page.name.split('.')[0]}.md")
 
 
-def test_a_page_that_is_translated_is_there_in_each_language() -> None:
+def test_translated_pages_exist_in_each_language() -> None:
     names = {english(page) for page in TRANSLATIONS}
     assert {page.name[:3] for page in names} == {"REA", "con", "01-", "02-"}
     assert len(TRANSLATIONS) == len(names) * len(LANGUAGES)

@@ -42,14 +42,14 @@ def test_there_are_four_tutorials() -> None:
 
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_notebook_is_the_one_that_is_made_of_the_page(page: Path) -> None:
+def test_notebook_equals_the_one_generated_from_the_page(page: Path) -> None:
     made = MAKER["notebook"](page.read_text())
     assert page.with_suffix(".ipynb").read_text() == made, "run python .ci/notebooks.py"
 
 
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
-def test_the_scripts_of_a_page_are_those_of_the_examples(page: Path) -> None:
+def test_scripts_of_a_page_equal_the_example_files(page: Path) -> None:
     files = [MAKER["file_of"](block.text) for block in blocks(page, "python")]
     files = [file for file in files if file]
     assert files
@@ -57,7 +57,7 @@ def test_the_scripts_of_a_page_are_those_of_the_examples(page: Path) -> None:
         assert (SCRIPTS / name).read_text() == text, name
 
 
-def test_every_file_of_the_examples_stands_on_a_page() -> None:
+def test_every_example_file_is_shown_on_a_page() -> None:
     files = [MAKER["file_of"](block.text) for page in ENGLISH for block in blocks(page, "python")]
     there = {str(path.relative_to(SCRIPTS)) for path in SCRIPTS.rglob("*.py")}
     assert {file[0] for file in files if file} == there
@@ -66,9 +66,7 @@ def test_every_file_of_the_examples_stands_on_a_page() -> None:
 @pytest.mark.promise("tutorials-notebooks-made-their-pages", "train-tune-register-deploy-call")
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
-def test_the_notebook_runs_from_top_to_end_and_prints_what_it_says(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notebook_runs_and_prints_the_shown_output(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_what_it_needs(page)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -61,7 +61,7 @@ def rows(compat):
     ]
 
 
-def test_the_newest_is_in_the_table_and_all_between_them_is_there_or_named_as_not_run(compat, rows):
+def test_version_table_covers_all_supported_versions(compat, rows):
     (major, first), (_, last) = torch_private.OLDEST, torch_private.NEWEST
     assert [compat.minor(release) for release in compat.TORCH] == [
         f"{major}.{number}" for number in range(last, first - 1, -1)
@@ -101,8 +101,8 @@ def test_a_test_counts_in_its_column(compat):
         "tests/parallel/test_on_ranks.py::test_on_ranks[tensor.check_a-4]": None,
         "tests/parallel/test_on_ranks.py::test_on_ranks[checkpoint.check_a-2]": "checkpoints",
         "tests/torch_mpi/test_group.py::test_on_every_rank[3-x]": "`mpi`",
-        "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[3-a.check]": "Horovod",
-        "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[4-a.check]": None,
+        "tests/compat/horovod/test_on_ranks.py::test_check_holds_on_every_rank[3-a.check]": "Horovod",
+        "tests/compat/horovod/test_on_ranks.py::test_check_holds_on_every_rank[4-a.check]": None,
         "tests/collectives/test_links.py::test_it": None,
     }
     assert {test_id: compat.column_of(test_id) for test_id in ids} == ids
@@ -131,7 +131,7 @@ def test_a_report_is_counted(compat):
     assert str(found["TensorParallel"]) == "not run"
 
 
-def test_a_row_takes_the_place_of_its_own_alone(compat, tmp_path):
+def test_new_row_replaces_only_its_own_old_row(compat, tmp_path):
     page = tmp_path / "versions.md"
     page.write_text(f"before\n\n{compat.BEGIN}\n{compat.END}\n\nafter\n")
     ok = compat.read_report("<testsuites/>")
@@ -181,7 +181,7 @@ def test_an_environment_is_removed_however_its_cell_ends(compat, tmp_path, monke
     assert not any(folder.exists() for folder in seen)
 
 
-def test_what_a_killed_run_has_left_is_removed_by_the_next(compat, tmp_path):
+def test_leftover_folders_of_a_killed_run_are_removed(compat, tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     left, live = tmp_path / f"paceline-compat-{ended.pid}-a", tmp_path / f"paceline-compat-{os.getpid()}-b"

@@ -27,7 +27,7 @@ def ahead(seconds: float, there_s: float = 0.0, back_s: float = 0.0):
     ("seconds", "level", "seen"),
     [(0, "ok", "that of this machine"), (3, "warn", "3.0 s ahead of"), (-45, "fail", "45.0 s behind this machine's")],
 )
-def test_a_clock_is_judged_by_how_far_it_is_off(two, examination, seconds, level, seen):
+def test_clock_level_depends_on_its_offset(two, examination, seconds, level, seen):
     two[0].wrong, two[1].wrong = ahead(seconds), ahead(0)
     first, second, between = check_clocks(examination)
     assert (first.node, first.level) == ("node0", level)
@@ -44,7 +44,7 @@ def test_two_clocks_that_are_off_alike_agree_with_each_other(two, examination):
 
 
 @pytest.mark.parametrize("slow", [{"there_s": 1.2}, {"back_s": 1.2}])
-def test_a_slow_answer_is_not_taken_for_a_wrong_clock(two, examination, monkeypatch, slow):
+def test_slow_answer_is_not_a_wrong_clock(two, examination, monkeypatch, slow):
     monkeypatch.setattr(doctor, "_SAMPLES", 1)
     two[0].wrong, two[1].wrong = ahead(0.6 if "there_s" in slow else -0.6, **slow), ahead(0)
     assert [finding.level for finding in check_clocks(examination)] == ["ok", "ok", "ok"]

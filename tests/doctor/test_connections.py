@@ -19,7 +19,7 @@ def on_loopback(examination):
     return examination
 
 
-def test_nodes_that_reach_each_other_are_told_in_a_line(on_loopback):
+def test_connected_nodes_are_reported_in_one_line(on_loopback):
     (network,) = check_network(on_loopback)
     assert (network.level, network.seen) == ("ok", "node0 127.0.1.1 (eth0), node1 127.0.1.2 (eth0)")
     (ports,) = check_ports(on_loopback)
@@ -47,7 +47,7 @@ with socket.create_server(("127.0.1.2", int(sys.argv[1]))) as server:
 """
 
 
-def test_somebody_else_behind_the_address_is_not_taken_for_the_node(on_loopback, two, monkeypatch):
+def test_other_process_behind_the_address_fails_the_check(on_loopback, two, monkeypatch):
     monkeypatch.setattr(connections, "_CONNECT_S", 3.0)
 
     def listens_as_another(argv):
@@ -70,7 +70,7 @@ def test_without_a_common_network_ports_are_skipped(examination, two):
     assert [finding.level for finding in check_ports(examination)] == ["skipped"]
 
 
-def test_one_machine_under_two_names_is_told(examination, two):
+def test_machine_with_two_names_is_reported(examination, two):
     own = {"lo": ("127.0.0.1", 8), "docker0": ("172.17.0.1", 16), "eth0": ("10.0.0.1", 24)}
     two[0].interfaces = two[1].interfaces = own
     (network,) = check_network(examination)
@@ -78,7 +78,7 @@ def test_one_machine_under_two_names_is_told(examination, two):
     assert "name each machine once" in network.advice
 
 
-def test_an_interface_that_no_node_has_is_told(examination):
+def test_unknown_interface_is_reported(examination):
     examination.interface = "ib7"
     (network,) = check_network(examination)
     assert network.level == "fail"

@@ -65,9 +65,7 @@ def test_the_engine_comes_first_and_nodes_that_are_down_are_named(two, tmp_path,
     assert findings[1].seen == "1 of 2 nodes up, 3 jobs waiting"
 
 
-def test_an_engine_that_does_not_answer_has_failed_and_nodes_are_tried_all_the_same(
-    two, tmp_path, no_checks, monkeypatch
-):
+def test_unresponsive_engine_fails_and_nodes_are_still_checked(two, tmp_path, no_checks, monkeypatch):
     monkeypatch.setattr(doctor, "STATUS_S", 0.1)
     never = threading.Event()
     findings = list(examine(target_of(two[0], status=never.wait), tmp_path))
@@ -84,7 +82,7 @@ def test_a_node_that_cannot_be_reached_does_not_hide_the_others(two, tmp_path, n
     assert findings[2].seen == "No route to host"
 
 
-def test_nodes_are_given_back_and_as_many_are_taken_as_asked_for(two, tmp_path, no_checks):
+def test_requested_number_of_nodes_is_taken_and_released(two, tmp_path, no_checks):
     opened = []
     findings = after_status(examine(target_of(*two, opened=opened), tmp_path, node_count=1))
     assert told(findings) == [("reach", "node0", "ok")]
@@ -92,7 +90,7 @@ def test_nodes_are_given_back_and_as_many_are_taken_as_asked_for(two, tmp_path, 
 
 
 @pytest.mark.promise("doctor-names-node-do-gives")
-def test_nodes_are_given_back_when_nobody_reads_on(two, tmp_path, no_checks):
+def test_nodes_are_released_when_the_caller_stops_reading(two, tmp_path, no_checks):
     opened = []
     findings = examine(target_of(*two, opened=opened), tmp_path)
     next(findings)
@@ -101,7 +99,7 @@ def test_nodes_are_given_back_when_nobody_reads_on(two, tmp_path, no_checks):
     assert opened == ["in", "out"]
 
 
-def test_nodes_that_come_too_late_are_given_back(two, tmp_path):
+def test_late_nodes_are_released(two, tmp_path):
     opened, go_on, is_out = [], threading.Event(), threading.Event()
 
     @contextlib.contextmanager
@@ -120,7 +118,7 @@ def test_nodes_that_come_too_late_are_given_back(two, tmp_path):
     assert opened == ["in", "out"]
 
 
-def test_what_the_target_refuses_is_told_in_its_own_words(tmp_path):
+def test_refusal_of_the_target_is_quoted(tmp_path):
     def refuse():
         raise TargetError("partition 'gpu' is closed.")
 
@@ -128,13 +126,13 @@ def test_what_the_target_refuses_is_told_in_its_own_words(tmp_path):
     assert (failed.check, failed.level, failed.seen) == ("reach", "fail", "partition 'gpu' is closed.")
 
 
-def test_a_kind_that_cannot_be_examined_says_so(tmp_path):
+def test_target_kind_without_examination_is_skipped(tmp_path):
     # One half of `Examined` is none of it.
     (skipped,) = examine(SimpleNamespace(kind="plain", status=lambda: 1 / 0), tmp_path)
     assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
 
 
-def test_what_is_looked_at_is_the_interpreter_that_runs_get(two, tmp_path, monkeypatch):
+def test_doctor_checks_the_interpreter_of_runs(two, tmp_path, monkeypatch):
     # Story: torch was "not installed" where each run had it, in the submitting program's environment.
     looked_at = []
     monkeypatch.setattr(doctor, "_ON_NODES", (("", lambda examination: looked_at.append(examination.python) or ()),))
@@ -155,7 +153,7 @@ def test_when_the_last_node_is_lost_the_rest_is_skipped(two, tmp_path, monkeypat
     assert told(examine(target_of(two[0]), tmp_path))[2:] == [("clock", None, "fail"), ("nodes", None, "skipped")]
 
 
-def test_what_is_looked_at_is_said(two, tmp_path, monkeypatch):
+def test_doctor_reports_its_progress(two, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_ON_NODES", (("clocks", lambda examination: iter(())),))
     said = []
     list(examine(target_of(two[0]), tmp_path, say=said.append))

@@ -27,7 +27,7 @@ def judged(examination):
     return judge
 
 
-def test_nodes_that_agree_are_told_in_a_line(judged, examination):
+def test_equal_versions_are_reported_in_one_line(judged, examination):
     assert judged({}, {}) == {
         "torch": [(None, "ok", "2.13.0 (CUDA 12.8) on 2 nodes")],
         "mpi4py": [(None, "ok", "4.1.2 (Open MPI v5.0.11) on 2 nodes")],
@@ -37,14 +37,14 @@ def test_nodes_that_agree_are_told_in_a_line(judged, examination):
 
 
 @pytest.mark.parametrize(("version", "level"), [("2.12.1", "fail"), ("2.13.1", "warn")])
-def test_versions_that_differ_are_told_with_their_nodes(judged, version, level):
+def test_different_versions_are_reported_with_their_nodes(judged, version, level):
     other = {"modules": {"torch": {**TORCH, "version": version}, "mpi4py": MPI}}
     ((node, found, seen),) = judged({}, other)["torch"]
     assert (node, found) == (None, level)
     assert seen == f"differs: 2.13.0 (CUDA 12.8) on node0; {version} (CUDA 12.8) on node1"
 
 
-def test_what_no_node_has_is_no_fault_and_what_only_some_have_is(judged, examination):
+def test_package_missing_on_some_nodes_only_fails(judged, examination):
     without = {"modules": {"torch": MISSING, "mpi4py": MPI}}
     assert judged(without, without)["torch"][0][1] == "skipped"
     found = judged({}, without)["torch"]
@@ -52,7 +52,7 @@ def test_what_no_node_has_is_no_fault_and_what_only_some_have_is(judged, examina
     assert not has_module(examination, "torch")
 
 
-def test_a_package_that_cannot_be_imported_is_not_taken_for_one_that_is_missing(judged):
+def test_broken_import_differs_from_a_missing_package(judged):
     broken = {"missing": False, "error": "ImportError: libcudart.so.12: cannot open shared object file"}
     both = {"modules": {"torch": broken, "mpi4py": MPI}}
     found = judged(both, both)["torch"]
@@ -60,7 +60,7 @@ def test_a_package_that_cannot_be_imported_is_not_taken_for_one_that_is_missing(
     assert "libcudart.so.12" in found[0][2]
 
 
-def test_an_import_that_never_ended_is_told(judged):
+def test_import_timeout_is_reported(judged):
     both = {"modules": {"error": "python gave no answer in 70 s"}}
     assert judged(both, both)["torch"][0] == ("node0", "fail", "can't be imported: python gave no answer in 70 s")
 

@@ -21,7 +21,7 @@ from tests.doctor.conftest import LocalLink, answers, hangs
 LO = {"lo": ("127.0.0.1", 8)}
 
 
-def test_a_node_that_hangs_is_given_up_and_asked_nothing_more(two, monkeypatch):
+def test_hanging_node_is_abandoned(two, monkeypatch):
     monkeypatch.setattr(examination, "_SLACK_S", 0.1)
     two[0].wrong = hangs
     patients = [Patient(link) for link in two]
@@ -33,7 +33,7 @@ def test_a_node_that_hangs_is_given_up_and_asked_nothing_more(two, monkeypatch):
     assert len(two[0].asked) == 1
 
 
-def test_a_question_that_takes_too_long_does_not_cost_the_node_the_next_one(two):
+def test_timed_out_command_does_not_abandon_the_node(two):
     patient = Patient(two[0])
     with pytest.raises(NoAnswerError, match=r"no answer in 0\.1 s"):
         patient.run(["sleep", "5"], timeout_s=0.1)
@@ -46,7 +46,7 @@ def test_a_lost_node_says_why(two):
         Patient(two[0]).run(["echo"])
 
 
-def test_only_the_marked_line_counts_of_what_a_program_prints(two):
+def test_only_the_marked_output_line_is_parsed(two):
     two[0].wrong = lambda argv: answers('motd\nPACELINE-ANSWERS {"a": 1}\nbye\n')
     assert Patient(two[0]).ask("on_node", "facts", {}) == {"a": 1}
 
@@ -60,12 +60,12 @@ def test_a_program_without_an_answer_is_quoted(stderr, message):
         answer_in(b"nothing of ours", stderr, 3)
 
 
-def test_a_broken_answer_is_no_crash(two):
+def test_exception_of_a_check_is_collected(two):
     found = everywhere([Patient(link) for link in two], lambda patient: {}["x"], 1.0)
     assert str(found["node1"]) == "KeyError: 'x'"
 
 
-def test_nodes_are_asked_at_the_same_time(two):
+def test_nodes_are_checked_concurrently(two):
     met = []
 
     def question(patient: Patient) -> bool:
@@ -97,12 +97,12 @@ def test_a_common_network_is_found_though_interfaces_have_other_names():
 
 
 @pytest.mark.parametrize("bridge", ["docker0", "virbr0", "mybridge"])
-def test_a_bridge_that_every_node_has_for_itself_is_none(bridge):
+def test_local_bridge_is_no_common_network(bridge):
     nodes = {"a": {bridge: ("172.17.0.1", 16)}, "b": {bridge: ("172.17.0.1", 16)}}
     assert common_network(nodes) is None
 
 
-def test_nodes_are_one_machine_only_if_no_address_tells_them_apart():
+def test_nodes_are_one_machine_only_with_identical_addresses():
     bridge = {"docker0": ("172.17.0.1", 16)}
     a, b = {"eth0": ("10.0.0.1", 24)}, {"eth0": ("10.1.0.1", 24)}
     assert same_machine({"one": {**a, **bridge}, "two": {**b, **bridge}, "three": {**a}}) == ["one", "three"]
@@ -110,7 +110,7 @@ def test_nodes_are_one_machine_only_if_no_address_tells_them_apart():
     assert same_machine({"one": {**LO, **bridge}, "two": {**LO, **bridge}}) == []
 
 
-def test_of_two_networks_the_interface_that_is_asked_for_counts():
+def test_requested_interface_selects_the_network():
     nodes = {
         name: {"eth0": (f"10.0.0.{number}", 16), "ib0": (f"10.9.0.{number}", 24)}
         for number, name in enumerate(("a", "b"), start=1)

@@ -104,7 +104,7 @@ def test_python_must_be_new_enough_and_should_be_the_same(judged):
         ("/dev/shm", 1e6, 8e9, "fail"),
     ],
 )
-def test_space_is_judged_by_what_the_folder_is_for(judged, path, free, total, level):
+def test_space_level_depends_on_the_folders_use(judged, path, free, total, level):
     space = {**facts()["space"], path: {"free": free, "total": total}}
     findings = judged(check_space, {"space": space}, {})
     (about,) = [finding for finding in findings if finding.node == "node0" and finding.seen.startswith(path)]
@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_written_has_failed(judged):
 
 
 @pytest.mark.parametrize(("nofile", "level"), [(128, "fail"), (1024, "warn"), (65536, "ok"), (None, "ok")])
-def test_few_open_files_are_told(judged, nofile, level):
+def test_low_open_file_limit_is_reported(judged, nofile, level):
     limits = {"nofile": nofile, "memlock": 8_388_608, "nproc": None, "core": 0}
     assert levels(judged(check_limits, {"limits": limits}))[0] == ("node0", level)
 
@@ -132,7 +132,7 @@ def test_locked_memory_counts_where_there_is_infiniband(judged, two):
     assert "memlock" in found[1].advice
 
 
-def test_gpus_that_differ_or_that_torch_does_not_see_are_told(judged):
+def test_different_or_invisible_gpus_are_reported(judged):
     two_old = {"devices": [["H100", "550.1", "81559"]] * 2, "has_tool": True}
     one_new = {"devices": [["H100", "560.2", "81559"]], "has_tool": True}
     torch = {"torch": {"version": "2.13.0", "gpus": 0}}
@@ -143,7 +143,7 @@ def test_gpus_that_differ_or_that_torch_does_not_see_are_told(judged):
     assert "differs: 2 x H100, driver 550.1 on node0" in found[2].seen
 
 
-def test_a_driver_that_does_not_answer_has_failed_and_no_gpu_is_no_fault(judged):
+def test_unresponsive_gpu_driver_fails_and_no_gpu_is_skipped(judged):
     ill = {"devices": [], "has_tool": True, "error": "nvidia-smi gave no answer in 30 s"}
     found = judged(check_gpus, {"gpus": ill}, {})
     assert levels(found) == [("node0", "fail"), ("node1", "skipped")]
@@ -192,7 +192,7 @@ def test_of_many_nodes_that_differ_a_few_are_named():
         ),
     ],
 )
-def test_what_is_not_allowed_for_stacks_is_told_with_what_to_do(judged, scope, py_spy, refused, seen, advice):
+def test_missing_ptrace_permission_is_reported_with_advice(judged, scope, py_spy, refused, seen, advice):
     told = {"ptrace_scope": scope, "may_trace": False, "py_spy": py_spy, "refused": refused}
     found, _ = judged(check_stacks, {"stacks": told})
     assert found.level == "ok"

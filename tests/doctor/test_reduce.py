@@ -34,14 +34,14 @@ def test_the_slowest_rank_counts_over_gloo(known, two):
     ]
 
 
-def test_each_rank_that_fails_over_gloo_is_told_with_its_interface(known, two):
+def test_failed_gloo_rank_is_reported_with_its_interface(known, two):
     two[0].wrong = lambda argv: answers('PACELINE-ANSWERS {"ms": 1.0, "size": 2}')
     two[1].lost = "node1: gone"
     assert told(check_gloo(known)) == [("gloo all-reduce", "node1", "fail", "over eth0: gone")]
 
 
 @pytest.mark.parametrize(("size", "level"), [(2, "ok"), (1, "fail")])
-def test_mpirun_must_have_made_one_world_of_all_processes(known, monkeypatch, size, level):
+def test_separate_mpi_worlds_are_reported(known, monkeypatch, size, level):
     monkeypatch.setattr("paceline.doctor.reduce_mpi._prepare", lambda *_: "/socket")
     monkeypatch.setattr("paceline.doctor.reduce_mpi.make_remote_shell", lambda *_: ["rsh"])
     monkeypatch.setattr("paceline.doctor.reduce_mpi._reduced", lambda *_: {"ms": 2.0, "size": size})
@@ -54,7 +54,7 @@ def test_mpirun_must_have_made_one_world_of_all_processes(known, monkeypatch, si
 
 
 @pytest.mark.parametrize("check", [check_gloo, check_mpi], ids=["gloo", "mpi"])
-def test_what_can_not_be_looked_at_is_skipped(known, check):
+def test_impossible_check_is_skipped(known, check):
     known.places = None
     assert [(level, seen) for _, _, level, seen in told(check(known))] == [("skipped", "no common network to try")]
     known.facts["node1"] = {}
@@ -62,7 +62,7 @@ def test_what_can_not_be_looked_at_is_skipped(known, check):
     assert (level, "not on all nodes" in seen) == ("skipped", True)
 
 
-def test_open_mpi_is_looked_at_where_all_nodes_have_the_same(known):
+def test_open_mpi_is_checked_if_all_nodes_have_the_same(known):
     assert open_mpi_of(known) == ("/opt/mpi/bin/mpirun", 5)
     known.facts["node1"]["open_mpi"] = {"error": "not there"}
     assert open_mpi_of(known) is None
@@ -70,7 +70,7 @@ def test_open_mpi_is_looked_at_where_all_nodes_have_the_same(known):
     assert open_mpi_of(known) is None
 
 
-def test_one_node_is_tried_with_two_processes(known, two):
+def test_single_node_is_checked_with_two_processes(known, two):
     known.patients = known.patients[:1]
     two[0].wrong = lambda argv: answers('PACELINE-ANSWERS {"ms": 1.0, "size": 2}')
     assert told(check_gloo(known))[0][3] == "4 MiB among 2 processes of one node over eth0: 1.0 ms"

@@ -64,7 +64,7 @@ _OF_PLAIN_RUNS = (
     "test_a_run_goes_through_its_states_in_order",
     "test_logs_outputs_and_metrics_arrive",
     "test_the_workers_find_their_environment",
-    "test_a_run_is_what_it_would_be_on_this_machine",
+    "test_run_equals_the_same_run_on_this_machine",
 )
 _ENDS, _GOES_ON = "test_a_lost_node_ends_the_run_everywhere", "test_a_run_goes_on_without_a_lost_node"
 #: Checks that only the single worker's plain run serves: mpirun's workers have the others' check of the same run.
@@ -92,7 +92,7 @@ _OF_AGENTS_ALONE = {
     _ENDS: ("gloo",),
 }
 # Over SSH, what a lost supervisor leaves is looked at where there is more of it, with mpirun's daemons. That one of mpirun's
-# workers fails is seen in test_whoever_ends_mpis_workers_leaves_no_container_on_any_node, and another attempt of such workers in
+# workers fails is seen in test_ended_mpi_workers_leave_no_container_on_any_node, and another attempt of such workers in
 # the check of a run that goes on.
 _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
     # On this machine test_end.py, test_failure.py and test_restart.py ask the same of Gloo's workers or of single ones; what
@@ -136,7 +136,7 @@ class SameAsLocal(TargetConformance):
     """The suite, and that a run is what it would be on `local`."""
 
     @WAYS
-    def test_a_run_is_what_it_would_be_on_this_machine(
+    def test_run_equals_the_same_run_on_this_machine(
         self, bench: Bench, local: Local, backend: str | None, request: pytest.FixtureRequest
     ) -> None:
         run, here = bench.plain(backend), Bench(local).plain(backend)

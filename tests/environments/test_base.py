@@ -33,7 +33,7 @@ def test_this_process_is_not_run_again_and_gives_the_same_answer(tmp_path, monke
     assert base(sys.executable, tmp_path) == asked
 
 
-def test_another_interpreter_is_run_once_whatever_process_asks(tmp_path, other, monkeypatch):
+def test_interpreter_is_probed_once_for_all_processes(tmp_path, other, monkeypatch):
     found = base(other, tmp_path / "cache")
     assert (found.python, found.version) == (other, platform.python_version())
     assert [str(folder) for folder in found.folders] == [str(next((tmp_path / "other").glob("lib/*/site-packages")))]
@@ -43,7 +43,7 @@ def test_another_interpreter_is_run_once_whatever_process_asks(tmp_path, other, 
     assert base(other, tmp_path / "cache") == found
 
 
-def test_one_that_has_changed_is_asked_again(tmp_path, other):
+def test_changed_interpreter_is_probed_again(tmp_path, other):
     before = base(other, tmp_path / "cache")
     config = tmp_path / "other" / "pyvenv.cfg"
     config.write_text(config.read_text().replace("= false", "= true"))
@@ -59,7 +59,7 @@ def test_the_working_directory_and_pythonpath_are_not_read(tmp_path, other, monk
     assert base(other, tmp_path / "cache").implementation == sys.implementation.name
 
 
-def test_a_script_that_starts_an_interpreter_stands_for_the_one_that_it_starts_now(tmp_path, other):
+def test_shim_script_resolves_to_its_current_interpreter(tmp_path, other):
     script = write_program(tmp_path / "shim", f'#!/bin/sh\nexec "{other}" "$@"\n')
     assert base(str(script), tmp_path / "cache").python == other
     write_program(script, f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -67,7 +67,7 @@ def test_a_script_that_starts_an_interpreter_stands_for_the_one_that_it_starts_n
     assert base(str(script), tmp_path / "cache").python == sys.executable
 
 
-def test_the_user_s_own_packages_are_left_out_where_the_user_says_so(tmp_path, monkeypatch):
+def test_user_site_is_excluded_with_pythonnousersite(tmp_path, monkeypatch):
     from dataclasses import replace
 
     (tmp_path / "user").mkdir()
@@ -86,13 +86,13 @@ def test_the_user_s_own_packages_are_left_out_where_the_user_says_so(tmp_path, m
         ("#!/nowhere/sh\n", "does not run as a Python interpreter"),
     ],
 )
-def test_a_program_that_is_no_python_is_refused(tmp_path, script, message):
+def test_program_that_is_no_python_is_refused(tmp_path, script, message):
     program = write_program(tmp_path / "a program", script)
     with pytest.raises(EnvironmentSpecError, match=message):
         base(str(program), tmp_path / "cache")
 
 
-def test_one_that_is_not_there_is_named(tmp_path):
+def test_missing_interpreter_is_named(tmp_path):
     with pytest.raises(EnvironmentSpecError, match="there is no interpreter '/nowhere/python'"):
         base("/nowhere/python", tmp_path)
 

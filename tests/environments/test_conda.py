@@ -41,7 +41,7 @@ def output(*command, **options):
 
 
 @pytest.mark.promise("conda-packages-need-conda")
-def test_a_package_comes_with_what_it_needs_and_its_prefix_is_put_in(solve):
+def test_conda_package_brings_dependencies_and_its_prefix(solve):
     built, said = solve(conda_packages=["app"])
     assert built.conda == ("app=2.0=0", "hello=1.1=0")
     assert output(built.bin_dir / "hello") == f"hello again from {built.prefix}\n"
@@ -69,7 +69,7 @@ def test_pip_packages_are_put_on_top(solve):
     assert output(built.python, "-c", "import greet; greet.main()") == f"greetings from {built.prefix}\n"
 
 
-def test_without_a_conda_python_the_base_s_is_taken_and_said(solve, base_python):
+def test_environment_without_conda_python_uses_the_base_python(solve, base_python):
     built, said = solve(conda_packages=["app"], pip_packages=["small"])
     assert f"no Python is among the conda packages: the environment takes that of {base_python}" in said
     assert versions(built, "small", "heavy") == {"small": "1.1", "heavy": "-"}
@@ -89,7 +89,7 @@ def test_a_layer_with_a_python_that_a_package_brings_is_refused(solve, store):
     assert store.all() == []
 
 
-def test_the_variables_are_those_that_conda_sets_and_keep_the_user_s_packages_out(solve):
+def test_conda_variables_are_set_and_user_site_is_disabled(solve):
     built, _ = solve(conda_packages=["greet"])
     assert built.variables["CONDA_PREFIX"] == str(built.prefix)
     assert built.variables["PYTHONNOUSERSITE"] == "1"
@@ -109,13 +109,13 @@ def test_the_lock_names_url_and_hash_and_installs_the_same_again(solve, store, b
     assert output(again.bin_dir / "greet") == f"greetings from {again.prefix}\n"
 
 
-def test_an_older_version_of_a_lock_is_what_is_installed(solve, store, base_python, channel):
+def test_locked_older_version_is_installed(solve, store, base_python, channel):
     built, _ = solve(conda_packages=["hello=1.0"])
     asked = Environment(conda_packages=["hello"], conda_channels=[channel.url], locked_conda=built.locked.locked_conda)
     assert store.ensure(asked, base_python, print).conda == ("hello=1.0=0",)
 
 
-def test_a_package_that_is_not_what_its_hash_says_is_refused(solve, store, base_python, channel, tmp_path, monkeypatch):
+def test_package_with_a_wrong_hash_is_refused(solve, store, base_python, channel, tmp_path, monkeypatch):
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "empty cache"))
     url = f"{channel.url}/noarch/hello-1.0-0.tar.bz2#{'0' * 64}"
     with pytest.raises(EnvironmentBuildError, match=r"hello-1\.0-0\.tar\.bz2.*hash"):
@@ -138,7 +138,7 @@ def test_a_package_that_there_is_not_is_named(solve):
         solve(conda_packages=["nosuch >=3"])
 
 
-def test_a_package_that_needs_what_there_is_not_is_named_with_it(solve):
+def test_unsatisfiable_dependency_is_named(solve):
     with pytest.raises(EnvironmentBuildError, match=r"broken 1\.0 would require nowhere-to-be-found >=3") as caught:
         solve(conda_packages=["broken"])
     assert "└" not in str(caught.value)
@@ -150,7 +150,7 @@ def test_a_failing_pip_package_on_top_fails_it_all(solve, store):
     assert store.all() == []
 
 
-def test_a_channel_is_a_folder_too(ensure, channel):
+def test_channel_can_be_a_folder(ensure, channel):
     built, _ = ensure(conda_packages=["app"], conda_channels=[str(channel.folder)])
     assert built.conda == ("app=2.0=0", "hello=1.1=0")
 
@@ -181,7 +181,7 @@ def test_the_version_of_python_is_solved_for(solve):
         solve(conda_packages=["app"], python_version="3.1")
 
 
-def test_without_rattler_the_command_that_installs_it_is_named(store, base_python, monkeypatch):
+def test_missing_rattler_names_the_install_command(store, base_python, monkeypatch):
     monkeypatch.setattr(conda.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentSpecError, match=r"pip install 'paceline\[conda\]'"):
         store.ensure(Environment(conda_packages=["app"]), base_python, print)
@@ -192,7 +192,7 @@ def test_a_spec_that_can_not_be_parsed_is_refused_before_anything_is_done(store,
         store.ensure(Environment(conda_packages=["app >=1.2.*.+"]), base_python, print)
 
 
-def test_a_full_disk_is_one_clear_error(small_disk, base_python, tmp_path, monkeypatch):
+def test_full_disk_raises_environment_build_error(small_disk, base_python, tmp_path, monkeypatch):
     from paceline.environments.store import EnvironmentStore
     from tests.environments.channel import Channel
 

@@ -38,7 +38,7 @@ def test_json_keeps_it_all():
     assert Environment.from_json(json.loads(json.dumps(EVERYTHING.to_json()))) == EVERYTHING
 
 
-def test_a_record_s_environment_equals_the_one_that_the_job_was_made_with():
+def test_environment_round_trips_through_the_record():
     job = make_job(environment=EVERYTHING)
     read = Job.from_json(json.loads(json.dumps(job.to_json()))).environment
     assert (type(read), read, EVERYTHING) == (EnvironmentSpec, EVERYTHING, read)
@@ -119,12 +119,12 @@ def test_paths_are_absolute_from_the_start(given, kept):
         ({"layered": True, "conda_packages": ["a"], "python_version": "3.11"}, "python_version=.3.11"),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_to_write_instead(values, message):
+def test_invalid_value_is_refused_with_the_valid_form(values, message):
     with pytest.raises(EnvironmentSpecError, match=message):
         Environment(**values)
 
 
-def test_packages_of_conda_whose_names_begin_with_python_are_no_python():
+def test_conda_packages_named_python_something_are_no_python():
     assert Environment(layered=True, conda_packages=["python-dateutil", "pythonnet"]).uses_conda
 
 
@@ -175,7 +175,7 @@ def test_a_variable_in_the_password_s_place_a_port_and_a_user_are_taken(package)
         ({"locked_pip": ["a==1"]}, True),
     ],
 )
-def test_only_what_has_something_to_install_needs_a_build(values, needs):
+def test_environment_with_packages_needs_a_build(values, needs):
     assert Environment(**values).needs_build is needs
 
 

@@ -50,7 +50,7 @@ def folder(tmp_path):
         (["a @ https://host/a.whl"], ["a@ https://host/a.whl"]),
     ],
 )
-def test_what_is_missing_is_found_in_versions_extras_and_what_is_required_in_turn(folder, asked, missing):
+def test_missing_requirements_are_found_transitively(folder, asked, missing):
     found = Visible([folder], base()).missing([Requirement(text) for text in asked])
     assert [str(each).replace(" @", "@") for each in found] == missing
 
@@ -59,7 +59,7 @@ def test_markers_are_decided_for_the_base_s_python(folder):
     assert [str(each) for each in Visible([folder], base("3.8.2")).missing([Requirement("a")])] == ["old"]
 
 
-def test_a_constraint_makes_what_is_there_wrong(folder):
+def test_constraint_makes_an_installed_version_missing(folder):
     visible = Visible([folder], base())
     assert visible.missing([Requirement("a")], [Requirement("b<3"), Requirement("zzz<1")]) == []
     assert [str(each) for each in visible.missing([Requirement("a")], [Requirement("b<2.1.dev0")])] == ["b>=2"]
@@ -72,13 +72,13 @@ def test_the_first_folder_counts(folder, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["", " @ https://host/it.whl"], ids=["names", "URLs"])
-def test_packages_that_require_each_other_are_no_endless_loop(tmp_path, place):
+def test_circular_requirements_terminate(tmp_path, place):
     for name, other in (("x", "y"), ("y", "x")):
         unpack(make_wheel(tmp_path / "wheels", name, "1", [f"{other}{place}"]), tmp_path / "site")
     assert Visible([tmp_path / "site"], base()).missing([Requirement("x")]) == []
 
 
-def test_a_url_that_was_asked_for_is_missing_though_another_requires_it_too(folder):
+def test_requested_url_is_missing_even_if_required_by_another(folder):
     unpack(make_wheel(folder.parent / "wheels", "f", "1", ["b @ https://host/b.whl"]), folder)
     asked = [Requirement("f"), Requirement("b @ https://host/b.whl")]
     for order in (asked, asked[::-1]):
@@ -92,7 +92,7 @@ def test_broken_metadata_do_no_harm(folder):
     assert [str(each) for each in visible.missing([Requirement("odd"), Requirement("odd>=1")])] == ["odd>=1"]
 
 
-def test_what_a_package_requires_and_does_not_get_is_broken(folder):
+def test_unsatisfied_requirement_is_reported_as_broken(folder):
     broken = Visible([folder], base()).broken(["a", "d"])
     assert [(name, str(requirement)) for name, requirement in broken] == [("d", "e>1")]
 
@@ -129,6 +129,6 @@ def test_the_lock_says_where_it_came_from(folder, origin, lock):
         ({"setup.cfg": "no section"}, None),
     ],
 )
-def test_the_name_of_a_source_folder_is_read_where_it_is_written(tmp_path, files, name):
+def test_project_name_is_read_from_its_metadata(tmp_path, files, name):
     write_tree(tmp_path, files)
     assert name_of_project(tmp_path) == name

@@ -59,7 +59,7 @@ def key_of(**values):
         ({"pip_packages": ["a"], "conda_channels": ["x"]}, {"pip_packages": ["a"]}),
     ],
 )
-def test_what_means_the_same_has_one_key(one, other):
+def test_equivalent_environments_share_a_key(one, other):
     assert key_of(**one) == key_of(**other)
 
 
@@ -84,7 +84,7 @@ def test_what_means_the_same_has_one_key(one, other):
         ({"conda_packages": ["a"]}, {"conda_packages": ["a"], "python_version": "3.11"}),
     ],
 )
-def test_what_means_something_else_has_another_key(one, other):
+def test_different_environments_have_different_keys(one, other):
     assert key_of(**one) != key_of(**other)
 
 
@@ -94,7 +94,7 @@ def test_another_interpreter_has_another_key(field):
     assert key(asked, replace(BASE, **{field: "other"})) != key(asked, BASE)
 
 
-def test_what_the_base_has_installed_counts_for_a_layer_alone(tmp_path):
+def test_base_packages_change_the_key_of_a_layer_only(tmp_path):
     (tmp_path / "a-1.dist-info").mkdir()
     base = replace(BASE, site_folders=(str(tmp_path),))
     layer, whole = Environment(pip_packages=["a"], layered=True), Environment(pip_packages=["a"])
@@ -116,7 +116,7 @@ def test_what_the_base_has_installed_counts_for_a_layer_alone(tmp_path):
         ({"pkg/pkg.egg-info/PKG-INFO": "x"}, False),
     ],
 )
-def test_the_content_of_a_source_folder_counts_and_what_installing_leaves_does_not(tmp_path, change, counts):
+def test_key_of_a_source_folder_ignores_build_leftovers(tmp_path, change, counts):
     write_tree(tmp_path, {"pkg/pyproject.toml": "", "pkg/module.py": "1"})
     before = key_of(pip_packages=[str(tmp_path / "pkg")])
     write_tree(tmp_path, change)
@@ -124,7 +124,7 @@ def test_the_content_of_a_source_folder_counts_and_what_installing_leaves_does_n
 
 
 @pytest.mark.parametrize(("changed", "counts"), [("module.py", False), ("pyproject.toml", True)])
-def test_of_an_editable_folder_only_what_its_install_reads_counts(tmp_path, changed, counts):
+def test_key_of_an_editable_install_depends_on_build_files_only(tmp_path, changed, counts):
     write_tree(tmp_path, {"pkg/pyproject.toml": "", "pkg/module.py": "1"})
     before = key_of(pip_packages=[f"-e {tmp_path}/pkg"])
     (tmp_path / "pkg" / changed).write_text("# 2")

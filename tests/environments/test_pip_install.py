@@ -80,7 +80,7 @@ each_installer_and_layering = pytest.mark.parametrize(
 
 
 @pytest.mark.promise("whole-environment-named-requires-nothing")
-def test_a_whole_environment_has_what_is_named_and_what_that_requires_and_nothing_else(ensure, installer):
+def test_isolated_environment_has_requested_packages_and_dependencies_only(ensure, installer):
     built, _ = ensure(pip_packages=["chained"])
     assert versions(built, "chained", "small", "heavy", "editable") == {
         **{"chained": "1.0", "small": "1.1"},
@@ -89,7 +89,7 @@ def test_a_whole_environment_has_what_is_named_and_what_that_requires_and_nothin
     assert built.pip == ("chained==1.0", "small==1.1")
 
 
-def test_no_path_of_the_submitting_environment_is_seen_in_a_whole_one(ensure, base_python, monkeypatch):
+def test_isolated_environment_sees_no_path_of_the_submitter(ensure, base_python, monkeypatch):
     built, _ = ensure(pip_packages=["small"])
     shown = subprocess.run(
         [built.python, "-c", "import sys; print(*sys.path[1:], sep='\\n')"], capture_output=True, text=True, check=True
@@ -100,7 +100,7 @@ def test_no_path_of_the_submitting_environment_is_seen_in_a_whole_one(ensure, ba
     assert [path for path in shown if "site-packages" in path] == [str(venv.site_packages(built.prefix))]
 
 
-def test_packages_of_the_shell_s_pythonpath_are_installed_all_the_same(ensure, wheels, tmp_path, monkeypatch):
+def test_packages_on_pythonpath_are_installed_anyway(ensure, wheels, tmp_path, monkeypatch):
     write_tree(tmp_path / "shell", {"small.py": "VERSION = 'shell'"})
     write_tree(
         tmp_path / "shell" / "small-1.1.dist-info", {"METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.1\n"}
@@ -112,7 +112,7 @@ def test_packages_of_the_shell_s_pythonpath_are_installed_all_the_same(ensure, w
 
 @pytest.mark.promise("layer-sees-interpreter-installed-again")
 @uv_for_both
-def test_a_layer_sees_what_the_base_has_and_its_editable_packages(ensure, installer):
+def test_layer_sees_base_and_editable_packages(ensure, installer):
     built, _ = ensure(pip_packages=["beside-heavy"], layered=True)
     assert versions(built, "beside_heavy", "heavy", "small", "editable") == {
         **{"beside_heavy": "1.0", "heavy": "2.0"},
@@ -122,13 +122,13 @@ def test_a_layer_sees_what_the_base_has_and_its_editable_packages(ensure, instal
 
 
 @pytest.mark.promise("layer-sees-interpreter-installed-again")
-def test_what_the_base_has_is_not_installed_again(ensure):
+def test_layer_does_not_reinstall_base_packages(ensure):
     built, said = ensure(pip_packages=["heavy", "small>=1", "Editable==1.0"], layered=True)
     assert built.pip == ()
     assert said == ["the base has all that is asked for: nothing is installed"]
 
 
-def test_a_newer_version_asked_for_by_name_goes_into_the_layer_and_wins(ensure, installer):
+def test_newer_version_in_a_layer_overrides_the_base(ensure, installer):
     built, said = ensure(pip_packages=["heavy>=3"], layered=True)
     assert (installer == "uv") is not any("pip installs" in line for line in said)
     assert built.pip == ("heavy==3.0",)
@@ -143,12 +143,12 @@ def test_a_newer_version_that_a_package_requires_goes_into_the_layer(ensure, ins
     assert versions(built, "heavy", "modern") == {"heavy": "3.0", "modern": "1.0"}
 
 
-def test_an_extra_brings_only_what_is_missing_for_it(ensure, base_python):
+def test_extra_installs_only_missing_packages(ensure, base_python):
     built, _ = ensure(pip_packages=["optional[more]"], layered=True)
     assert built.pip == ("chained==1.0", "optional==1.0", "small==1.1")
 
 
-def test_an_extra_of_a_package_of_the_base_brings_what_it_needs_and_not_the_package_again(store, wheels, tmp_path):
+def test_extra_of_a_base_package_does_not_reinstall_it(store, wheels, tmp_path):
     prefix = tmp_path / "base"
     subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", prefix], check=True)
     unpack(wheels / "optional-1.0-py3-none-any.whl", next(prefix.glob("lib/*/site-packages")))
@@ -157,7 +157,7 @@ def test_an_extra_of_a_package_of_the_base_brings_what_it_needs_and_not_the_pack
     assert built.pip == ("chained==1.0", "small==1.1")
 
 
-def test_a_base_package_that_gets_another_version_than_it_asks_for_is_said(store, wheels, tmp_path):
+def test_conflict_with_a_base_package_is_warned_about(store, wheels, tmp_path):
     prefix = tmp_path / "base"
     subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", prefix], check=True)
     site_packages = next(prefix.glob("lib/*/site-packages"))
@@ -169,7 +169,7 @@ def test_a_base_package_that_gets_another_version_than_it_asks_for_is_said(store
     assert "warning: picky of the base requires heavy<3, and the layer has 3.0" in said
 
 
-def test_a_base_that_is_a_venv_with_system_packages_shows_those_too(store, tmp_path, wheels, base_python, monkeypatch):
+def test_base_venv_with_system_packages_shows_them(store, tmp_path, wheels, base_python, monkeypatch):
     prefix = tmp_path / "base"
     subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", "--system-site-packages", prefix], check=True)
     user = tmp_path / "user"
@@ -185,12 +185,12 @@ def test_a_base_that_is_a_venv_with_system_packages_shows_those_too(store, tmp_p
     assert versions(built, "heavy", "small") == {"heavy": "2.0", "small": "1.0"}
 
 
-def test_a_constraint_holds_against_the_base_too(ensure, installer):
+def test_constraint_applies_to_base_packages(ensure, installer):
     built, _ = ensure(pip_packages=["small"], pip_constraints=["small>=1.1"], layered=True)
     assert built.pip == ("small==1.1",)
 
 
-def test_a_constraint_asks_for_nothing_by_itself(ensure):
+def test_constraint_alone_installs_nothing(ensure):
     built, _ = ensure(pip_packages=["small"], pip_constraints=["small<1.1", "heavy==2.0"])
     assert built.pip == ("small==1.0",)
 
@@ -208,14 +208,14 @@ def test_a_source_folder_with_a_blank_in_its_name_is_installed(ensure, project, 
 
 
 @each_installer_and_layering
-def test_an_editable_folder_is_read_where_it_lies(ensure, project, installer, layered):
+def test_editable_folder_is_used_in_place(ensure, project, installer, layered):
     built, _ = ensure(pip_packages=[f"-e {project}"], layered=layered)
     (project / "own.py").write_text("VERSION = 'second'\n")
     assert versions(built, "own") == {"own": "second"}
     assert built.locked.locked_pip == (f"-e {project}",)
 
 
-def test_a_changed_source_folder_makes_another_environment_and_a_changed_editable_one_does_not(ensure, project):
+def test_changed_source_folder_makes_a_new_environment_unless_editable(ensure, project):
     copied, _ = ensure(pip_packages=[str(project)])
     linked, _ = ensure(pip_packages=[f"-e {project}"])
     (project / "own.py").write_text("VERSION = 'second-longer'\n")
@@ -300,7 +300,7 @@ def test_versions_that_contradict_each_other_are_named(ensure, installer):
     assert len(str(caught.value)) < 1500
 
 
-def test_a_failing_build_of_a_source_folder_says_what_failed(ensure, project, installer):
+def test_failed_build_of_a_source_folder_shows_its_error(ensure, project, installer):
     (project / "backend.py").write_text("def build_wheel(*a, **k):\n    raise RuntimeError('no compiler here')\n")
     with pytest.raises(EnvironmentBuildError, match="no compiler here"):
         ensure(pip_packages=[str(project)])
@@ -382,7 +382,7 @@ def test_a_password_from_a_variable_is_used_and_kept_nowhere(
 
 
 @uv_for_both
-def test_a_wrong_password_fails_without_being_told(ensure, guarded, tmp_path, monkeypatch, installer):
+def test_wrong_password_fails_without_being_shown(ensure, guarded, tmp_path, monkeypatch, installer):
     wheel = make_wheel(tmp_path / "served", "handmade", "4.0")
     monkeypatch.setenv("INDEX_TOKEN", "wrong-passw0rd")
     monkeypatch.setenv("PIP_RETRIES", "0")
@@ -398,7 +398,7 @@ def test_the_exact_versions_are_installed_again(ensure, store, wheels, base_pyth
     assert store.ensure(older, base_python, print).pip == ("small==1.0",)
 
 
-def test_where_the_lock_does_not_fit_any_more_the_reason_is_told(ensure):
+def test_unsatisfiable_lock_is_reported_with_the_reason(ensure):
     with pytest.raises(EnvironmentBuildError, match=r"small==7"):
         ensure(pip_packages=["small"], locked_pip=["small==7"])
 

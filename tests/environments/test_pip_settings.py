@@ -96,12 +96,12 @@ def test_the_options_of_a_requirements_file_are_laid_over_the_configuration(monk
 @pytest.mark.parametrize(
     ("listed", "file"), [("global.no-index='1'", ""), ("global.index-url='https://a'", "--no-index\n")]
 )
-def test_without_an_index_none_is_asked(listed, file):
+def test_disabled_index_sets_no_index(listed, file):
     found, settings = translated(listed, file)
     assert (found, settings.no_index) == ({}, True)
 
 
-def test_the_secrets_are_passwords_and_lone_users_also_as_they_are_written():
+def test_secrets_include_encoded_passwords_and_token_users():
     assert PipSettings(values={"proxy": ["me:pass", "word@host:1"]}).secrets()[:1] == ["me:pass word"]
     settings = PipSettings(
         values=parse("global.index-url='https://me:p%40ss@a'\nglobal.extra-index-url='https://t0ken@b https://c'")
@@ -129,7 +129,7 @@ def test_a_configuration_that_pip_can_not_read_is_left_to_pip(monkeypatch, tmp_p
     assert pip_settings.read(build_environment()).for_pip.startswith("`pip config list` fails")
 
 
-def test_where_nothing_is_configured_pip_is_not_asked(monkeypatch, tmp_path):
+def test_pip_is_not_started_without_a_configuration(monkeypatch, tmp_path):
     monkeypatch.setattr(pip_settings.os.path, "exists", lambda path: False)
     monkeypatch.setattr(pip_settings.processes, "said_by", None)
     assert pip_settings.read({"HOME": str(tmp_path)}) == PipSettings()
@@ -153,7 +153,7 @@ def test_variables_alone_are_read_as_pip_reads_them_without_asking_it(monkeypatc
     assert values["extra-index-url"] == ["https://b", "https://c"]
 
 
-def test_what_would_put_packages_elsewhere_is_not_handed_on(monkeypatch):
+def test_variables_that_redirect_installs_are_removed(monkeypatch):
     for name in ("PIP_TARGET", "PIP_USER", "UV_PYTHON", "UV_SYSTEM_PYTHON", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
         monkeypatch.setenv(name, "x")
         assert name not in build_environment()

@@ -19,7 +19,7 @@ def run(code, **options):
     return result, lines, said
 
 
-def test_both_streams_come_line_by_line_without_colours():
+def test_output_of_both_streams_comes_by_line_without_colors():
     code = "import sys; print('\\x1b[31mred\\x1b[0m\\n', flush=True); print('err', file=sys.stderr); sys.exit(3)"
     assert run(code) == (3, ["red", "", "err"], ["red", "err"])
 
@@ -32,7 +32,7 @@ def test_output_that_is_not_utf_8_does_no_harm():
     assert run("import os; os.write(1, b'a\\xffb\\n')")[1] == ["a\N{REPLACEMENT CHARACTER}b"]
 
 
-def test_it_reads_what_it_is_given():
+def test_program_reads_its_stdin():
     assert run("import sys; print(sys.stdin.read().upper())", stdin="given")[1] == ["GIVEN"]
     assert run("pass", stdin="x" * 1_000_000)[0] == 0
 
@@ -43,12 +43,12 @@ def test_credentials_are_masked():
     assert lines == said == ["https://***@host/x https://***@host and ***", "git@host:x"]
 
 
-def test_a_program_that_is_not_there_is_one_clear_error():
+def test_missing_program_raises_environment_build_error():
     with pytest.raises(EnvironmentBuildError, match="'/nowhere/uv' could not be started: No such file"):
         program.run(["/nowhere/uv"], {}, print)
 
 
-def test_it_ends_with_an_exception_of_whoever_listens():
+def test_program_ends_if_its_listener_raises():
     pids = []
 
     def say(line):
@@ -69,7 +69,7 @@ def test_it_ends_with_an_exception_of_whoever_listens():
     not sys.platform.startswith("linux"), reason="needs Linux: elsewhere nothing ends a killed process's children"
 )
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_ends_with_the_process_that_started_it(number):
+def test_program_ends_with_its_parent_process(number):
     code = (
         "import os, sys\nfrom paceline.environments import program\n"
         "program.run([sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'],"

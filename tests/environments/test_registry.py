@@ -54,7 +54,7 @@ def test_environment_with_a_secret_is_not_registered(workspace, tmp_path):
     assert Environment.list(workspace) == {}
 
 
-def test_an_unknown_name_or_version_is_told_what_there_is(workspace):
+def test_unknown_name_or_version_lists_the_existing_ones(workspace):
     MINE.register(workspace)
     with pytest.raises(EnvironmentSpecError, match=r"no environment 'other' is registered in .*; there are: mine"):
         Environment.get(workspace, "other")
@@ -87,14 +87,14 @@ for number in range(5):
     assert sorted(os.listdir(folder)) == sorted([".last", *(f"{number}.json" for number in range(1, 21))])
 
 
-def test_a_folder_that_can_not_be_written_is_one_clear_error(workspace):
+def test_unwritable_registry_raises_environment_spec_error(workspace):
     workspace.path.parent.mkdir(exist_ok=True)
     workspace.path.write_text("a file")
     with pytest.raises(EnvironmentSpecError, match="could not be registered: Not a directory"):
         MINE.register(workspace)
 
 
-def test_an_interpreter_that_is_there_is_found_by_its_path_or_its_environment(tmp_path):
+def test_existing_interpreter_is_found_by_path_or_environment(tmp_path):
     subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", tmp_path / "an env"], check=True)
     python = tmp_path / "an env" / "bin" / "python"
     for given in (python, tmp_path / "an env", str(tmp_path / "an env")):

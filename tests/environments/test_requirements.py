@@ -39,7 +39,7 @@ def test_comments_and_empty_lines_are_dropped_and_lines_joined(tmp_path):
     assert constraints == ()
 
 
-def test_a_hash_in_a_url_is_no_comment(tmp_path):
+def test_url_fragment_is_not_a_comment(tmp_path):
     assert read(tmp_path, main="x @ https://host/x.whl#sha256=00\n")[0] == "x @ https://host/x.whl#sha256=00\n"
 
 
@@ -50,7 +50,7 @@ def test_included_files_stand_in_the_place_of_their_line(tmp_path):
     assert read(tmp_path, main="a\n-r sub/deep.txt\n--requirement=other.txt\n", other="d")[0] == "a\nb\nc\nd\n"
 
 
-def test_constraints_are_kept_apart_those_that_a_constraint_file_includes_too(tmp_path):
+def test_constraints_and_included_constraint_files_are_kept_apart(tmp_path):
     text, constraints = read(tmp_path, main="a\n-c limits.txt\n", limits="b<2\n-r more.txt\n", more="c<3\n")
     assert (text, constraints) == ("a\n", ("b<2", "c<3"))
 
@@ -84,7 +84,7 @@ def test_paths_are_relative_to_the_file_that_they_stand_in(tmp_path):
     ]
 
 
-def test_a_path_that_lies_in_the_working_directory_alone_is_found_as_pip_finds_it(tmp_path, monkeypatch):
+def test_relative_path_is_resolved_in_the_working_directory(tmp_path, monkeypatch):
     write_tree(tmp_path, {"work/pkg/setup.py": "", "files/main.txt": "./pkg\n"})
     monkeypatch.chdir(tmp_path / "work")
     assert requirements.read(tmp_path / "files" / "main.txt")[0] == f"{tmp_path}/work/pkg\n"
@@ -111,7 +111,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
         ("-r main.txt\n", "requirements files include each other: .*main.txt -> .*main.txt"),
     ],
 )
-def test_what_pip_could_not_read_is_refused_with_file_line_and_reason(tmp_path, text, message):
+def test_invalid_requirement_is_refused_with_file_line_and_reason(tmp_path, text, message):
     with pytest.raises(EnvironmentSpecError, match=message):
         read(tmp_path, main=text)
 
@@ -127,7 +127,7 @@ def test_files_that_include_each_other_are_refused(tmp_path):
         read(tmp_path, main="-r a.txt", a="-r b.txt", b="-r a.txt")
 
 
-def test_a_file_included_twice_is_no_circle(tmp_path):
+def test_file_included_twice_is_not_circular(tmp_path):
     assert read(tmp_path, main="-r a.txt\n-r a.txt\n", a="x")[0] == "x\nx\n"
 
 
@@ -165,7 +165,7 @@ def test_an_empty_file_asks_for_nothing(tmp_path):
     assert not Environment.from_pip_requirements("x", tmp_path / "r.txt").needs_build
 
 
-def test_a_text_that_includes_files_is_refused_with_what_to_call():
+def test_requirement_text_with_includes_is_refused_with_the_right_call():
     with pytest.raises(EnvironmentSpecError, match=r"Read the file with Environment\.from_pip_requirements"):
         requirements.lines_of(Environment(pip_requirements="-r other.txt"))
 

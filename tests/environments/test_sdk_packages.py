@@ -29,7 +29,7 @@ def test_packages_of_the_sdk_are_left_out_wherever_they_stand(name):
     assert name.strip() in said[0]
 
 
-def test_of_conda_s_too():
+def test_sdk_packages_are_removed_from_conda_packages():
     kept, said = without_sdk_packages(
         EnvironmentSpec(conda_packages=("python=3.11", "conda-forge::azureml-sdk=1.2", "pip"))
     )
@@ -37,7 +37,7 @@ def test_of_conda_s_too():
     assert len(said) == 1
 
 
-def test_what_they_brought_along_is_installed_instead():
+def test_dependencies_of_removed_sdk_packages_are_installed():
     kept, said = without_sdk_packages(
         EnvironmentSpec(pip_packages=("azureml-mlflow", "azureml-dataset-runtime[pandas,fuse]==1.0"))
     )

@@ -54,7 +54,7 @@ def processes_that_name(text: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-def test_the_second_time_it_is_found(store, base_python):
+def test_built_environment_is_reused(store, base_python):
     assert store.find(SMALL, base_python) is None
     built = store.ensure(SMALL, base_python, print)
     said: list[str] = []
@@ -64,7 +64,7 @@ def test_the_second_time_it_is_found(store, base_python):
     assert [each.key for each in store.all()] == [built.key]
 
 
-def test_what_is_found_is_the_record_that_json_keeps(store, base_python):
+def test_built_environment_round_trips_through_json(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     assert Built.from_json(json.loads(json.dumps(built.to_json()))) == built
     assert built.size_bytes > 1000
@@ -73,7 +73,7 @@ def test_what_is_found_is_the_record_that_json_keeps(store, base_python):
     assert built.locked.locked_pip == ("small==1.1",)
 
 
-def test_name_and_variables_are_of_whoever_asks(store, base_python):
+def test_name_and_variables_come_from_the_request(store, base_python):
     store.ensure(replace(SMALL, name="first", environment_variables={"A": "1"}), base_python, print)
     built = store.ensure(replace(SMALL, name="second", environment_variables={"B": "2"}), base_python, print)
     assert len(store.all()) == 1
@@ -107,7 +107,7 @@ def test_two_processes_build_it_once(store, base_python, monkeypatch):
     assert sum(" + chained==1.0" in output for output in outputs) == 1
 
 
-def test_whoever_waits_says_so(store, base_python, monkeypatch):
+def test_waiting_for_another_build_is_reported(store, base_python, monkeypatch):
     import fcntl
 
     store.ensure(SMALL, base_python, print)
@@ -200,7 +200,7 @@ def test_programs_of_a_killed_build_end_with_it(store, base_python, tmp_path):
                 pass
 
 
-def test_a_half_made_environment_is_not_taken_for_whole(store, base_python):
+def test_incomplete_environment_is_rebuilt(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     (built.prefix / RECORD).unlink()
     (site_packages(built.prefix) / "heavy.py").write_text("VERSION = 'left behind'")
@@ -210,7 +210,7 @@ def test_a_half_made_environment_is_not_taken_for_whole(store, base_python):
     assert versions(built, "small", "heavy") == {"small": "1.1", "heavy": "-"}
 
 
-def test_a_record_that_is_not_whole_is_none(store, base_python):
+def test_damaged_record_is_ignored(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     for text in ("", "{", "[]", "{}", '{"key": 3}', '"x"'):
         (built.prefix / RECORD).write_text(text)
@@ -244,14 +244,14 @@ def test_an_environment_in_use_is_not_pruned(store, base_python):
     assert [each.key for each in store.prune()] == [built.key]
 
 
-def test_holding_one_that_was_pruned_meanwhile_is_refused(store, base_python):
+def test_holding_a_pruned_environment_is_refused(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     store.prune()
     with pytest.raises(EnvironmentBuildError, match="has just been pruned"), store.hold(built):
         pass
 
 
-def test_one_that_was_used_lately_is_kept_if_so_asked(store, base_python):
+def test_prune_keeps_recently_used_environments(store, base_python):
     old = store.ensure(SMALL, base_python, print)
     young = store.ensure(Environment(pip_packages=["heavy"]), base_python, print)
     a_day_ago = time.time() - 86400
@@ -270,7 +270,7 @@ def test_finding_it_with_ensure_counts_as_use(store, base_python):
     assert store.prune(unused_for_s=3600) == []
 
 
-def test_prune_removes_what_interrupted_builds_left_and_their_aliases(store, base_python):
+def test_prune_removes_leftovers_and_aliases_of_interrupted_builds(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     left = store._folder / ("0" * 20)
     (left / "bin").mkdir(parents=True)
@@ -284,7 +284,7 @@ def test_prune_removes_what_interrupted_builds_left_and_their_aliases(store, bas
     assert list((store._folder / "aliases").iterdir()) == []
 
 
-def test_one_is_got_by_the_beginning_of_its_key(store, base_python):
+def test_environment_is_found_by_its_key_prefix(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     assert store.get(built.key[:6]).key == built.key
     with pytest.raises(EnvironmentSpecError, match="there is no environment 'zz'"):
@@ -308,7 +308,7 @@ def test_a_store_that_is_not_there_is_empty(store, base_python):
     assert not store._folder.exists() or not list(store._folder.glob("?" * 20))
 
 
-def test_a_full_disk_is_one_clear_error(small_disk, base_python):
+def test_full_disk_raises_environment_build_error(small_disk, base_python):
     store = EnvironmentStore(small_disk / "environments")
     store._folder.mkdir()
     fill_disk(small_disk)
@@ -320,9 +320,7 @@ def test_a_full_disk_is_one_clear_error(small_disk, base_python):
     assert store.ensure(SMALL, base_python, print).pip == ("small==1.1",)
 
 
-def test_a_disk_that_fills_up_while_packages_are_installed_is_one_clear_error(
-    small_disk, base_python, wheels, tmp_path
-):
+def test_disk_filled_during_install_raises_environment_build_error(small_disk, base_python, wheels, tmp_path):
     from tests.environments.wheels import make_wheel
 
     wheel = make_wheel(tmp_path / "big", "big", "1.0", files={"big_data.txt": "x" * 3_000_000})
@@ -332,7 +330,7 @@ def test_a_disk_that_fills_up_while_packages_are_installed_is_one_clear_error(
     assert store.all() == []
 
 
-def test_what_can_not_be_built_is_refused_before_anything_is_done(store, base_python):
+def test_unbuildable_environment_is_refused_at_once(store, base_python):
     with pytest.raises(EnvironmentSpecError, match=r"python_version='3\.7'"):
         store.ensure(Environment(pip_packages=["small"], python_version="3.7"), base_python, print)
     with pytest.raises(EnvironmentSpecError, match="there is no interpreter '/nowhere/python'"):
@@ -342,7 +340,7 @@ def test_what_can_not_be_built_is_refused_before_anything_is_done(store, base_py
     assert not any(store._folder.glob("*.log"))
 
 
-def test_an_exception_of_whoever_listens_ends_the_build(store, base_python):
+def test_exception_of_the_listener_ends_the_build(store, base_python):
     def say(line):
         raise SystemExit(3)
 

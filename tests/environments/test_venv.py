@@ -30,7 +30,7 @@ def make(tmp_path):
 
 
 @pytest.mark.parametrize("uv", [venv.find_uv(), None, "/bin/false"], ids=["uv", "none", "broken"])
-def test_it_is_empty_by_uv_or_without(make, uv):
+def test_new_venv_is_empty_with_and_without_uv(make, uv):
     prefix = make(uv)
     shown = subprocess.run(
         [prefix / "bin" / "python", "-c", "import sys; print(sys.prefix); import pip"],
@@ -44,7 +44,7 @@ def test_it_is_empty_by_uv_or_without(make, uv):
     assert left == set()
 
 
-def test_folders_that_it_is_shown_come_behind_its_own_with_what_they_add(make, tmp_path):
+def test_shown_folders_follow_the_venvs_own_packages(make, tmp_path):
     prefix = make(None)
     write_tree(
         tmp_path,
@@ -64,7 +64,7 @@ def test_folders_that_it_is_shown_come_behind_its_own_with_what_they_add(make, t
     assert done.stdout == "own, own editable, added\n"
 
 
-def test_an_interpreter_that_makes_none_is_one_clear_error(make, tmp_path):
+def test_interpreter_without_venv_raises_environment_build_error(make, tmp_path):
     real = f'#!/bin/sh\ncase "$*" in *"-m venv"*) echo no venv module >&2; exit 1;; esac\nexec {sys.executable} "$@"\n'
     odd = write_program(tmp_path / "odd python", real)
     with pytest.raises(

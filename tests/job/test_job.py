@@ -122,14 +122,14 @@ def test_a_wrong_value_is_refused_with_the_value_and_the_rule(values, said):
         assert part in str(refused.value)
 
 
-def test_a_refusal_is_a_value_error_too():
+def test_job_error_is_a_value_error():
     with pytest.raises(ValueError, match="node_count=0"):
         make_job(node_count=0)
 
 
 @pytest.mark.promise("one-process-without-backend-variable")
 @pytest.mark.parametrize("name", sorted({*RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"}))
-def test_a_rank_variable_is_refused_where_a_launcher_sets_it_and_the_user_s_in_one_process(name):
+def test_rank_variable_is_refused_with_a_launcher_and_allowed_for_one_process(name):
     with pytest.raises(JobError, match=f"sets {name}, which the launcher sets for each worker"):
         make_job(environment_variables={name: "0"}, distributed_backend="gloo")
     # The story: `--env RANK=-1`, by which a script takes itself for one that was not launched, was refused.
@@ -275,7 +275,7 @@ def test_a_job_without_a_version_is_refused():
         Job.from_json(data)
 
 
-def test_an_unknown_field_is_refused_with_the_known_ones():
+def test_unknown_job_field_is_refused_with_the_known_ones():
     with pytest.raises(JobError, match=r"unknown job fields \['flavour'\]; known are .*'node_count'"):
         Job.from_json({**make_job().to_json(), "flavour": "mint"})
 

@@ -40,7 +40,7 @@ def test_a_path_is_taken_apart(text, path, extras, tail):
         *("n @ https://h/a.whl", "-e git+https://h/r.git", "file:///${PLACE}/x.whl", "--pre"),
     ],
 )
-def test_a_requirement_of_another_kind_is_none(text):
+def test_requirement_that_is_no_path_returns_none(text):
     assert local_path(text) is None
 
 
@@ -58,7 +58,7 @@ def test_a_line_for_pip_and_uv_has_no_blank_in_its_path():
         assert found.line() == line
 
 
-def test_the_working_directory_is_asked_for_only_where_nothing_lies_in_the_folder(tmp_path, monkeypatch):
+def test_working_directory_is_read_only_if_the_folder_lacks_the_path(tmp_path, monkeypatch):
     (tmp_path / "folder" / "pkg").mkdir(parents=True)
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -30,7 +30,7 @@ SECRET = "https://hooks.slack.com/services/T0/B0/abcdef"
     ],
     ids=["text", "number", "no place", "half a place", "name", "option", "header", "nothing", "quote", "unknown"],
 )
-def test_what_has_none_of_the_forms_is_refused_by_its_rule(given: object, rule: str) -> None:
+def test_invalid_notify_value_is_refused_with_the_rule(given: object, rule: str) -> None:
     with pytest.raises(JobError) as error:
         make_job(notify=given)
     assert rule in str(error.value)

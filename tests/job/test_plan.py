@@ -34,7 +34,7 @@ def test_a_node_may_hold_workers_and_parameter_servers():
     assert drawing(job) == "w0 p0 p1\np2 p3"
 
 
-def test_one_process_has_one_place():
+def test_single_process_has_one_place():
     (place,) = places(make_job())
     assert (place.rank, place.node_rank, place.local_rank, place.local_world_size) == (0, 0, 0, 1)
 

@@ -32,7 +32,7 @@ def test_a_range_is_written_in_any_of_three_ways(given: Any) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_range_is_refused_with_what_to_write(given: Any, message: str) -> None:
+def test_invalid_node_range_is_refused_with_the_valid_form(given: Any, message: str) -> None:
     with pytest.raises(JobError, match=message):
         make_job(node_count=given, distributed_backend="gloo")
 
@@ -61,5 +61,5 @@ def test_an_elastic_job_is_of_its_most_nodes_until_an_attempt_has_fewer(tmp_path
         replace(made, node_count=1)
 
 
-def test_a_range_of_one_number_is_that_number() -> None:
+def test_range_of_equal_bounds_is_that_number() -> None:
     assert make_job(node_count=(2, 2), distributed_backend="gloo") == make_job(node_count=2, distributed_backend="gloo")

@@ -14,7 +14,7 @@ def test_there_is_a_launcher_for_every_backend():
         assert callable(get_launcher(name).commands)
 
 
-def test_an_unknown_launcher_is_refused_with_those_there_are():
+def test_unknown_launcher_is_refused_with_the_known_ones():
     with pytest.raises(LauncherError, match=r"no launcher 'rocket'; there are .*mpi, processes"):
         get_launcher("rocket")
 

@@ -30,7 +30,7 @@ TWO_BY_TWO = {"distributed_backend": "gloo", "node_count": 2, "process_count_per
         *("AZUREML_RUN_ID", "SLURM_PROCID", "SLURM_JOB_ID", "PACELINE_WORKSPACE", "PACELINE_SUPERVISOR"),
     ],
 )
-def test_what_makes_the_submitting_process_somebody_s_worker_is_dropped(name):
+def test_rank_variables_of_the_submitting_process_are_dropped(name):
     assert environment.inherited({name: "1", "HOME": "/me"}) == {"HOME": "/me"}
 
 
@@ -102,7 +102,7 @@ def test_the_run_s_variables():
 
 
 @pytest.mark.promise("one-process-without-backend-variable")
-def test_one_process_without_a_backend_has_no_variable_of_a_launcher():
+def test_single_process_has_no_launcher_variables():
     # The story: scripts that ask by RANK or MASTER_ADDR whether torchrun has started them left their single-process path.
     launch = make_launch(make_job(environment_variables={"RANK": "-1"}))
     place = launch.places[0]
@@ -113,18 +113,18 @@ def test_one_process_without_a_backend_has_no_variable_of_a_launcher():
     assert (found["PACELINE_RANK"], found["PACELINE_WORLD_SIZE"]) == ("0", "1")
 
 
-def test_one_process_elsewhere_computes_on_the_cores_that_it_was_given():
+def test_single_remote_process_uses_its_granted_cores():
     launch = make_launch(make_job(compute_target="cluster"), cores=4)
     assert environment.defaults(launch, launch.places[0]) == {"OMP_NUM_THREADS": "4"}
 
 
-def test_one_process_that_the_azure_names_have_submitted_finds_azure_s_variables():
+def test_azureml_submission_sets_azureml_variables():
     launch = make_launch(make_job(environment_variables={"AZUREML_ARM_WORKSPACE_NAME": "lab"}))
     found = environment.of_run(launch)
     assert (found["AZUREML_RUN_ID"], found["AZUREML_ENTRY_SCRIPT"]) == (RUN_ID, "train.py")
 
 
-def test_a_time_limit_is_told():
+def test_time_limit_sets_paceline_end_time():
     launch = make_launch(make_job(), ends_at=1_800_000_000.4)
     assert environment.of_run(launch)["PACELINE_END_TIME"] == "1800000000"
 
@@ -161,12 +161,12 @@ def test_the_rank_s_variables():
 @pytest.mark.parametrize(
     ("visibility", "devices"), [("worker", ["0", "1", "2", "3"]), ("node", ["0,1", "0,1", "2,3", "2,3"])]
 )
-def test_every_worker_sees_its_own_gpu_or_those_of_its_node(visibility, devices):
+def test_workers_see_their_own_gpu_or_all_of_the_node(visibility, devices):
     launch = make_launch(make_job(**TWO_BY_TWO, gpu_visibility=visibility), gpus=2)
     assert [environment.of_place(launch, place)["CUDA_VISIBLE_DEVICES"] for place in launch.places] == devices
 
 
-def test_without_gpus_the_shell_s_devices_are_left_as_they_are():
+def test_job_without_gpus_leaves_cuda_visible_devices():
     launch = make_launch(make_job())
     assert "CUDA_VISIBLE_DEVICES" not in environment.of_place(launch, launch.places[0])
 
@@ -206,7 +206,7 @@ def test_tensors_that_mpi_moves_lie_in_huge_pages(backend, value):
         ("tensorflow", False, None),
     ],
 )
-def test_accelerate_is_told_to_join_the_processes_on_processors(backend, use_gpu, value):
+def test_accelerate_variables_select_cpu_for_cpu_jobs(backend, use_gpu, value):
     # A script of accelerate's under gloo printed "processes 1" on each of two workers, and trained two models.
     launch = make_launch(make_job(distributed_backend=backend, process_count_per_node=2, use_gpu=use_gpu))
     assert environment.defaults(launch, launch.places[0]).get("ACCELERATE_USE_CPU") == value
@@ -248,7 +248,7 @@ def test_paceline_comes_before_the_user_s_own_path(variables, shell, path):
 # --- TF_CONFIG
 
 
-def test_tensorflow_is_told_the_cluster_and_its_task():
+def test_tf_config_has_cluster_and_task():
     job = make_job(distributed_backend="ps", worker_count=3, parameter_server_count=2, node_count=2)
     launch = make_launch(job)
     cluster = {
@@ -272,7 +272,7 @@ def test_tf_config_as_text():
 
 
 @pytest.mark.parametrize("values", [{}, {"distributed_backend": "gloo"}])
-def test_others_are_told_of_no_cluster(values):
+def test_other_backends_have_no_tf_config(values):
     launch = make_launch(make_job(**values))
     assert "TF_CONFIG" not in environment.of_rank(launch, launch.places[0])
 

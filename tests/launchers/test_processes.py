@@ -12,7 +12,7 @@ def commands(job, **values):
     return ProcessesLauncher().commands(make_launch(job, **values))
 
 
-def test_without_a_backend_the_script_is_started_once_in_a_world_of_one():
+def test_job_without_a_backend_starts_one_process():
     (command,) = commands(make_job(arguments=("--a",)))
     assert [command.environment[name] for name in ("PACELINE_RANK", "PACELINE_WORLD_SIZE")] == ["0", "1"]
     assert command.argv[-3:] == ("--", "train.py", "--a")
@@ -36,7 +36,7 @@ def test_two_nodes_of_two_workers_are_four_commands():
     assert not any(c.is_launcher for c in found)
 
 
-def test_each_worker_writes_into_a_log_of_its_own():
+def test_each_worker_has_its_own_log():
     found = commands(make_job(distributed_backend="gloo", node_count=2), attempt=3)
     assert [str(c.log) for c in found] == [
         f"/shared/team/.paceline/runs/{RUN_ID}/attempts/3/rank_{rank}.log" for rank in range(2)
@@ -57,14 +57,14 @@ def test_the_user_s_variables_stand_over_everything(name):
         assert command.environment[name] == "users"
 
 
-def test_defaults_are_no_more_than_defaults():
+def test_defaults_are_not_set_in_the_environment():
     # The shell's OMP_NUM_THREADS stands over ours, which the target lays under it.
     (command,) = commands(make_job(distributed_backend="gloo"))
     assert command.defaults["OMP_NUM_THREADS"] == "8"
     assert "OMP_NUM_THREADS" not in command.environment
 
 
-def test_parameter_servers_know_what_they_are():
+def test_tf_config_names_parameter_servers():
     job = make_job(distributed_backend="ps", worker_count=1, parameter_server_count=1)
     tasks = [json.loads(c.environment["TF_CONFIG"])["task"]["type"] for c in commands(job)]
     assert tasks == ["worker", "ps"]

@@ -33,7 +33,7 @@ def versions(workspace):
 
 
 @pytest.mark.promise("alias-moved-one-step-change")
-def test_each_change_is_kept_with_who_and_when(workspace, versions):
+def test_alias_history_has_user_and_time(workspace, versions):
     assert aliases.move(versions, "digits", "production", 1) is None
     assert aliases.move(versions, "digits", "candidate", 3) is None
     assert aliases.move(versions, "digits", "production", 2) == 1
@@ -54,7 +54,7 @@ def test_each_change_is_kept_with_who_and_when(workspace, versions):
 
 
 @pytest.mark.promise("alias-moved-one-step-change")
-def test_of_many_who_move_it_at_once_each_has_seen_what_the_one_before_left(workspace, versions):
+def test_concurrent_alias_moves_are_serialized(workspace, versions):
     started = [start_python(MOVE, workspace, number) for number in range(4)]
     assert [process.wait(timeout=60) for process in started] == [0] * 4
     for process in started:
@@ -76,12 +76,12 @@ def test_a_change_that_was_cut_short_never_was(workspace, versions):
 @pytest.mark.parametrize(
     "alias", ["", "3", "v3", "V3", "1.0", "latest", "LATEST", "a b", "a@b", "a:b", "../a", "ä", None, "x" * 65]
 )
-def test_a_word_that_is_no_alias_is_refused(versions, alias):
+def test_invalid_alias_is_refused(versions, alias):
     with pytest.raises(ModelError, match=r"the alias .*(looks like a version|give letters)"):
         aliases.move(versions, "digits", alias, 1)
 
 
-def test_an_alias_never_points_at_what_is_not_there(versions):
+def test_alias_of_a_missing_version_is_refused(versions):
     with pytest.raises(
         ModelNotFoundError, match=r"has no version 4, so 'production' can't point at it\. It has: 1, 2, 3\."
     ):

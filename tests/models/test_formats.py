@@ -100,13 +100,13 @@ PICKLE = pickle.dumps({"a": [1, 2]})
     # Not the bytes: gzip's have the time in them, and two processes that share the tests out would collect other names.
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_file_is_told_by_its_bytes_and_its_name(tmp_path, name, content, expected):
+def test_file_format_is_recognized_by_bytes_and_name(tmp_path, name, content, expected):
     found = format_of(written(tmp_path, name, content))
     assert found == expected
     assert found in TITLES or not found
 
 
-def test_the_files_of_torch_are_told_apart(tmp_path):
+def test_torch_file_formats_are_distinguished(tmp_path):
     module = torch.nn.Linear(3, 2)
     made = {
         "weights.pt": ("torch", lambda path: torch.save(module.state_dict(), path)),
@@ -186,7 +186,7 @@ def test_the_tensors_of_a_safetensors_file_are_read_from_its_header(tmp_path):
     ],
     ids=range(11),
 )
-def test_what_is_no_safetensors_file_or_a_part_of_one_is_none(tmp_path, content):
+def test_invalid_or_truncated_safetensors_has_no_header(tmp_path, content):
     assert header(written(tmp_path, "m.safetensors", content)) is None
 
 

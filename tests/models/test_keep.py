@@ -70,7 +70,7 @@ def test_contents_that_begin_and_end_alike_are_two(kept, tmp_path):
     assert len(blobs(tmp_path)) == 2
 
 
-def test_a_content_that_somebody_wrote_into_is_not_given_to_the_next(kept, tmp_path):
+def test_modified_content_is_not_reused(kept, tmp_path):
     content = os.urandom(100_000)
     _, spoilt = kept(content)
     spoilt.chmod(0o644)
@@ -110,7 +110,7 @@ def test_a_pull_takes_no_content_that_the_disk_has_lost(kept, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
-def test_without_hard_links_each_has_a_copy_of_its_own(kept, tmp_path, monkeypatch, number):
+def test_files_are_copied_if_hard_links_fail(kept, tmp_path, monkeypatch, number):
     def refused(*given, **values):
         raise OSError(number, os.strerror(number))
 
@@ -142,7 +142,7 @@ def test_a_content_of_another_user_s_that_may_not_be_linked_is_kept_once_for_eac
     assert keep.drop(blobs(tmp_path)[0]) == 7, "the other user's is a version's"
 
 
-def test_a_source_that_changes_while_it_is_read_is_read_again(kept, tmp_path, monkeypatch):
+def test_source_changed_during_reading_is_read_again(kept, tmp_path, monkeypatch):
     pump, times = keep._pump, []
 
     def meanwhile(*given):
@@ -181,13 +181,13 @@ def test_a_disk_without_room_leaves_no_part(kept, tmp_path, monkeypatch):
     assert blobs(tmp_path) == []
 
 
-def test_a_pipe_that_has_come_in_the_place_of_a_file_keeps_nobody_waiting(kept, tmp_path):
+def test_pipe_in_place_of_a_file_does_not_block(kept, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="is no longer a file"):
         kept(b"", tmp_path / "pipe")
 
 
-def test_only_what_no_version_has_is_dropped(kept, tmp_path):
+def test_only_unreferenced_content_is_dropped(kept, tmp_path):
     _, one = kept(b"a" * 10)
     _, other = kept(b"b" * 10)
     one.unlink()

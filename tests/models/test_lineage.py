@@ -45,7 +45,7 @@ def finished(tmp_path, monkeypatch):
 
 
 @pytest.mark.promise("model-says-run-snapshot-packages")
-def test_a_model_says_what_made_it_from_inside_the_script_and_afterwards(finished):
+def test_lineage_is_recorded_during_and_after_the_run(finished):
     workspace, run = finished
     inside = pl.Model(workspace, "inside")
     after = run.register_model("after", "outputs/model")
@@ -98,7 +98,7 @@ def test_datasets_come_with_their_fingerprints_and_nodes_count_once(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["on a node that has a copy of the folder", "in a container, which has the folder"])
-def test_a_process_that_does_not_see_the_workspace_is_told_where_to_register(tmp_path, monkeypatch, where):
+def test_process_without_the_workspace_is_refused_with_the_next_step(tmp_path, monkeypatch, where):
     job = make_job(environment=EnvironmentSpec(docker_image="python:3.11")) if "container" in where else make_job()
     folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING, job=job)
     os.close(fd)
@@ -124,12 +124,12 @@ def test_a_script_that_is_faster_than_its_supervisor_is_running(tmp_path, monkey
     assert of_run(folder, record)["status"] == "Running"
 
 
-def test_outside_of_a_run_a_script_is_told_what_it_would_do(capsys):
+def test_register_model_outside_a_run_prints_the_action(capsys):
     pl.Run.get_context().register_model("digits", "outputs/model", tags={"a": 1})
     assert capsys.readouterr().out == "Attempted to register model digits\n"
 
 
-def test_another_interpreter_is_asked_what_it_has(tmp_path):
+def test_packages_of_another_interpreter_are_listed(tmp_path):
     found = lineage.ask(sys.executable, {"PACELINE_ASKED": "1"})
     assert found["packages"] == lineage.installed_here()["packages"]
     assert lineage.ask(str(tmp_path / "gone"), {}) == {}

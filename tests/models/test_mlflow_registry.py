@@ -68,7 +68,7 @@ def uri(made_once, tmp_path, monkeypatch):
 
 @pytest.mark.promise("version-goes-mlflow-registry-files")
 @needs_mlflow
-def test_a_version_is_there_with_its_files_metrics_tags_and_aliases(workspace, model, uri, tmp_path):
+def test_push_to_mlflow_copies_files_metrics_tags_and_aliases(workspace, model, uri, tmp_path):
     import mlflow
 
     model.set_alias("production")
@@ -111,7 +111,7 @@ def test_a_push_that_broke_off_leaves_no_version_and_is_done_again(workspace, mo
 
 
 @needs_mlflow
-def test_a_registry_that_is_none_is_told_in_a_line(workspace, model):
+def test_invalid_mlflow_registry_is_one_error_line(workspace, model):
     with pytest.raises(TransferError, match=r"MLflow at nix://nowhere did not take digits:1: "):
         mlflow_registry.push(workspace.path, model.record, "nix://nowhere")
 

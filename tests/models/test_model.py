@@ -33,7 +33,7 @@ def register(workspace, tmp_path, name="digits", content=b"weights", **values):
     return pl.Model.register(workspace, tmp_path / "made", name, **values)
 
 
-def test_a_run_s_folder_becomes_the_first_version_with_where_it_comes_from(workspace, run):
+def test_registered_run_folder_is_version_1_with_its_lineage(workspace, run):
     model = run.register_model("digits", "./outputs/model", tags={"stage": "try"}, properties={"seed": 3})
     assert (model.name, model.version, model.id, model.run_id) == ("digits", 1, "digits:1", run.id)
     assert (model.tags, model.properties, model.description) == ({"stage": "try"}, {"seed": "3"}, None)
@@ -94,7 +94,7 @@ def test_the_latest_version_is_meant_unless_a_version_or_an_alias_says_which(wor
         ({"name": "digits:1@production"}, "names no model"),
     ],
 )
-def test_a_version_that_is_not_there_is_told_with_those_that_are(workspace, tmp_path, values, said):
+def test_missing_version_is_reported_with_the_existing_ones(workspace, tmp_path, values, said):
     register(workspace, tmp_path).set_alias("production")
     with pytest.raises(ModelError, match=said) as error:
         pl.Model(workspace, **values)
@@ -119,7 +119,7 @@ def test_a_model_that_was_changed_on_disk_is_refused(workspace, tmp_path):
 
 
 @pytest.mark.promise("run-changes-later-model-s")
-def test_what_a_run_changes_later_is_not_the_model_s(workspace, run):
+def test_later_changes_of_the_run_do_not_change_the_model(workspace, run):
     model = run.register_model("digits", "outputs/model")
     (run.folder.outputs / "model/weights.bin").write_bytes(b"other")
     model.verify()
@@ -150,7 +150,7 @@ def test_a_version_that_an_alias_points_at_stays(workspace, tmp_path):
     assert register(workspace, tmp_path).version == 3
 
 
-def test_versions_are_found_by_what_people_said_of_them(workspace, tmp_path, run):
+def test_versions_are_found_by_tags_properties_and_run(workspace, tmp_path, run):
     first = register(workspace, tmp_path, tags={"stage": "try", "bare": None}, properties={"seed": 3})
     second = register(workspace, tmp_path, name="letters", tags={"stage": "good"}, run=run)
     third = run.register_model("digits", "outputs/model")
@@ -165,7 +165,7 @@ def test_versions_are_found_by_what_people_said_of_them(workspace, tmp_path, run
     assert pl.Model.list(workspace, "nix") == []
 
 
-def test_what_people_say_of_a_version_changes_and_its_properties_do_not(workspace, tmp_path):
+def test_tags_and_description_change_but_properties_do_not(workspace, tmp_path):
     model = register(workspace, tmp_path, tags={"stage": "try", "old": 1}, properties={"seed": 3}, description="first")
     model.update(tags={"stage": "good"}, description="better")
     model.remove_tags("old")
@@ -198,7 +198,7 @@ def test_datasets_are_pairs_of_a_purpose_and_a_dataset(workspace, tmp_path, data
     assert pl.Model.list(workspace) == []
 
 
-def test_a_workspace_that_is_none_is_said(tmp_path):
+def test_model_refuses_non_workspaces(tmp_path):
     with pytest.raises(ModelError, match="'here' is not a workspace"):
         pl.Model("here", "digits")
 

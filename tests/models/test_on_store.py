@@ -116,7 +116,7 @@ def test_a_place_needs_no_datastore(model, workspace, other, tmp_path, monkeypat
     came.verify()
 
 
-def test_the_next_number_is_above_what_was_pulled(near, model, workspace, other, tmp_path):
+def test_next_version_is_above_the_pulled_one(near, model, workspace, other, tmp_path):
     second = pl.Model.register(workspace, tmp_path / "made", "digits")
     on_store.push(workspace.path, second.record, LAB)
     on_store.pull(other.path, LAB, "digits", 2)
@@ -134,7 +134,7 @@ def test_another_model_of_that_name_and_version_is_never_replaced(store, model, 
     assert on_store.pull(workspace.path, LAB, "digits", 1) == model.record
 
 
-def test_of_two_who_store_the_same_name_at_once_one_is_told(store, workspace):
+def test_concurrent_writes_of_one_name_let_one_succeed(store, workspace):
     record, path = place_of(Source(datastore="lab", path="models/x"), workspace.path)
     with Store(record) as opened:
         assert [put_new(opened, data, path) for data in (b"1", b"2")] == [True, False]
@@ -144,7 +144,7 @@ def test_of_two_who_store_the_same_name_at_once_one_is_told(store, workspace):
 
 
 @pytest.mark.promise("version-goes-another-workspace-datastore")
-def test_a_push_that_broke_off_goes_on_with_the_files_that_are_left(near, model, workspace, monkeypatch):
+def test_interrupted_push_resumes_with_remaining_files(near, model, workspace, monkeypatch):
     real, stored = on_store.put_files, []
 
     def broken(store, path, files, progress, **how):
@@ -200,7 +200,7 @@ def test_a_push_that_broke_off_within_a_large_file_goes_on_there(
     pl.Model(other, "digits").verify()
 
 
-def test_a_push_reads_what_is_there_if_it_is_asked_to(store, model, workspace):
+def test_push_with_verify_reads_existing_files(store, model, workspace):
     assert not [model.push("lab", verify=True) for _ in range(2)][1]
 
 
@@ -295,7 +295,7 @@ def with_name(name):
     ],
     ids=range(10),
 )
-def test_a_record_there_that_is_none_is_refused(near, model, workspace, other, spoil, tmp_path):
+def test_tampered_record_in_store_is_refused(near, model, workspace, other, spoil, tmp_path):
     """A store may be written by others: none of its names leads anywhere."""
     on_store.push(workspace.path, model.record, LAB)
     path = near / "digits/1/model.json"
@@ -306,7 +306,7 @@ def test_a_record_there_that_is_none_is_refused(near, model, workspace, other, s
     assert not [*tmp_path.rglob("evil")]
 
 
-def test_what_is_not_there_is_told_with_what_is(near, model, workspace, other):
+def test_missing_model_in_store_is_reported_with_the_existing_ones(near, model, workspace, other):
     with pytest.raises(ModelNotFoundError, match=r"there is no model digits:1 in .*\. There are: none\."):
         on_store.pull(other.path, LAB, "digits", 1)
     on_store.push(workspace.path, model.record, LAB)
@@ -338,6 +338,6 @@ def test_places_of_models(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "./here", "a b", ":x"])
-def test_what_is_no_place_is_refused(text):
+def test_invalid_model_place_is_refused(text):
     with pytest.raises(ModelError, match=r"is not a place of models\. Write STORE, STORE:PATH, or a URL"):
         on_store.place(text)

@@ -70,7 +70,7 @@ def test_twenty_processes_at_once_get_twenty_numbers(workspace, tmp_path):
 
 
 @pytest.mark.promise("twenty-registrations-once-gets-number")
-def test_a_content_is_there_once_however_often_it_was_registered(workspace, tmp_path):
+def test_equal_content_is_stored_once(workspace, tmp_path):
     add(workspace, tmp_path, {"weights": b"w" * 1_000_000})
     before = tree_size(workspace / "models")
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_a_registration_that_is_killed_leaves_no_version_and_no_space_for_ever(
     assert tree_size(workspace / "models") < 10_000
 
 
-def test_what_a_living_registration_has_copied_is_nobody_s_to_remove(workspace, monkeypatch):
+def test_files_of_a_running_registration_are_not_swept(workspace, monkeypatch):
     monkeypatch.setattr(staging, "_FRESH_S", -1.0)
     parts = registry.parts_dir(workspace)
     with staging.staged(parts) as files:
@@ -122,7 +122,7 @@ def test_what_a_living_registration_has_copied_is_nobody_s_to_remove(workspace, 
     assert os.listdir(parts) == []
 
 
-def test_what_another_machine_has_begun_is_left_alone_for_an_hour(workspace, monkeypatch):
+def test_staging_of_another_machine_is_kept_for_an_hour(workspace, monkeypatch):
     """Its locks may not be seen here, so only its age tells."""
     parts = registry.parts_dir(workspace)
     write_tree(parts, {"0000aaaa-1/files/a": "1"})
@@ -132,14 +132,14 @@ def test_what_another_machine_has_begun_is_left_alone_for_an_hour(workspace, mon
     assert staging.sweep(parts) == 1
 
 
-def test_a_version_without_its_record_is_none(workspace, tmp_path):
+def test_version_without_a_record_is_not_listed(workspace, tmp_path):
     add(workspace, tmp_path, {"a": "1"})
     write_tree(workspace / "models/digits/2/files", {"a": "1"})
     assert registry.versions_of(workspace).versions("digits") == [1]
     assert add(workspace, tmp_path, {"a": "2"}).version == 3, "nobody's folder is replaced"
 
 
-def test_a_record_that_can_t_be_read_is_said_and_passed_over_in_lists(workspace, tmp_path):
+def test_damaged_record_raises_on_load_and_is_skipped_in_lists(workspace, tmp_path):
     add(workspace, tmp_path, {"a": "1"})
     (workspace / "models/digits/1/model.json").write_text("{}")
     with pytest.raises(ModelError, match=r"model\.json' can't be read as a model"):
@@ -147,7 +147,7 @@ def test_a_record_that_can_t_be_read_is_said_and_passed_over_in_lists(workspace,
     assert list(registry.records(workspace)) == []
 
 
-def test_a_record_of_a_newer_version_is_read_as_far_as_it_is_known(workspace, tmp_path):
+def test_unknown_keys_of_a_newer_record_are_ignored(workspace, tmp_path):
     made = add(workspace, tmp_path, {"a": "1"})
     path = workspace / "models/digits/1/model.json"
     data = json.loads(path.read_text())
@@ -155,7 +155,7 @@ def test_a_record_of_a_newer_version_is_read_as_far_as_it_is_known(workspace, tm
     assert registry.load(workspace, "digits") == made
 
 
-def test_removing_a_version_frees_what_no_other_has(workspace, tmp_path):
+def test_removing_a_version_frees_only_unshared_content(workspace, tmp_path):
     first = add(workspace, tmp_path, {"own": b"1" * 1000, "both": b"b" * 5000})
     second = add(workspace, tmp_path, {"own": b"2" * 1000})
     assert registry.remove(workspace, first) == 1000
@@ -166,7 +166,7 @@ def test_removing_a_version_frees_what_no_other_has(workspace, tmp_path):
     assert add(workspace, tmp_path, {"own": b"3"}).version == 3
 
 
-def test_equal_models_have_one_digest_and_others_have_not(workspace, tmp_path):
+def test_equal_models_have_equal_digests(workspace, tmp_path):
     one, other = add(workspace, tmp_path, {"a": "1"}), add(workspace, tmp_path, {"a": "1"}, name="letters")
     assert one.digest == other.digest
     assert add(workspace, tmp_path, {"a": "2"}).digest != one.digest
@@ -179,7 +179,7 @@ def test_a_name_that_would_lead_elsewhere_is_refused_before_anything_is_made(wor
     assert not workspace.exists()
 
 
-def test_a_folder_that_can_t_be_written_is_said_in_a_sentence(workspace, tmp_path, monkeypatch):
+def test_unwritable_registry_raises_model_error(workspace, tmp_path, monkeypatch):
     def refused(*given, **values):
         raise PermissionError(13, "Permission denied", "models/.parts")
 

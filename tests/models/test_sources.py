@@ -39,13 +39,13 @@ def test_a_folder_is_taken_with_its_name_and_all_below_it(made):
     assert names(sources.local(made / "weights")) == ["weights"]
 
 
-def test_the_working_directory_has_a_name_too(made, monkeypatch):
+def test_working_directory_source_has_its_folder_name(made, monkeypatch):
     monkeypatch.chdir(made)
     assert sources.local(".").top == "made"
     assert names(sources.local("./weights")) == ["weights"]
 
 
-def test_links_in_a_folder_of_one_s_own_stand_for_what_they_lead_to(made, tmp_path):
+def test_symlinks_in_a_local_folder_are_followed(made, tmp_path):
     """As libraries that keep files by content lay them out."""
     write_tree(tmp_path, {"contents/0a1b": "tensor", "more/x": "1"})
     (made / "model.safetensors").symlink_to("../contents/0a1b")
@@ -73,7 +73,7 @@ def unix_socket(path):
     ],
     ids=["pipe", "socket", "dead-link", "circle", "own-circle"],
 )
-def test_what_is_no_file_is_refused_by_name(made, tmp_path, monkeypatch, spoil, said):
+def test_special_file_is_refused_by_name(made, tmp_path, monkeypatch, spoil, said):
     monkeypatch.chdir(made)  # a socket's path may have 107 characters
     spoil(type(made)("sub/odd"))
     with pytest.raises(ModelError, match=said):
@@ -94,7 +94,7 @@ def test_what_is_no_file_is_refused_by_name(made, tmp_path, monkeypatch, spoil, 
         ("weights/x", r"there is no 'weights/x' here: Not a directory"),
     ],
 )
-def test_a_path_that_is_no_model_is_refused(made, monkeypatch, path, said):
+def test_path_without_files_is_refused(made, monkeypatch, path, said):
     monkeypatch.chdir(made)
     os.makedirs("empty/deep")
     os.mkfifo("pipe")
@@ -103,7 +103,7 @@ def test_a_path_that_is_no_model_is_refused(made, monkeypatch, path, said):
         sources.local(path)
 
 
-def test_a_name_that_is_no_text_is_refused(made):
+def test_file_name_that_is_not_utf8_is_refused(made):
     (made / os.fsdecode(b"\xff")).write_text("1")
     with pytest.raises(ModelError, match=r"is not UTF-8\. Rename the file"):
         sources.local(made)
@@ -118,7 +118,7 @@ def test_a_run_s_folder_is_taken_by_its_name_there(folder):
     assert names(sources.of_run(folder, "outputs")) == ["outputs/best.bin", "outputs/model/a"]
 
 
-def test_a_link_to_another_of_the_run_s_files_stands_for_that(folder):
+def test_symlink_to_another_file_of_the_run_is_followed(folder):
     (folder.outputs / "model/latest").symlink_to("../../checkpoints/step-9")
     (folder.outputs / "link.bin").symlink_to("best.bin")
     assert names(sources.of_run(folder, "outputs/model")) == ["model/a", "model/latest/w"]
@@ -147,7 +147,7 @@ def test_a_link_to_another_of_the_run_s_files_stands_for_that(folder):
         ("outputs/bad2", r"outputs/bad2/pipe of run .* is a pipe: a model keeps files alone"),
     ],
 )
-def test_what_is_no_file_of_the_run_s_is_refused(folder, tmp_path, name, said):
+def test_files_outside_the_run_are_refused(folder, tmp_path, name, said):
     write_tree(tmp_path, {"secret": "1"})
     for place in ("empty", "bad", "bad2"):
         (folder.outputs / place).mkdir()

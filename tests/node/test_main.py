@@ -20,5 +20,5 @@ from paceline.node.__main__ import _failure
     ],
     ids=["build", "launcher", "engine", "data", "store"],
 )
-def test_the_cause_is_that_of_what_failed(error: Exception, cause: str) -> None:
+def test_failure_cause_follows_the_exception(error: Exception, cause: str) -> None:
     assert _failure(error) == {"cause": cause, "message": str(error)}

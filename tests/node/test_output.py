@@ -26,7 +26,7 @@ def test_the_bar_says_bytes_and_files(figures, text):
     assert bar_text("train", *figures) == text
 
 
-def test_a_line_after_a_bar_starts_on_a_line_of_its_own(capsys, monkeypatch):
+def test_line_after_a_progress_bar_starts_on_a_new_line(capsys, monkeypatch):
     monkeypatch.setattr(output, "_drawn_at", float("-inf"))
     bar = Bar("train")
     bar(1, 2, 0, 1)

@@ -106,7 +106,7 @@ def test_output_and_metrics_are_signs_of_life(made):
     assert noted == []
 
 
-def test_who_gets_on_does_not_hang_and_is_looked_at_seldom(made):
+def test_progressing_run_is_no_hang_and_is_probed_rarely(made):
     _, looks, go, noted, _ = made()
     begin = looks.begin
 

@@ -65,7 +65,7 @@ def go(watch: LoadWatch, clock: Clock, count: int, seconds: float = 5.0) -> None
 
 
 @pytest.mark.promise("nodes-workers-take-sampled-target", "how-busy-nodes-kept-beside")
-def test_each_node_has_a_log_of_its_own_and_no_metric_of_the_run_s(tmp_path: Path, clock: Clock) -> None:
+def test_each_node_has_its_own_load_log(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes = Nodes()
     nodes.says = [
@@ -97,9 +97,7 @@ def test_each_node_has_a_log_of_its_own_and_no_metric_of_the_run_s(tmp_path: Pat
     assert read_loads.whole(folder, read_loads.last(folder))["nodes"]["0"]["cpu_percent"] == 55.0
 
 
-def test_a_short_run_asks_nobody_and_nodes_that_can_t_tell_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_runs_and_incapable_nodes_are_not_queried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = make_run(tmp_path / "runs")
     watch = watched(folder, Nodes())
     for _ in range(3):
@@ -140,7 +138,7 @@ def counted(number: int, slow: int | None) -> dict[int, dict[str, Any]]:
     return {node: {"ranks": {str(r): ranks[r] for r in (2 * node, 2 * node + 1)}} for node in (0, 1)}
 
 
-def test_the_rank_that_holds_up_the_others_is_looked_at_once_and_told(tmp_path: Path, clock: Clock) -> None:
+def test_straggler_is_profiled_once_and_reported(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes, asked = Nodes(), []
     nodes.says = [counted(number, 3) for number in range(40)]
@@ -160,7 +158,7 @@ def test_the_rank_that_holds_up_the_others_is_looked_at_once_and_told(tmp_path: 
     assert watch.pace().end_text.startswith("Rank 3 on node-1 was 2.0 times as slow as the others")
 
 
-def test_a_month_of_training_takes_no_more_memory(tmp_path: Path, clock: Clock) -> None:
+def test_load_watch_memory_is_bounded(tmp_path: Path, clock: Clock) -> None:
     folder, _ = make_run(tmp_path / "runs")
     nodes = Nodes()
     nodes.says = [counted(number, 3) for number in range(1200)]

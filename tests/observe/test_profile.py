@@ -68,7 +68,7 @@ def test_where_a_rank_is_most_often():
     assert found.place(5) is None
 
 
-def test_one_that_waits_for_its_data_loader_is_where_that_is():
+def test_rank_waiting_for_its_data_loader_is_located_there():
     one = rank(
         ("main", [OURS, MAIN, WAITS], 80),
         ("main", [OURS, MAIN, STEP, BACKWARD], 20),
@@ -97,7 +97,7 @@ def test_a_rank_that_was_not_sampled_is_named():
     assert "Rank 0 could not be sampled: it is stopped." in str(told({"silent": "it is stopped"}))
 
 
-def test_what_can_t_be_sampled_is_refused(tmp_path):
+def test_invalid_profile_requests_are_refused(tmp_path):
     folder, _ = make_run(tmp_path / "runs", status=states.QUEUED)
     for values, said in (({"seconds": 0.5}, "seconds=0.5"), ({"seconds": 601}, "seconds=601"), ({"rate": 0}, "rate=0")):
         with pytest.raises(UserError, match=said):

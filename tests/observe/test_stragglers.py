@@ -46,7 +46,7 @@ def test_the_rank_that_holds_up_the_others_is_named():
     assert "was 1.8 times as slow" in lines(RunPace.from_json(found.to_json(), is_over=True))[-1]
 
 
-def test_several_ranks_of_a_node_are_named_together_and_two_ranks_are_enough_for_one():
+def test_slow_ranks_of_a_node_are_named_together():
     slow = straggler_of(windows({0: 0.2, 1: 0.2, 2: 0.4, 3: 0.38}, step_s=0), NODES)
     assert (slow.ranks, slow.node) == ((2, 3), "node2")
     assert slow.text().startswith("Ranks 2 and 3 on node2 are 1.9")
@@ -54,7 +54,7 @@ def test_several_ranks_of_a_node_are_named_together_and_two_ranks_are_enough_for
     assert alone.text().startswith("Rank 1 is 2.0 times as slow as the others: it takes")
 
 
-def test_waiting_for_data_is_told_as_the_cause():
+def test_straggler_waiting_for_data_is_explained():
     found = straggler_of(windows({0: 0.2, 1: 0.2, 2: 0.2, 3: 0.5}, step_s=0, data={3: 0.6}), NODES)
     assert (found.ranks, found.why) == ((3,), "data")
     assert found.text().endswith("Most of it is waiting for data.")
@@ -113,7 +113,7 @@ def test_times_without_a_step_count_for_nothing():
     assert pace_of(evaluates, NODES).ranks == {}
 
 
-def test_at_the_end_it_is_told_where_it_matters():
+def test_straggler_is_reported_at_the_end_if_significant():
     own = {0: 0.24, 1: 0.24, 2: 0.24, 3: 0.43}
     short = RunPace.from_json(pace_of(windows(own, step_s=0, count=8), NODES).to_json(), is_over=True)
     assert short.straggler is not None

@@ -92,7 +92,7 @@ def test_where_the_missing_rank_is(missing, said):
     assert found[0].startswith("Rank 1 has not come to allreduce 512, for which rank 0 has been waiting for 310 s. ")
 
 
-def test_another_order_is_told_by_the_few():
+def test_minority_with_another_collective_order_is_named():
     look = told(rank(entry("broadcast")), rank(entry("allreduce")), rank(entry("allreduce")))
     (said,) = wait_graph.sentences(look)
     assert said == (
@@ -114,7 +114,7 @@ def test_a_rank_that_is_through_is_not_missed():
     assert said == "Rank 1 is in broadcast 512 for 310 s; all have come to it, and it does not end."
 
 
-def test_named_operations_are_told_by_their_names_and_a_join_counts_for_all():
+def test_named_operations_are_reported_by_name_and_join_matches_all():
     named = {"number": 0, "channel": "process set 0"}
     first = entry("allreduce", name="allreduce.grad.7", **named)
     look = told(rank(first), rank(entry("join", name="join", **named)), rank())
@@ -123,7 +123,7 @@ def test_named_operations_are_told_by_their_names_and_a_join_counts_for_all():
     )
 
 
-def test_ranks_that_stand_still_by_themselves_are_told():
+def test_stopped_rank_is_reported():
     look = told(rank(state="T"), rank())
     assert [text[:42] for text in wait_graph.sentences(look)] == ["Rank 0: it is stopped, by SIGSTOP or Ctrl-"]
     assert wait_graph.sentences(told(rank(), rank())) == []

@@ -63,7 +63,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(pack("wheel", tree, folder), source)
 
 
-def test_the_wheel_has_what_types_shells_and_readers_ask_for(built: Built) -> None:
+def test_wheel_has_type_marker_shell_files_and_pages(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = set(wheel.namelist())
     assert {"paceline/py.typed", "paceline/ui/static/uplot.js"} <= names
@@ -124,9 +124,7 @@ def number(version: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     "only_ends", [True, pytest.param(False, marks=pytest.mark.proof)], ids=["oldest and newest", "all"]
 )
-def test_it_is_installed_and_runs_a_script_on_each_python_without_extras(
-    built: Built, tmp_path: Path, only_ends: bool
-) -> None:
+def test_wheel_installs_and_runs_a_script_on_each_python(built: Built, tmp_path: Path, only_ends: bool) -> None:
     found = interpreters()
     assert f"{sys.version_info[0]}.{sys.version_info[1]}" in found
     if only_ends:  # what works on the oldest and on the newest works between them
@@ -150,6 +148,6 @@ def test_it_is_installed_and_runs_a_script_on_each_python_without_extras(
         assert (place / "share/man/man1/paceline.1").is_file()
 
 
-def test_what_shells_and_man_read_is_what_the_command_line_would_make() -> None:
+def test_shell_files_equal_the_generated_ones() -> None:
     made = done(sys.executable, ROOT / ".ci" / "shell_files.py", "--check")
     assert made.returncode == 0, made.stdout + made.stderr

@@ -25,7 +25,7 @@ data, models, equality = late("torch.utils.data"), late("tests.parallel.models")
 @pytest.mark.parametrize(
     "strategy", [DataParallel(), FullyShard(), PipelineParallel(), "auto"], ids=["data", "shard", "pipe", "auto"]
 )
-def test_one_process_is_plain_torch_to_the_last_bit(name: str, strategy: Any) -> None:
+def test_single_process_equals_plain_torch_bitwise(name: str, strategy: Any) -> None:
     one = equality.alone(models.CASES[name], dtype=torch.float32, clip_norm=0.1)
     many = equality.together(models.CASES[name], strategy, dtype=torch.float32, clip_norm=0.1)
     assert one.losses == many.losses
@@ -35,7 +35,7 @@ def test_one_process_is_plain_torch_to_the_last_bit(name: str, strategy: Any) ->
         assert all(torch.equal(left[key], right[key]) for key in left), what
 
 
-def test_dropout_of_one_process_draws_from_the_caller_s_generator() -> None:
+def test_dropout_on_one_process_uses_the_callers_generator() -> None:
     model = models.Transformer(tied=True, dropout=0.5)
     plain = copy.deepcopy(model)
     x, y = models.CASES["transformer_untied"].batch(4)
@@ -46,7 +46,7 @@ def test_dropout_of_one_process_draws_from_the_caller_s_generator() -> None:
     assert torch.equal(par.step((x, y)), expected)
 
 
-def test_microbatches_of_one_process_are_accumulation() -> None:
+def test_microbatches_on_one_process_equal_gradient_accumulation() -> None:
     one = equality.alone(models.CASES["cnn_batch"], microbatches=3, rows=(8, 2, 8))
     many = equality.together(models.CASES["cnn_batch"], DataParallel(), microbatches=3, rows=(8, 2, 8))
     assert one.losses == pytest.approx(many.losses, abs=1e-14)
@@ -89,7 +89,7 @@ def test_block_whose_list_of_inputs_grows_is_computed_again_from_its_own() -> No
         torch.testing.assert_close(ends[1][name], value, rtol=0, atol=0)
 
 
-def test_a_block_that_is_computed_again_may_call_its_arguments_what_it_likes() -> None:
+def test_recomputed_block_may_name_its_arguments_freely() -> None:
     class Block(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
@@ -208,12 +208,12 @@ def test_arguments_that_can_not_be_right_are_refused() -> None:
     refused("is not one of the model's", optimizer=equality.sgd(models.Mlp()))
 
 
-def test_a_loader_that_splits_by_itself_is_refused() -> None:
+def test_loader_with_a_distributed_sampler_is_refused() -> None:
     rows = data.TensorDataset(*models.CASES["mlp"].batch(8))
     refused("has a DistributedSampler", loader=data.DataLoader(rows, sampler=data.DistributedSampler(rows, 2, 0)))
 
 
-def test_a_loss_that_is_no_number_is_refused() -> None:
+def test_loss_that_is_no_tensor_is_refused() -> None:
     model = models.Mlp()
     par = paceline.parallelize(
         model,
@@ -237,7 +237,7 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
         (lambda target: -1, "-1"),
     ],
 )
-def test_a_weight_that_is_no_number_is_refused(weight: Any, said: str) -> None:
+def test_invalid_loss_weight_is_refused(weight: Any, said: str) -> None:
     model = models.Mlp()
     par = paceline.parallelize(
         model, equality.sgd(model), loss=F.cross_entropy, loss_weight=weight, strategy=DataParallel()
@@ -246,7 +246,7 @@ def test_a_weight_that_is_no_number_is_refused(weight: Any, said: str) -> None:
         par.step(models.CASES["mlp"].batch(4))
 
 
-def test_a_split_that_is_none_is_refused() -> None:
+def test_invalid_split_function_is_refused() -> None:
     model = models.Mlp()
     par = paceline.parallelize(
         model, equality.sgd(model), loss=F.cross_entropy, strategy=DataParallel(), split=lambda batch: batch
@@ -255,7 +255,7 @@ def test_a_split_that_is_none_is_refused() -> None:
         par.step(models.CASES["mlp"].batch(4))
 
 
-def test_what_is_missing_is_said_when_it_is_needed() -> None:
+def test_missing_optimizer_or_batch_is_reported_on_use() -> None:
     model = models.Mlp()
     par = paceline.parallelize(model, loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match="needs an optimizer"):
@@ -266,7 +266,7 @@ def test_what_is_missing_is_said_when_it_is_needed() -> None:
         next(par.epoch(-1))
 
 
-def test_an_iterable_dataset_is_told_its_epoch_and_gone_through() -> None:
+def test_iterable_dataset_gets_its_epoch() -> None:
     class Stream(data.IterableDataset[Any]):
         def __init__(self) -> None:
             self.epoch = -1
@@ -356,7 +356,7 @@ def test_evaluation_restores_the_mode_of_each_module() -> None:
     assert [part.training for part in (model, model[1], model[2])] == [True, True, False]
 
 
-def test_a_metric_that_is_no_number_is_refused() -> None:
+def test_metric_that_is_no_number_is_refused() -> None:
     par = paceline.parallelize(models.Mlp(), loss=F.cross_entropy, strategy=DataParallel())
     given = [models.CASES["mlp"].batch(4)]
     with pytest.raises(ParallelError, match=r"shape \[4\]"):
@@ -480,7 +480,7 @@ def _focal(output: Tensor, target: Tensor) -> Tensor:
 
 @pytest.mark.promise("loss-over-targets-count-weighted")
 @pytest.mark.parametrize("name", ["root", "in_batch", "dice"])
-def test_loss_that_is_no_mean_over_rows_is_refused_in_parts(name: str) -> None:
+def test_non_mean_loss_is_refused_with_accumulation(name: str) -> None:
     loss = {"root": _root, "in_batch": _in_batch, "dice": _dice}[name]
     with pytest.raises(ParallelError, match=r"is no mean over rows.*accumulate=1.*check='off'"):
         _trained_in_parts(loss, _rows(1), parts=2)
@@ -537,7 +537,7 @@ def test_loss_that_becomes_no_mean_after_the_first_step_is_refused() -> None:
         _trained_in_parts(loss, batches, parts=2)
 
 
-def test_looking_at_a_loss_leaves_what_it_keeps() -> None:
+def test_checking_a_loss_does_not_call_it_more_often() -> None:
     seen: list[int] = []
 
     def loss(output: Tensor, target: Tensor) -> Tensor:

@@ -50,12 +50,12 @@ PLAIN: list[Any] = [
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
-def test_a_plain_value_comes_as_it_was(value: Any) -> None:
+def test_plain_value_round_trips(value: Any) -> None:
     _assert_comes_as_it_was(value)
 
 
 @pytest.mark.parametrize("written", ["torch.Size([2, 3])", "torch.bfloat16", "torch.device('cuda', 1)"])
-def test_torchs_plain_values_come_too(written: str) -> None:
+def test_torch_values_round_trip(written: str) -> None:
     _assert_comes_as_it_was(eval(written))
 
 
@@ -65,7 +65,7 @@ def _assert_comes_as_it_was(value: Any) -> None:
     assert type(found) is type(value)
 
 
-def test_numbers_that_json_has_no_name_for_come_too() -> None:
+def test_infinities_nan_and_numpy_numbers_round_trip() -> None:
     numpy = pytest.importorskip("numpy")
     found = unpacked(packed([math.inf, -math.inf, math.nan, numpy.int64(3), numpy.float32(0.5)]))
     assert found[:2] == [math.inf, -math.inf]
@@ -75,7 +75,7 @@ def test_numbers_that_json_has_no_name_for_come_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["float64", "bfloat16", "int8", "bool", "complex64"])
-def test_tensors_come_to_the_bit(name: str) -> None:
+def test_tensors_round_trip_bitwise(name: str) -> None:
     dtype = getattr(torch, name)
     tensors = [torch.arange(6).reshape(2, 3).to(dtype).T, torch.ones((), dtype=dtype), torch.empty(0, 4, dtype=dtype)]
     # An odd number of bytes before it.
@@ -85,7 +85,7 @@ def test_tensors_come_to_the_bit(name: str) -> None:
         assert torch.equal(one, other)
 
 
-def test_a_dataclass_comes_where_it_is_expected() -> None:
+def test_only_expected_dataclasses_round_trip() -> None:
     value = ([Cut("a", (1, 2))], Cut("b", ()))
     assert unpacked(packed(value, (Cut,)), (Cut,)) == value
     with pytest.raises(TypeError, match="Cut"):
@@ -150,7 +150,7 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_another_replica_s_rows_are_put_into_this_one_s_structure() -> None:
+def test_rows_of_another_replica_fill_this_replicas_structure() -> None:
     own = object()
 
     def piece(rows: int, text: str) -> Parts:

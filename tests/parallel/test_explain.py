@@ -20,7 +20,7 @@ def with_torch() -> None:
     from paceline.parallel.explain import Explanation
 
 
-def test_one_worker_is_explained_by_its_memory() -> None:
+def test_explanation_of_one_worker_is_its_memory() -> None:
     model = nn.Linear(1024, 1024, bias=False)
     par = paceline.parallelize(
         model, torch.optim.SGD(model.parameters()), loss=nn.functional.mse_loss, strategy=DataParallel()
@@ -38,7 +38,7 @@ def test_one_worker_is_explained_by_its_memory() -> None:
     assert last.endswith(("machine's memory)", "control group's limit)"))
 
 
-def test_without_a_pipeline_there_is_no_picture(tmp_path: Path) -> None:
+def test_picture_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     text = Explanation("nothing")
     text.events = []
     with pytest.raises(ParallelError, match="no pipeline"):

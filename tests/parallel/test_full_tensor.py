@@ -32,7 +32,7 @@ def test_a_tensor_is_put_together_without_torchs_remarks(caplog: pytest.LogCaptu
     assert len(caplog.records) == 1, "and torch may speak again afterwards"
 
 
-def test_what_is_whole_stays_as_it_is() -> None:
+def test_whole_tensor_is_returned_unchanged() -> None:
     tensor = torch.ones(3)
     assert whole(tensor) is tensor
     assert whole(None) is None

@@ -76,7 +76,7 @@ def alone(program: Path) -> list[str]:
 
 
 @pytest.mark.promise("same-file-runs-alone-under")
-def test_without_a_launcher_there_is_one_process(alone: list[str]) -> None:
+def test_script_without_a_launcher_is_one_process(alone: list[str]) -> None:
     assert alone[0] == "world 1 none"
     assert len(set(alone[1:4])) == 1
     assert alone[4] == "DataParallel(): there is one worker."

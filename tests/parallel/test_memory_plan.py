@@ -55,7 +55,7 @@ def test_a_training_that_can_t_fit_is_refused_with_its_numbers(machine) -> None:
         trained(memory_bytes=15 * MIB)
 
 
-def test_with_swap_it_is_a_warning(machine) -> None:
+def test_memory_shortage_with_swap_is_a_warning(machine) -> None:
     machine(11 * MIB, swap=2 * MIB)
     with pytest.warns(
         UserWarning, match=r"will take about 12.0 MiB .* has 11.0 MiB and 2.0 MiB of swap free .* may run out"
@@ -79,7 +79,7 @@ def test_an_optimizer_that_can_t_be_tried_is_not_counted(machine) -> None:
     assert (par.memory.optimizer, par.memory.needed) == (None, 8 * MIB)
 
 
-def test_what_is_there_already_is_not_taken_again(machine) -> None:
+def test_existing_gradients_are_not_planned_twice(machine) -> None:
     model = nn.Linear(1024, 1024, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 1024)).sum().backward()

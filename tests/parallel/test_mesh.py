@@ -37,7 +37,7 @@ LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_
         ({"SLURM_STEP_NUM_TASKS": "1"}, False, None),
     ],
 )
-def test_the_backend_is_what_the_launcher_and_the_machine_call_for(
+def test_backend_depends_on_launcher_and_machine(
     environment: dict[str, str], has_cuda: bool, backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh, "_has_mpi4py", lambda: True)
@@ -54,7 +54,7 @@ def test_the_backend_is_what_the_launcher_and_the_machine_call_for(
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "with mpirun install mpi4py"),
     ],
 )
-def test_half_a_launch_is_never_a_world_of_one(
+def test_incomplete_launch_raises_instead_of_running_alone(
     environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh, "_has_mpi4py", lambda: False)
@@ -62,7 +62,7 @@ def test_half_a_launch_is_never_a_world_of_one(
         mesh.choose_backend(environment, False)
 
 
-def test_without_a_launcher_there_is_a_world_of_one() -> None:
+def test_mesh_without_a_launcher_has_one_rank() -> None:
     place = mesh.start("cpu")
     assert (place.rank, place.size, place.device) == (0, 1, torch.device("cpu"))
     world = mesh.build(place, Layout())
@@ -71,7 +71,7 @@ def test_without_a_launcher_there_is_a_world_of_one() -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_ranks_of_one_tensor_group_are_neighbours() -> None:
+def test_ranks_of_a_tensor_group_are_adjacent() -> None:
     layout = Layout(pipe=2, data=2, shard=1, tensor=2)
     found = [mesh.coordinates(layout, rank) for rank in range(8)]
     assert [place["tensor"] for place in found] == [0, 1, 0, 1, 0, 1, 0, 1]

@@ -79,7 +79,7 @@ def test_auto_takes_the_fastest_layout_that_fits(
     assert choice.limit_bytes == int(0.8 * 12 * GIB)
 
 
-def test_auto_says_what_is_missing_where_nothing_fits() -> None:
+def test_auto_reports_the_missing_memory_if_nothing_fits() -> None:
     with pytest.raises(ParallelError, match=r"DataParallel\(2\) 10[0-9] GiB.* Give more workers, .* or microbatches=2"):
         decide(needs(100, 1, 1), 2, 12 * GIB, 1, 1)
 
@@ -88,7 +88,7 @@ def test_there_is_memory_on_this_machine() -> None:
     assert available_bytes(torch.device("cpu")) > 0
 
 
-def test_the_blocks_of_lists_are_sharded_one_at_a_time() -> None:
+def test_blocks_of_module_lists_are_sharding_units() -> None:
     assert find_units(models.Transformer(tied=True)) == ["blocks.0", "blocks.1", "blocks.2", "blocks.3"]
     assert find_units(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == ["0", "2"]
     assert find_units(models.Cnn("batch"), ("blocks.*.0",)) == ["blocks.0.0", "blocks.1.0", "blocks.2.0"]
@@ -113,7 +113,7 @@ def test_ties_are_found_among_parameters_and_buffers() -> None:
     assert find(model) == (("0.running_mean", "1.running_mean"),)
 
 
-def test_a_line_that_only_some_ranks_have_is_what_differs() -> None:
+def test_difference_names_the_line_that_some_ranks_lack() -> None:
     same = ["model: M", "parameter a: [1]", "parameter b: [2]"]
     more = ["model: M", "parameter a: [1]", "parameter extra: [7]", "parameter b: [2]"]
     told = first_difference([same, more, same])
@@ -152,7 +152,7 @@ def test_nccls_error_says_that_another_rank_is_gone() -> None:
     assert is_communication(torch.distributed.DistBackendError("NCCL error"))
 
 
-def test_what_comes_to_the_cpu_is_there_at_once() -> None:
+def test_copies_to_the_cpu_are_blocking() -> None:
     """Where the copy is not waited for, a GPU's tensor is read before it has come."""
     from torch.overrides import TorchFunctionMode
 

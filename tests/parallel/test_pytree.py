@@ -82,7 +82,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_is_taken_apart_is_put_together_as_it_was(name: str) -> None:
+def test_flatten_and_rebuild_round_trip(name: str) -> None:
     value = VALUES[name]()
     leaves, structure = flatten(value)
     again = structure.rebuild(leaves)
@@ -117,13 +117,13 @@ def test_a_field_that_a_dataclass_computes_is_computed_again() -> None:
     assert again.rows == 3
 
 
-def test_what_is_not_to_be_opened_is_a_leaf() -> None:
+def test_opaque_value_is_a_leaf() -> None:
     value = (ONE, Whole(ONE))
     assert flatten(value, lambda item: isinstance(item, Whole))[0] == [ONE, value[1]]
     assert len(tensors_in(value)) == 2
 
 
-def test_values_that_one_program_computes_have_one_signature() -> None:
+def test_values_of_equal_structure_have_one_signature() -> None:
     value = {"a": [torch.ones(1), 2], "b": (torch.zeros(2), None)}
     assert signature(value) == signature(map_tensors(value, torch.clone))
     others = [

@@ -64,7 +64,7 @@ def test_sizes_multiply_to_the_world(strategy: Any, size: int, sizes: tuple[int,
         (None, 1, ["strategy=None"]),
     ],
 )
-def test_what_does_not_multiply_is_refused_with_the_product(strategy: Any, size: int, words: list[str]) -> None:
+def test_axis_sizes_must_multiply_to_the_world_size(strategy: Any, size: int, words: list[str]) -> None:
     with pytest.raises(ParallelError) as refused:
         resolve(strategy, size)
     for word in words:
@@ -86,7 +86,7 @@ def test_what_does_not_multiply_is_refused_with_the_product(strategy: Any, size:
         (lambda: FullyShard(units="blocks"), "units='blocks'"),  # type: ignore[arg-type]
     ],
 )
-def test_a_value_that_can_not_be_right_is_refused_where_it_is_written(make: Any, words: str) -> None:
+def test_invalid_strategy_value_is_refused_in_its_constructor(make: Any, words: str) -> None:
     with pytest.raises(ParallelError, match=words):
         make()
 
@@ -96,7 +96,7 @@ def test_a_strategy_is_joined_with_strategies_alone() -> None:
         DataParallel(2) @ 2  # type: ignore[operator]
 
 
-def test_what_a_strategy_says_reaches_the_layout() -> None:
+def test_strategy_options_reach_the_layout() -> None:
     layout = resolve(DataParallel(2) @ PipelineParallel(2, schedule="interleaved", cut=["a", "b", "c"], chunks=2), 4)  # type: ignore[arg-type]
     assert (layout.schedule, layout.cut, layout.chunks) == ("interleaved", ("a", "b", "c"), 2)
     # Chunks are for the interleaved schedule alone.

@@ -19,9 +19,7 @@ Submit = Callable[..., pl.PipelineRun]
 
 
 @pytest.mark.promise("controller-killed-goes-step-lost")
-def test_whoever_looks_next_starts_a_controller_that_goes_on_where_the_killed_one_stopped(
-    place: Place, submit: Submit
-) -> None:
+def test_killed_pipeline_controller_is_replaced_by_the_next_reader(place: Place, submit: Submit) -> None:
     data, go = pl.PipelineData("data"), place.top / "go"
     first = place.step("first", f"wait={go}", ("out=", data), outputs=[data])
     run = submit(first, place.step("second", ("in=", data)), place.step("other"))

@@ -31,9 +31,7 @@ def chain(place: Place, add: int) -> list[pl.Step]:
 
 
 @pytest.mark.promise("step-leaves-next-one-finds")
-def test_what_a_step_leaves_the_next_one_finds_and_unchanged_steps_are_not_run_again(
-    place: Place, submit: Submit
-) -> None:
+def test_steps_pass_outputs_and_unchanged_steps_are_reused(place: Place, submit: Submit) -> None:
     steps = chain(place, add=10)
     model = steps[1].outputs[0]
     # The last step alone is named: those whose data it takes belong to it.
@@ -107,9 +105,7 @@ def test_steps_that_do_not_need_each_other_run_at_once_and_parameters_are_given_
 
 
 @pytest.mark.promise("failed-step-ends-pipeline-cause")
-def test_a_failed_step_ends_the_pipeline_with_its_cause_and_what_does_not_need_it_may_go_on(
-    place: Place, submit: Submit
-) -> None:
+def test_failed_step_ends_the_pipeline_and_independent_steps_continue(place: Place, submit: Submit) -> None:
     never = place.top / "never"
     bad, slow = place.step("bad", "fail"), place.step("slow", f"wait={never}")
     after = place.step("after", after=[bad])
@@ -196,7 +192,7 @@ def test_a_sweep_is_a_step(place: Place, submit: Submit) -> None:
     ],
     ids=["empty", "no step", "twice", "nobody leaves it", "name", "no estimator", "data", "outputs", "parameter"],
 )
-def test_what_is_wrong_is_said_where_it_is_written(place: Place, make: Callable[[Place], Any], said: str) -> None:
+def test_invalid_pipeline_is_refused_in_its_constructor(place: Place, make: Callable[[Place], Any], said: str) -> None:
     with pytest.raises(PipelineError, match=re.escape(said)):
         make(place)
 
@@ -211,7 +207,7 @@ def test_a_circle_is_named_and_two_that_leave_the_same(place: Place) -> None:
         pl.Pipeline([place.step("a", outputs=[data]), place.step("b", outputs=[data])])
 
 
-def test_what_is_wrong_at_submission_starts_nothing(place: Place, submit: Submit) -> None:
+def test_invalid_pipeline_submission_starts_no_run(place: Place, submit: Submit) -> None:
     step = place.step("a", pl.PipelineParameter("add", "add=1"))
     with pytest.raises(PipelineError, match=r"'ad' is given, which is no parameter of the pipeline: it has add"):
         submit(step, pipeline_parameters={"ad": 1})

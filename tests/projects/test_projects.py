@@ -172,7 +172,7 @@ def test_project_runs_as_without_paceline(cli: Cli, tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.proof) for one in LAYOUTS if one not in ALONE])
-def test_project_runs_on_two_processes_as_on_one(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_project_on_two_processes_equals_one_process(cli: Cli, tmp_path: Path, name: str) -> None:
     layout = LAYOUTS[name]
     expected = plainly(layout, tmp_path / "plain", layout.cwd)
     found = by_paceline(

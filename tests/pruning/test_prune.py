@@ -60,7 +60,7 @@ def gone(pruned: Pruned) -> list[str]:
 
 
 @pytest.mark.promise("pruning-never-takes-run-lives")
-def test_runs_go_by_age_and_never_one_that_lives_or_has_the_tag_keep(tmp_path):
+def test_prune_removes_old_runs_but_not_live_or_kept_ones(tmp_path):
     old, new = make(tmp_path, 1, days=40), make(tmp_path, 2, days=20)
     queued = make(tmp_path, 3, days=50, status=states.QUEUED)
     kept = make(tmp_path, 4, days=60)
@@ -100,7 +100,7 @@ def test_the_oldest_runs_go_until_the_rest_has_the_size(tmp_path):
     assert sorted(store.ids(tmp_path / "runs")) == sorted([*ids[2:], living])
 
 
-def test_a_run_and_those_below_it_stay_or_go_together(tmp_path):
+def test_prune_removes_a_run_together_with_its_children(tmp_path):
     root = make(tmp_path, 1, days=40)
     child = make(tmp_path, 2, days=40, parent_run_id=root)
     grandchild = make(tmp_path, 3, days=1, parent_run_id=child)
@@ -137,7 +137,7 @@ def snapshot(workspace: Path, name: str, content: bytes = b"code", *, days: floa
     return path
 
 
-def test_snapshots_go_that_no_run_has_but_not_one_that_was_asked_for_just_now(tmp_path):
+def test_prune_removes_unused_snapshots_but_not_fresh_ones(tmp_path):
     linked, recorded, unused, fresh = (snapshot(tmp_path, name, name.encode() * 9) for name in ("l", "r", "u", "f"))
     os.utime(fresh)
     run = RunFolder(tmp_path / "runs" / make(tmp_path, 1, days=40))
@@ -175,7 +175,7 @@ def test_files_that_snapshots_share_count_where_the_last_of_them_goes(tmp_path):
     assert [(one.name, one.size_bytes) for one in found.snapshots] == [("a", 0), ("b", 1)]
 
 
-def test_a_snapshot_that_is_asked_for_while_it_is_pruned_stays(tmp_path, monkeypatch):
+def test_snapshot_requested_during_prune_survives(tmp_path, monkeypatch):
     path = snapshot(tmp_path, "s")
     rename = os.rename
 
@@ -214,7 +214,7 @@ def keys(found: Pruned) -> list[str]:
     return sorted(one.name for one in found.environments)
 
 
-def test_environments_go_by_age_and_size_and_not_those_that_living_runs_need(tmp_path, layers):
+def test_prune_removes_environments_by_age_and_size_but_not_needed_ones(tmp_path, layers):
     def dry(**values) -> list[str]:
         return keys(prune(tmp_path, PrunePolicy(**values), ["environments"], dry_run=True))
 
@@ -230,7 +230,7 @@ def test_environments_go_by_age_and_size_and_not_those_that_living_runs_need(tmp
     assert not (layers / "b").exists()
 
 
-def test_what_a_queued_run_will_ask_for_is_needed(tmp_path, monkeypatch):
+def test_environment_of_a_queued_run_is_needed(tmp_path, monkeypatch):
     class Found:
         key = "k"
 
@@ -240,7 +240,7 @@ def test_what_a_queued_run_will_ask_for_is_needed(tmp_path, monkeypatch):
     assert environments._needed(tmp_path, EnvironmentStore(tmp_path), [queued]) == {"k"}
 
 
-def test_env_prune_leaves_what_living_runs_need(tmp_path, layers):
+def test_env_prune_keeps_environments_of_live_runs(tmp_path, layers):
     assert environments.free_keys(tmp_path) == {"a", "b", "c"}
     run = RunFolder(tmp_path / "runs" / make(tmp_path, 1, status=states.RUNNING))
     files.write_json(run.environment, {"key": "a"})
@@ -257,7 +257,7 @@ def test_only_named_kinds_go_unless_an_age_or_a_size_is_given(tmp_path, layers):
 # --- data
 
 
-def test_cached_files_go_by_age_and_size_and_not_those_in_use(tmp_path, monkeypatch):
+def test_prune_removes_cached_files_by_age_and_size_but_not_used_ones(tmp_path, monkeypatch):
     cache = DataCache(tmp_path / "cache")
     monkeypatch.setenv("PACELINE_DATA_CACHE", str(cache.folder))
     for key, days in (("aa1", 40), ("bb2", 20), ("cc3", 1), ("dd4", 50)):

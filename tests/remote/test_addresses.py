@@ -51,7 +51,7 @@ def test_hosts_without_a_common_network_keep_the_addresses_by_which_ssh_came() -
     assert choose([unknown]) == [("2001:db8::1", None)]
 
 
-def test_an_interface_that_a_host_lacks_is_refused_with_those_that_it_has() -> None:
+def test_missing_interface_is_refused_with_the_available_ones() -> None:
     machine = Machine(name="a", interfaces=LOOPBACK | {"eth0": ("10.0.0.1", 24)})
     with pytest.raises(TargetError, match=r"'a' has no network interface 'ib0'.*it has eth0, lo"):
         choose([machine], "ib0")

@@ -45,7 +45,7 @@ def run(words, program, **options):
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_the_answer_is_found_among_what_else_is_printed(source, installed):
+def test_answer_is_found_among_other_output(source, installed):
     words = foreign_python.words(sys.executable, "add", installed=installed)
     done = run(words, foreign_python.program(source, "add", "it's \u00e4 \\ ", 'a "$HOME"\n'))
     answer = foreign_python.answer_in(b"welcome!\n" + done.stdout + b"bye\n")
@@ -60,7 +60,7 @@ def test_a_program_may_end_as_its_libraries_want_and_may_have_no_answer(source):
     assert (done.returncode, done.stderr, foreign_python.answer_in(done.stdout)) == (0, b"at the end", None)
 
 
-def test_what_lies_where_a_program_starts_is_not_imported(source, tmp_path):
+def test_modules_in_the_working_directory_are_not_imported(source, tmp_path):
     (tmp_path / "lying_here.py").write_text("")
     done = run(
         foreign_python.words(sys.executable, "other", installed=True),
@@ -71,7 +71,7 @@ def test_what_lies_where_a_program_starts_is_not_imported(source, tmp_path):
 
 
 @pytest.mark.parametrize("output", [b"", b"hello\n", b" PACELINE-ANSWERS {}\n"])
-def test_no_marked_line_is_no_answer(output):
+def test_output_without_a_marked_line_has_no_answer(output):
     assert foreign_python.answer_in(output) is None
 
 
@@ -96,7 +96,7 @@ def folder(tmp_path):
     return package.parent
 
 
-def test_what_is_sent_is_what_is_hashed_and_unpacked(folder, tmp_path):
+def test_packed_library_unpacks_to_the_same_digest(folder, tmp_path):
     assert list(library_files(folder)) == ["paceline/__init__.py", "paceline/system/files.py"]
     data = packed_library(folder)
     assert zipfile.ZipFile(io.BytesIO(data)).namelist() == list(library_files(folder))
@@ -111,13 +111,13 @@ def test_the_same_files_give_the_same_bytes(folder, tmp_path):
     assert packed_library(folder) == first
 
 
-def test_the_hash_is_that_of_when_it_was_first_asked(folder):
+def test_library_digest_is_cached_per_process(folder):
     first = library_digest(folder)
     (folder / "paceline" / "__init__.py").write_text("another version")
     assert library_digest(folder) == first
 
 
-def test_what_is_kept_of_a_hash_holds_until_a_file_is_another_one(folder, monkeypatch):
+def test_cached_digest_is_valid_until_a_file_is_replaced(folder, monkeypatch):
     monkeypatch.setattr(boot, "_STEADY_S", -60.0)  # these files are new
     file = folder / "paceline" / "system" / "files.py"
     first, about = boot.known_digest(str(folder)), file.stat()

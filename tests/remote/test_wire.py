@@ -14,7 +14,7 @@ SOME = [
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
-def test_frames_come_out_as_they_went_in_whatever_pieces_they_come_in(sizes):
+def test_frames_round_trip_through_any_chunking(sizes):
     text = b"".join(
         frame({name: value for name, value in header.items() if name != "bytes"}, data) for header, data in SOME
     )
@@ -27,7 +27,7 @@ def test_frames_come_out_as_they_went_in_whatever_pieces_they_come_in(sizes):
     assert not frames.is_torn
 
 
-def test_a_part_of_a_frame_is_known_for_one():
+def test_partial_frame_is_recognized_as_torn():
     frames = Frames()
     assert list(frames.feed(frame({"op": "x"}, b"abc")[:-1])) == []
     assert frames.is_torn
@@ -37,6 +37,6 @@ def test_a_part_of_a_frame_is_known_for_one():
 @pytest.mark.parametrize(
     "junk", [b"Last login: today\n", b"\0\0\0\x02{]", b"\0\0\0\x02[]", b"\0\0\0\x0c" + b'{"bytes":-1}']
 )
-def test_what_is_no_frame_is_refused(junk):
+def test_junk_is_refused_as_a_frame(junk):
     with pytest.raises(WireError):
         list(Frames().feed(junk))

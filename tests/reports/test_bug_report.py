@@ -92,7 +92,7 @@ def test_a_report_says_where_a_run_failed(failed: RunFolder) -> None:
     assert "train.py:24 main" in text(bug_report(failed))
 
 
-def test_the_words_of_a_failure_are_there_for_who_asks(failed: RunFolder) -> None:
+def test_bug_report_has_failure_messages_on_request(failed: RunFolder) -> None:
     run = bug_report(failed, messages=True)["run"]
     assert run["exception"] == f"ValueError: {SECRET} is no token"
 

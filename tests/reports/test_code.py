@@ -7,7 +7,7 @@ from pathlib import Path
 from paceline.reports.diff import file_changes
 
 
-def test_each_file_that_differs_is_told_once_with_its_lines(tmp_path: Path) -> None:
+def test_each_changed_file_is_reported_once_with_its_diff(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     for top, text in ((a, "lr = 0.1\nseed = 1\n"), (b, "lr = 0.2\nseed = 1\n")):
         (top / "pkg").mkdir(parents=True)

@@ -72,7 +72,7 @@ def runs(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
 
 
 @pytest.mark.promise("two-runs-compared-made-them")
-def test_all_that_differs_is_told_and_nothing_else(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_compare_reports_exactly_the_differences(runs: tuple[RunFolder, RunFolder]) -> None:
     found = compare(*runs)
 
     def changes(name: str) -> dict[str, tuple[Any, Any]]:
@@ -115,7 +115,7 @@ def test_a_run_and_itself_do_not_differ(runs: tuple[RunFolder, RunFolder]) -> No
     assert found.parting is None
 
 
-def test_a_snapshot_that_is_gone_is_said(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_compare_notes_a_missing_snapshot(runs: tuple[RunFolder, RunFolder]) -> None:
     a, b = runs
     (b.snapshot.resolve() / "train.py").unlink()
     b.snapshot.resolve().rmdir()

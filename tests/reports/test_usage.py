@@ -64,7 +64,7 @@ def test_no_hour_counts_twice_and_each_that_is_lost_has_its_cause(tmp_path: Path
     assert found.lost_core_hours == pytest.approx((2 + 0.5) * 8)
 
 
-def test_they_are_summed_by_user_and_week(tmp_path: Path) -> None:
+def test_usage_is_summed_by_user_and_week(tmp_path: Path) -> None:
     ended(tmp_path, 1, states.FAILED, attempt(1, 1, 2, cores=4, gpus=0), submitted_by="ann")
     ended(tmp_path, 2, states.CANCELED, attempt(1, 1, 2, cores=4, gpus=0), submitted_by="bob")
     # An attempt of an earlier version: a core a worker.
@@ -85,7 +85,7 @@ def test_they_are_summed_by_user_and_week(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("core-gpu-hours-summed-up")
-def test_what_gpus_did_not_do_and_what_waited_for_data(tmp_path: Path) -> None:
+def test_usage_has_idle_gpu_hours_and_data_waits(tmp_path: Path) -> None:
     folder = ended(
         tmp_path, 1, states.COMPLETED, attempt(1, 1, 2, "node_lost", cores=8, gpus=2), attempt(2, 2, 4, cores=8, gpus=2)
     )

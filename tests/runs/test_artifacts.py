@@ -95,18 +95,18 @@ def test_a_stream_that_fails_leaves_nothing(folder):
 
 
 @pytest.mark.parametrize("source", ["nowhere", "."])
-def test_what_is_no_file_is_refused(folder, source):
+def test_upload_of_no_regular_file_is_refused(folder, source):
     with pytest.raises(UserError, match="is not a file"):
         artifacts.put(folder, "a", source)
 
 
-def test_a_folder_s_name_is_taken_for_no_file(folder):
+def test_file_name_equal_to_a_folder_is_refused(folder):
     artifacts.put(folder, "d/a", io.BytesIO(b"x"))
     with pytest.raises(RunStateError, match="another file 'd'"):
         artifacts.put(folder, "d", io.BytesIO(b"x"))
 
 
-def test_of_several_ranks_that_upload_one_name_one_succeeds(folder):
+def test_concurrent_uploads_of_one_name_let_one_rank_succeed(folder):
     code = """
 import io, sys
 from pathlib import Path
@@ -132,7 +132,7 @@ def test_a_folder_goes_in_whole(folder, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["nowhere", "file"])
-def test_what_is_no_folder_is_refused(folder, tmp_path, source):
+def test_upload_of_no_folder_is_refused(folder, tmp_path, source):
     write_tree(tmp_path, {"file": ""})
     with pytest.raises(UserError, match="is not a folder"):
         artifacts.put_folder(folder, "plots", tmp_path / source)
@@ -162,7 +162,7 @@ def test_a_file_comes_out_to_a_path_or_into_a_folder(folder, tmp_path, target, w
     assert (tmp_path / written).read_bytes() == b"x"
 
 
-def test_a_file_that_is_not_there_is_refused_with_those_that_are(folder):
+def test_missing_file_is_reported_with_the_existing_ones(folder):
     with pytest.raises(RunNotFoundError, match=r"no file 'a'. Its files: none"):
         artifacts.get(folder, "a")
     artifacts.put(folder, "b", io.BytesIO(b""))
@@ -204,7 +204,7 @@ def test_a_link_inside_the_run_is_a_way_like_any_other(folder, tmp_path):
     assert Path(artifacts.get(folder, "outputs/latest/a", tmp_path / "copy")).read_text() == "1"
 
 
-def test_what_a_link_leads_to_elsewhere_is_no_file_of_the_run(folder, tmp_path):
+def test_symlink_to_outside_is_no_file_of_the_run(folder, tmp_path):
     write_tree(tmp_path, {"out/x": "secret"})
     for name, target in {"esc": tmp_path / "out", "x": tmp_path / "out/x", "gone": "nothing"}.items():
         (folder.outputs / name).symlink_to(target)
@@ -219,7 +219,7 @@ def test_what_a_link_leads_to_elsewhere_is_no_file_of_the_run(folder, tmp_path):
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_folder_is_put_in_with_what_its_links_lead_to_or_not_at_all(folder, tmp_path):
+def test_folder_upload_follows_symlinks_or_fails_whole(folder, tmp_path):
     top = write_tree(tmp_path, {"mine/a": "1", "other/b": "2"}) / "mine"
     (top / "linked").symlink_to(tmp_path / "other")
     (top / "up").symlink_to(".")

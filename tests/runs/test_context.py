@@ -27,13 +27,13 @@ def test_a_worker_knows_its_run_rank_and_attempt():
 
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2"}, {"PACELINE_RUN_DIR": ""}])
-def test_outside_a_run_there_is_no_context(environment):
+def test_context_outside_a_run_is_none(environment):
     assert WorkerContext.from_environment(environment) is None
 
 
 @pytest.mark.parametrize("name", ["PACELINE_RANK", "PACELINE_WORLD_SIZE", "PACELINE_ATTEMPT"])
 @pytest.mark.parametrize("value", [None, "", "x", "-1", "1.5", " 1"])
-def test_a_missing_or_broken_variable_is_an_error_and_never_a_world_of_one(name, value):
+def test_missing_or_broken_rank_variable_raises_run_context_error(name, value):
     environment = {key: text for key, text in WORKER.items() if key != name}
     if value is not None:
         environment[name] = value
@@ -42,7 +42,7 @@ def test_a_missing_or_broken_variable_is_an_error_and_never_a_world_of_one(name,
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "0"])
-def test_a_rank_that_the_user_gave_one_process_is_not_the_worker_s(value):
+def test_users_own_rank_variable_is_ignored(value):
     alone = WORKER | {"PACELINE_RANK": "0", "PACELINE_WORLD_SIZE": "1", "RANK": value}
     assert WorkerContext.from_environment(alone) == WorkerContext(Path("/ws/runs/digits_1_2"), 0, 1, 2)
 
@@ -60,16 +60,16 @@ def test_the_script_finds_its_run_and_its_metrics_go_to_its_rank(tmp_path, monke
 
 
 @pytest.mark.promise("outside-run-script-works-itself")
-def test_outside_a_run_the_script_gets_one_that_prints():
+def test_get_context_outside_a_run_returns_an_offline_run():
     assert isinstance(Run.get_context(), OfflineRun)
 
 
-def test_outside_a_run_an_offline_one_may_be_refused():
+def test_get_context_outside_a_run_raises_without_allow_offline():
     with pytest.raises(RunStateError, match="belongs to no run"):
         Run.get_context(allow_offline=False)
 
 
-def test_a_broken_environment_is_an_error_for_the_script_too(tmp_path, monkeypatch):
+def test_get_context_raises_with_a_broken_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_RUN_DIR", str(tmp_path))
     with pytest.raises(RunContextError, match="PACELINE_RANK=''"):
         Run.get_context()
@@ -81,7 +81,7 @@ CLEARED = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.arg
 
 @pytest.mark.promise("run-s-script-starts-cleared")
 @pytest.mark.parametrize("rank", ["PACELINE_RANK", "OMPI_COMM_WORLD_RANK"])
-def test_a_process_with_a_cleared_environment_finds_its_run_by_those_above_it(tmp_path, rank):
+def test_process_with_a_cleared_environment_finds_its_run_by_its_ancestors(tmp_path, rank):
     folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
     worker = {key: value for key, value in WORKER.items() if key != "PACELINE_RANK"}
     worker |= {"PACELINE_RUN_DIR": str(folder.path), "PACELINE_RUN_ID": folder.run_id, rank: "3"}
@@ -94,7 +94,7 @@ def test_a_process_with_a_cleared_environment_finds_its_run_by_those_above_it(tm
 
 
 @pytest.mark.promise("run-s-script-starts-cleared")
-def test_what_has_lost_its_worker_is_an_error_and_nothing_is_lost(tmp_path):
+def test_orphaned_process_of_a_run_raises_instead_of_losing_metrics(tmp_path):
     code = (
         "import os, paceline\n"
         "try: paceline.Run.get_context()\n"

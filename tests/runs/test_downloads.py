@@ -65,7 +65,7 @@ def test_files_are_chosen_by_name_folder_and_pattern(folder, patterns, names):
     assert [file.name for file in downloads.files(folder, patterns)] == names
 
 
-def test_what_is_no_file_is_left_out_and_named(folder):
+def test_download_excludes_and_lists_special_files(folder):
     assert downloads.left_out(folder) == ["outputs/nowhere", "outputs/pipe"]
 
 
@@ -89,7 +89,7 @@ def test_files_are_copied_under_their_names_with_their_times(folder, tmp_path):
     assert [sum(column) for column in zip(*told, strict=True)] == [sum(f.size_bytes for f in done.copied), len(ALL)]
 
 
-def test_other_files_are_replaced_only_if_that_is_asked_for(folder, tmp_path):
+def test_existing_files_are_replaced_only_with_overwrite(folder, tmp_path):
     target = write_tree(tmp_path / "to", {"outputs/model.pt": b"mine", "outputs/ckpt/a.pt": b"a"})
     chosen = downloads.files(folder)
     with pytest.raises(RunStateError, match=r"other files of this name: outputs/model\.pt\. --overwrite"):
@@ -104,7 +104,7 @@ def test_other_files_are_replaced_only_if_that_is_asked_for(folder, tmp_path):
     assert (again.copied, len(again.same)) == ([], len(ALL))
 
 
-def test_a_file_that_the_run_removes_meanwhile_is_said_to_be_gone(folder, tmp_path):
+def test_file_removed_during_download_is_reported_as_gone(folder, tmp_path):
     chosen = downloads.files(folder, ["*.pt"])
     (folder.outputs / "model.pt").unlink()
     done = downloads.download(chosen, tmp_path / "to")
@@ -115,7 +115,7 @@ def test_a_file_that_the_run_removes_meanwhile_is_said_to_be_gone(folder, tmp_pa
 
 
 @pytest.mark.parametrize("has_unnamed_files", [True, False])
-def test_a_copy_that_fails_leaves_what_was_there(folder, tmp_path, monkeypatch, has_unnamed_files):
+def test_failed_copy_keeps_the_old_file(folder, tmp_path, monkeypatch, has_unnamed_files):
     if not has_unnamed_files:
         monkeypatch.setattr(files.os, "O_TMPFILE", 0)
     target = write_tree(tmp_path / "to", {"model.pt": b"mine"})

@@ -16,7 +16,7 @@ def test_each_line_has_its_time(capsys):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /dev/full")
-def test_a_full_disk_silences_it_and_no_more():
+def test_full_disk_does_not_raise_from_the_driver_log():
     code = """
 import os, sys
 from paceline.runs.driver_log import say

@@ -23,7 +23,7 @@ def names(folder):
     return {one["name"]: one["why"] for one in excluded_files.find(folder)}
 
 
-def test_what_is_no_file_of_the_run_is_found_by_name(folder):
+def test_special_files_and_outside_links_are_listed_with_the_reason(folder):
     (folder.outputs / "etc").symlink_to("/etc")
     (folder.checkpoints / "latest").symlink_to("gone")
     (folder.outputs / "best").symlink_to("../checkpoints/9.pt")
@@ -35,7 +35,7 @@ def test_what_is_no_file_of_the_run_is_found_by_name(folder):
     }
 
 
-def test_what_nodes_have_left_out_is_among_it_unless_it_has_come_later(folder):
+def test_files_excluded_on_nodes_are_listed_until_they_arrive(folder):
     for name in ("outputs/etc", "uploads/o/pipe", "outputs/a"):
         append_line(folder.left_out, {"name": name, "why": "a pipe"})
     assert sorted(names(folder)) == ["outputs/etc", "uploads/o/pipe"]
@@ -47,7 +47,7 @@ def test_outputs_that_a_script_has_turned_elsewhere_are_named(folder, tmp_path):
     assert names(folder) == {"work/outputs": f"a link in the place of the run's outputs, to {str(tmp_path)!r}"}
 
 
-def test_a_link_to_what_does_not_outlive_the_run_becomes_what_it_leads_to(folder):
+def test_symlink_to_temporary_data_becomes_a_copy(folder):
     (folder.outputs / "w").symlink_to("../work/w")
     (folder.outputs / "d").symlink_to(folder.work / "d")
     (folder.checkpoints / "y").symlink_to("../uploads/o/y")

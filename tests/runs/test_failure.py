@@ -66,7 +66,7 @@ def test_a_signal_has_a_name(number, name):
     assert signal_name(number) == name
 
 
-def test_any_signal_has_words_or_none():
+def test_every_signal_number_is_accepted():
     # The story: a real-time signal, which Python has no name for, made the report fail.
     words = {number: signal_words(number) for number in range(1, 130)}
     assert {number for number, text in words.items() if text} <= {number.value for number in signal.Signals}
@@ -76,16 +76,16 @@ def test_any_signal_has_words_or_none():
     ("number", "words"),
     [(signal.SIGKILL, "killed from outside"), (signal.SIGSEGV, "segmentation fault"), (signal.SIGBUS, "/dev/shm")],
 )
-def test_what_a_signal_means_is_said(number, words):
+def test_signal_is_explained(number, words):
     assert words in signal_words(number)
 
 
-def test_the_command_is_one_that_a_shell_understands():
+def test_logs_command_names_run_and_rank():
     assert logs_command("digits_1_2") == "paceline logs digits_1_2"
     assert logs_command("digits_1_2", 0) == "paceline logs digits_1_2 --rank 0"
 
 
-def test_the_causes_are_told_apart():
+def test_causes_have_distinct_texts():
     assert len(set(CAUSES.values())) == len(CAUSES)
 
 
@@ -112,5 +112,5 @@ def test_the_causes_are_told_apart():
         (["- not a box -"], "- not a box -"),
     ],
 )
-def test_the_last_words_of_a_log_are_told_of_a_box_too(lines, words):
+def test_last_words_strip_traceback_boxes(lines, words):
     assert last_words(lines) == words

@@ -24,7 +24,7 @@ FOLDER = RunFolder(Path("/ws/runs/digits_1700000000_00000001"))
         ("outputs/", "outputs"),
     ],
 )
-def test_a_name_has_one_plain_form(name, plain):
+def test_file_name_is_normalized(name, plain):
     assert check_file_name(name) == plain
 
 

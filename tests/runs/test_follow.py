@@ -30,12 +30,12 @@ def test_a_duration_reads_as_people_say_it(seconds, text):
     assert duration_text(seconds) == text
 
 
-def test_a_state_says_what_it_waits_for():
+def test_state_text_has_the_waiting_reason():
     assert state_text(make_record(status="Queued", waiting_for="waits for 1 run (a)")) == "Queued: waits for 1 run (a)"
     assert state_text(make_record(status="Running")) == "Running"
 
 
-def test_an_end_says_how_long_it_took_and_who_canceled():
+def test_end_text_has_duration_and_canceling_user():
     times = {"started_utc": "2026-01-02T03:04:05.000Z", "ended_utc": "2026-01-02T03:04:08.200Z"}
     assert end_text(make_record(status="Completed", **times)) == "Completed in 3.2 s"
     assert end_text(make_record(status="Canceled", canceled_by="me", **times)) == "Canceled in 3.2 s, by me"
@@ -45,7 +45,7 @@ def test_an_end_says_how_long_it_took_and_who_canceled():
 @pytest.mark.parametrize(
     ("world_size", "attempts", "text"), [(1, 1, ""), (2, 1, "[rank 3] "), (2, 2, "[2: rank 3] "), (1, 2, "")]
 )
-def test_a_line_says_whose_it_is_where_there_are_several(world_size, attempts, text):
+def test_log_prefix_has_rank_and_attempt_if_there_are_several(world_size, attempts, text):
     assert prefix(LogLine(2, 3, "x"), world_size, attempts) == text
 
 
@@ -58,7 +58,7 @@ def test_the_record_is_read_again_once_it_has_changed(tmp_path):
     os.close(fd)
 
 
-def test_a_run_that_is_deserted_while_it_is_watched_is_noticed(tmp_path, monkeypatch):
+def test_watch_detects_a_run_that_loses_its_supervisor(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.runs.follow._LOOK_S", 0)
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
     watch = RunWatch(folder)
@@ -108,7 +108,7 @@ def test_states_and_lines_are_shown_as_they_come(tmp_path):
     assert [text for text in seen if text[0].isdigit()] == ["1.0 zero", "1.1 one", "2.0 again"]
 
 
-def test_attempts_that_were_over_before_anybody_looked_are_told_in_their_places(tmp_path):
+def test_finished_attempts_are_shown_in_order(tmp_path):
     # The story: both attempts of a quick run ended between two looks, and of the first nothing was said.
     folder, fd = make_run(tmp_path / "runs")
     write_tree(folder.path, {f"attempts/{number}/rank_0.log": f"line {number}\n" for number in (1, 2, 3)})
@@ -152,7 +152,7 @@ def test_showing_goes_on_after_an_interruption_without_losing_a_line(tmp_path):
     assert (seen, interruptions) == ([*map(str, range(100)), "end"], 2)
 
 
-def test_one_rank_may_be_shown_alone(tmp_path):
+def test_logs_of_one_rank_are_shown_alone(tmp_path):
     folder, fd = make_run(tmp_path / "runs", job=make_job(distributed_backend="gloo", node_count=2))
     write_tree(folder.attempt(1), {"rank_0.log": "zero\n", "rank_1.log": "one\n"})
     store.change(folder, store.stored(folder), states.COMPLETED)

@@ -26,7 +26,7 @@ def test_ids_differ():
     assert len({new_run_id("digits") for _ in range(2000)}) == 2000
 
 
-def test_ids_of_one_second_sort_in_the_order_they_were_made():
+def test_ids_of_one_second_sort_by_creation():
     # The story: runs that were submitted within one second were numbered and listed at random.
     made = []
     for _ in range(20):
@@ -64,7 +64,7 @@ def test_an_id_is_taken(run_id):
     ],
     ids=repr,
 )
-def test_what_is_no_id_is_refused(run_id):
+def test_invalid_run_id_is_refused(run_id):
     with pytest.raises(FileNameError, match="starts with a letter or digit") as refused:
         check_run_id(run_id)
     assert repr(run_id) in str(refused.value)
@@ -75,16 +75,16 @@ def test_an_experiment_s_name_is_taken(name):
     assert check_experiment_name(name) == name
 
 
-def test_the_longest_name_makes_an_id_that_is_one():
+def test_longest_experiment_name_makes_a_valid_id():
     check_run_id(new_run_id(check_experiment_name("x" * 200)))
 
 
-def test_too_long_a_name_is_refused():
+def test_experiment_name_over_200_characters_is_refused():
     with pytest.raises(WorkspaceError, match="at most 200"):
         check_experiment_name("a" * 201)
 
 
-def test_the_runs_of_trials_are_told_from_others_and_sort_behind_their_sweep():
+def test_trial_ids_are_recognized_and_sort_behind_their_sweep():
     sweep = "a_1_12345678_1700000000_12345678"
     assert [is_trial(f"{sweep}{tail}") for tail in ("", "_3", "_3_2", "_3_2_1")] == [False, True, True, True]
     assert not is_trial(f"{sweep}_3_2_1_0")

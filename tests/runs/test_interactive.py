@@ -52,7 +52,7 @@ def test_a_block_that_raises_fails_the_run_with_its_exception(experiment):
         ((ValueError("bad batch"),), "ValueError: bad batch"),
     ],
 )
-def test_fail_keeps_what_it_is_told(experiment, arguments, message):
+def test_fail_keeps_the_given_message(experiment, arguments, message):
     run = experiment.start_logging()
     run.fail(*arguments)
     assert (run.status, run.failure.message) == ("Failed", message)
@@ -94,7 +94,7 @@ def test_another_program_can_not_end_it_but_may_ask_for_its_end(experiment):
         ("os.kill(os.getpid(), signal.SIGKILL)", "Failed", "not_completed"),
     ],
 )
-def test_it_ends_as_its_program_does(experiment, end, status, cause):
+def test_interactive_run_ends_with_its_program(experiment, end, status, cause):
     with start_python(PROGRAM + end, stderr=-3) as process:
         run = experiment.workspace.get_run(process.communicate()[0].strip())
     assert run.status == status

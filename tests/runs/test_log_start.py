@@ -63,7 +63,7 @@ def test_from_the_start_of_the_last_lines_on_these_are_shown_as_ever(tmp_path_fa
 
 @settings(max_examples=150, deadline=None)
 @given(written=pieces, at=st.integers(0, 31))
-def test_from_the_start_of_a_moment_on_what_ended_before_it_is_passed_over(tmp_path_factory, written, at):
+def test_lines_before_the_start_time_are_skipped(tmp_path_factory, written, at):
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     write(folder, 1, written)
     started = [Attempt(number=1, started_utc="2023-11-14T22:13:20Z")]
@@ -84,7 +84,7 @@ def test_from_the_start_of_a_moment_on_what_ended_before_it_is_passed_over(tmp_p
     everything.close()
 
 
-def test_a_moment_after_all_notes_shows_what_is_not_noted_yet_and_what_comes(tmp_path):
+def test_start_after_the_last_timestamp_shows_lines_without_one(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, 1, [(0, b"old\n"), (0, b"half"), (0, b" and half\nnew\n")], noted=2)
     start = moment_start(folder, [Attempt(number=1, started_utc="")], [0], T0 + 1000)

@@ -147,7 +147,7 @@ NOISE = "[W1122 16:58:12.345678901 socket.cpp:767] [c10d] The hostname of the cl
 
 
 @pytest.mark.parametrize("noise", [NOISE, f"[rank1]:{NOISE}", NOISE.replace("1122 16:58:12.345678901 ", " ")])
-def test_what_torch_says_of_a_name_that_nobody_needs_is_passed_over(tmp_path, noise):
+def test_torch_redirect_warning_is_filtered(tmp_path, noise):
     # It was the first line of each rank of several hosts without name servers.
     assert list(LineAssembler().feed(f"a\n{noise}\nb\n".encode())) == ["a", "b"]
     (tmp_path / "log").write_text(f"a\n{noise}\nb\n")
@@ -157,7 +157,7 @@ def test_what_torch_says_of_a_name_that_nobody_needs_is_passed_over(tmp_path, no
 @pytest.mark.parametrize(
     "line", [f"loss 1 {NOISE}", f"{NOISE} and more", NOISE.replace("hostname", "port"), f"x {NOISE}"]
 )
-def test_what_is_another_line_is_not(line):
+def test_similar_lines_are_not_filtered(line):
     assert list(LineAssembler().feed(f"{line}\n".encode())) == [line]
 
 
@@ -186,7 +186,7 @@ def test_lines_come_in_the_order_that_was_noted(folder):
     assert merged(folder, 1, [0, 1]) == [(0, "a"), (1, "b"), (1, "c"), (0, "d")]
 
 
-def test_what_was_not_noted_comes_at_the_end(folder):
+def test_lines_without_a_timestamp_come_last(folder):
     attempt(folder, 1, {0: b"a\nb\n", 1: b"c\n", 2: b"d\n"}, "1.0 2 2\n")
     assert merged(folder, 1, [0, 1, 2]) == [(2, "d"), (0, "a"), (0, "b"), (1, "c")]
 
@@ -209,12 +209,12 @@ def test_blocks_of_lines_are_cut_where_another_rank_has_written(folder):
     assert [(line.rank, line.text) for line in found] == [(0, "a\nb"), (1, "d\ne"), (0, "c")]
 
 
-def test_one_rank_may_be_asked_for_alone(folder):
+def test_log_of_one_rank_is_read_alone(folder):
     attempt(folder, 1, {0: b"a\n", 1: b"b\n"}, "1.0 1 2\n1.1 0 2\n")
     assert merged(folder, 1, [1]) == [(1, "b")]
 
 
-def test_logs_that_are_not_there_yet_are_waited_for(folder):
+def test_missing_log_is_read_once_it_appears(folder):
     log = AttemptLog(folder, 1, [0])
     assert list(log.new()) == []
     attempt(folder, 1, {0: b"a\n"})
@@ -333,7 +333,7 @@ def test_a_progress_bar_s_state_is_marked_as_unfinished(folder, monkeypatch):
     follower.close()
 
 
-def test_what_is_written_meanwhile_is_seen_once(folder):
+def test_follower_shows_each_concurrent_line_once(folder):
     writer, follower = Writer(folder), LogFollower(folder, [0, 1])
     writer.attempt()
 

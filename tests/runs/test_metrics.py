@@ -73,7 +73,7 @@ def test_values_keep_their_order_and_names_that_of_their_first_value(folder):
 @pytest.mark.parametrize(
     "value", [0, -1, 10**30, 0.1, -0.0, 5e-324, 1.7976931348623157e308, "text ü\n", "", True, False]
 )
-def test_a_scalar_comes_back_as_it_was(folder, value):
+def test_scalar_round_trips_with_type_and_sign(folder, value):
     logged(folder, value)
     found = read(folder)["loss"]
     assert (found, type(found)) == (value, type(value))
@@ -82,7 +82,7 @@ def test_a_scalar_comes_back_as_it_was(folder, value):
 
 @settings(max_examples=50)
 @given(st.lists(st.floats() | st.integers() | st.text() | st.booleans(), min_size=2, max_size=20))
-def test_any_scalars_come_back_as_they_were(values):
+def test_any_scalars_round_trip(values):
     with tempfile.TemporaryDirectory() as name:
         logged(Path(name), *values)
         found = read(Path(name))["loss"]
@@ -115,7 +115,7 @@ class Celsius(float):
         return f"{float(self)} °C"
 
 
-def test_a_number_of_a_class_of_its_own_is_a_number(folder):
+def test_float_subclass_is_logged_as_a_number(folder):
     logged(folder, Celsius(36.5))
     assert read(folder) == {"loss": 36.5}
 
@@ -138,7 +138,7 @@ def test_a_number_of_a_class_of_its_own_is_a_number(folder):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_scalar_is_refused_with_the_way_out(folder, value, said):
+def test_non_scalar_is_refused_with_the_next_step(folder, value, said):
     with pytest.raises(MetricError, match=said) as refused:
         MetricLog(folder / "rank_0.jsonl").scalar("loss", value)
     assert "'loss'" in str(refused.value)
@@ -254,7 +254,7 @@ def test_values_of_several_ranks_are_merged_by_time(folder):
     assert read(folder) == {"loss": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
 
 
-def test_values_of_one_rank_keep_their_order_where_the_clock_stood_still(folder):
+def test_values_with_equal_times_keep_their_order(folder):
     lines(folder, 0, *({"name": "loss", "value": value, "time": 1.0} for value in range(50)))
     lines(folder, 1, {"name": "loss", "value": 99, "time": 0.5})
     assert read(folder) == {"loss": [99, *range(50)]}
@@ -268,7 +268,7 @@ def test_ranks_are_kept_apart(folder):
     assert read(folder, rank=5) == {}
 
 
-def test_a_name_may_be_asked_for_alone(folder):
+def test_metrics_are_read_by_name(folder):
     logged(folder, 1, name="loss")
     logged(folder, 2, name="acc", rank=1)
     assert read(folder, name="acc") == {"acc": 2}
@@ -304,7 +304,7 @@ def test_a_torn_last_line_is_passed_over_and_the_next_writer_starts_cleanly(fold
 @pytest.mark.parametrize(
     "garbage", [b"\0" * 100, b"\xff\xfe\n", b"[1, 2]\n", b"5\n", b"null\n", b'{"no": "name"}\n', b'"x"\n', b"\n\n\n"]
 )
-def test_lines_that_are_none_are_passed_over(folder, garbage):
+def test_garbage_lines_are_skipped(folder, garbage):
     logged(folder, 1)
     with open(folder / "rank_0.jsonl", "ab") as file:
         file.write(garbage)
@@ -365,7 +365,7 @@ def test_values_of_several_threads_are_all_there(folder):
     assert read(folder) == {name: list(range(500)) for name in "abcdefgh"}
 
 
-def test_values_of_several_processes_of_one_rank_are_all_there(folder):
+def test_values_of_several_processes_of_one_rank_are_kept(folder):
     code = """
 import os, sys
 from pathlib import Path
@@ -383,7 +383,7 @@ log.scalar("parent", 1)
     assert read(folder) == {"parent": [0, 1], **{name: list(range(500)) for name in "abcd"}}
 
 
-def test_a_reader_meanwhile_sees_a_beginning(folder):
+def test_concurrent_reader_sees_a_prefix(folder):
     with start_python(WRITER, folder / "rank_0.jsonl") as process:
         try:
             while int(process.stdout.readline()) < 10:
@@ -410,7 +410,7 @@ class Growing(io.RawIOBase):
         return len(piece)
 
 
-def test_a_line_that_is_finished_while_it_is_read_is_not_lost(folder, monkeypatch):
+def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
     # The story: a line was read half, and then the other half as a line of its own: both were passed over, and a value
     # was missing from the middle of a run's metrics while it ran.
     text = b"".join(b'{"name":"loss","value":%d,"time":%d}\n' % (number, number) for number in range(4))
@@ -425,7 +425,7 @@ def test_a_line_that_is_finished_while_it_is_read_is_not_lost(folder, monkeypatc
 
 
 @pytest.mark.parametrize("size", [20, 1000], ids=["the first line", "a value"])
-def test_a_value_that_does_not_fit_on_the_disk_is_an_error_and_spoils_no_later_one(folder, size):
+def test_value_on_a_full_disk_raises_and_keeps_later_values_readable(folder, size):
     # The story: on a full disk half a line was written; once there was space again, the next value was glued to it and
     # lost, though its call had returned. A limit of the file's size cuts a write short as a full disk does.
     code = """
@@ -479,7 +479,7 @@ def attempt_of(folder: Path, attempt: int, *steps: int | None, name: str = "loss
     log.close()
 
 
-def test_each_attempt_has_a_file_of_its_own_that_says_whose_it_is(folder):
+def test_each_attempt_has_its_own_file_with_a_header(folder):
     # The story: a worker of a node that was cut off wrote on into the file of the attempt that had followed.
     for attempt in (1, 2):
         attempt_of(folder, attempt, 0)
@@ -489,13 +489,13 @@ def test_each_attempt_has_a_file_of_its_own_that_says_whose_it_is(folder):
         assert (start["attempt"], start["pid"]) == (attempt, os.getpid())
 
 
-def test_a_later_attempt_supersedes_what_was_logged_from_its_first_step_on(folder):
+def test_later_attempt_supersedes_values_from_its_first_step(folder):
     attempt_of(folder, 1, 0, 1, 2, 3, 4)
     attempt_of(folder, 2, 3, 4, 5)
     assert read(folder) == {"loss": [1.0, 1.001, 1.002, 2.003, 2.004, 2.005]}
 
 
-def test_steps_are_superseded_that_the_later_attempt_has_not_come_to_or_logs_at_other_times(folder):
+def test_later_attempt_supersedes_steps_it_does_not_log(folder):
     attempt_of(folder, 1, 0, 10, 20, 30, 40)
     attempt_of(folder, 2, 15)
     assert read(folder) == {"loss": [1.0, 1.01, 2.015]}
@@ -508,7 +508,7 @@ def test_an_attempt_that_went_on_from_an_older_checkpoint_supersedes_several(fol
     assert read(folder) == {"loss": [1.0, 1.001, 3.002, 3.003]}
 
 
-def test_what_an_attempt_in_between_did_not_come_to_is_not_lost(folder):
+def test_short_attempt_in_between_supersedes_only_its_steps(folder):
     attempt_of(folder, 1, 0, 1, 2, 3)
     attempt_of(folder, 2, 0)  # did not find the checkpoint, and soon died
     attempt_of(folder, 3, 3, 4)
@@ -520,7 +520,7 @@ def test_what_an_attempt_in_between_did_not_come_to_is_not_lost(folder):
     assert [value for value in read(folder)["loss"] if value != 1.0][-4:] == [1.001, 1.002, 3.003, 3.004]
 
 
-def test_each_name_has_steps_of_its_own(folder):
+def test_steps_are_superseded_per_metric_name(folder):
     for attempt, batches, epochs in ((1, (0, 1, 100, 101), (0, 1)), (2, (100, 101, 200), (1, 2))):
         attempt_of(folder, attempt, *batches, name="loss")
         attempt_of(folder, attempt, *epochs, name="accuracy")
@@ -533,7 +533,7 @@ def test_each_name_has_steps_of_its_own(folder):
     assert read(folder, name="accuracy") == {"accuracy": [1.0, 2.001, 2.002]}
 
 
-def test_values_without_a_step_stay_with_those_of_all_attempts(folder):
+def test_values_without_a_step_are_kept_for_all_attempts(folder):
     attempt_of(folder, 1, None, 5, 6)
     attempt_of(folder, 2, 5, None)
     assert read(folder) == {"loss": [1.0, 2.005, 2.0]}
@@ -550,7 +550,7 @@ def test_a_metric_logged_once_under_a_step_in_each_attempt_is_a_scalar(folder):
     assert read(folder) == {"loss": 2.0}
 
 
-def test_attempts_of_several_ranks_come_one_after_the_other_whatever_their_clocks_say(folder):
+def test_attempts_are_ordered_by_number_not_by_clock(folder):
     lines(folder, 0, {"name": "loss", "value": 1, "time": 100.0})
     lines(folder, 1, {"name": "loss", "value": 2, "time": 101.0})
     for rank, value in ((0, 3), (1, 4)):
@@ -567,7 +567,7 @@ def test_a_line_that_a_killed_attempt_left_half_costs_the_next_nothing(folder):
     assert read(folder) == {"loss": [1.0, 2.001, 2.002]}
 
 
-def test_attempts_in_one_file_as_earlier_versions_wrote_them_are_told_apart(folder):
+def test_attempts_in_one_file_of_an_earlier_version_are_separated(folder):
     lines(
         folder,
         0,
@@ -626,7 +626,7 @@ def test_wherever_it_was_killed_and_resumed_the_series_is_that_of_a_run_never_in
 # --- for JSON proper
 
 
-def test_json_safe_spells_what_json_lacks():
+def test_json_safe_spells_nan_and_infinity_as_text():
     value = {"a": float("nan"), 5: [math.inf, (-math.inf, 1.5)], "b": "NaN", "c": None, "d": True}
     safe = json_safe(value)
     assert safe == {"a": "NaN", "5": ["Infinity", ["-Infinity", 1.5]], "b": "NaN", "c": None, "d": True}

@@ -44,7 +44,7 @@ def run_at(tmp_path: Path, **values: Any) -> tuple[Run, RunFolder, int]:
 
 
 @pytest.mark.promise("run-shows-itself-notebook-live")
-def test_a_run_is_shown_until_its_end_in_one_output_that_stays(tmp_path: Path, outputs: list[str]) -> None:
+def test_run_is_shown_in_one_output_until_its_end(tmp_path: Path, outputs: list[str]) -> None:
     run, folder, fd = run_at(tmp_path)
     log = MetricLog(folder.metric_log(0))
     log.scalar("loss", 0.5, 3)
@@ -67,7 +67,7 @@ def test_a_run_is_shown_until_its_end_in_one_output_that_stays(tmp_path: Path, o
     assert outputs[-1] == outputs[-2]
 
 
-def test_elsewhere_it_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_outside_a_notebook_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _, fd = run_at(tmp_path)
     assert not notebook.is_here()
     run.show()
@@ -97,7 +97,7 @@ def test_a_notebook_shows_why_a_run_hangs(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_the_record_that_a_cell_ends_with_is_one_line(tmp_path: Path) -> None:
+def test_record_repr_is_one_line(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "runs", status=states.COMPLETED, exit_code=0)
     os.close(fd)
     assert repr(store.stored(folder)) == f"RunRecord(run_id={folder.run_id!r}, status='Completed', exit_code=0)"

@@ -8,7 +8,7 @@ from paceline.errors import MetricError
 from paceline.runs.offline import OfflineRun
 
 
-def test_what_is_logged_is_printed(capsys):
+def test_offline_run_prints_logged_values(capsys):
     run = OfflineRun()
     run.log("loss", 0.5)
     run.log_list("l", [1, 2])
@@ -24,14 +24,14 @@ def test_what_is_logged_is_printed(capsys):
     )
 
 
-def test_its_id_says_that_it_is_none():
+def test_offline_run_id_is_unique_and_marked():
     one, other = OfflineRun(), OfflineRun()
     assert one.id.startswith("OfflineRun_")
     assert one.id != other.id
     assert repr(one) == f"OfflineRun(id={one.id!r})"
 
 
-def test_values_are_taken_as_in_a_run(capsys):
+def test_offline_run_checks_values_as_a_run_does(capsys):
     OfflineRun().log("loss", [1])
     OfflineRun().log("loss", None)
     assert "[1]" in capsys.readouterr().out
@@ -47,7 +47,7 @@ def test_tags_and_properties_are_taken():
     assert (run.tags, run.properties) == ({"lr": "0.1", "best": None}, {"n": "1"})
 
 
-def test_uploads_are_said_and_not_made(capsys, tmp_path):
+def test_offline_run_prints_uploads_only(capsys, tmp_path):
     run = OfflineRun()
     assert run.upload_file("outputs/a", io.BytesIO()) == "outputs/a"
     assert run.upload_files(["a", "b"], ["x", "y"]) == ["a", "b"]
@@ -65,7 +65,7 @@ def test_children_know_their_parent():
 @pytest.mark.parametrize(
     ("call", "status"), [("complete", "Completed"), ("fail", "Failed"), ("cancel", "Canceled"), ("start", "Running")]
 )
-def test_its_end_is_its_own_affair(call, status):
+def test_offline_run_status_follows_complete_fail_and_cancel(call, status):
     run = OfflineRun()
     getattr(run, call)()
     assert run.status == status

@@ -76,7 +76,7 @@ def test_every_filter_that_is_given_has_to_pass(folder, filters, passes):
     assert matches(make_record(status=states.RUNNING), folder, **filters) is passes
 
 
-def test_runs_with_a_parent_pass_only_if_they_are_asked_for(folder):
+def test_child_runs_match_only_with_children(folder):
     child = make_record(parent_run_id="digits_1_1")
     assert not matches(child, folder)
     assert matches(child, folder, children=True)

@@ -97,7 +97,7 @@ def test_the_duration_is_from_start_to_end():
     assert FULL.duration_s == 2.5
 
 
-def test_before_the_start_there_is_no_duration():
+def test_duration_before_the_start_is_none():
     assert make_record().duration_s is None
 
 

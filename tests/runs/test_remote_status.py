@@ -63,7 +63,7 @@ def gone_for(folder, seconds):
     os.utime(folder.gone, (since, since))
 
 
-def test_a_run_whose_lock_nobody_holds_lives_as_long_as_the_engine_says_so(engine, folder):
+def test_unlocked_run_is_alive_while_its_engine_job_is(engine, folder):
     run = folder()
     assert read.record(run).status == states.RUNNING
     engine.says = JobStatus(state="queued", message="Priority: 3 jobs ahead")
@@ -82,7 +82,7 @@ def test_an_engine_that_does_not_answer_makes_no_run_fail(engine, folder, says):
     assert (found.status, found.waiting_for, found.is_terminal) == (states.NOT_RESPONDING, "no route", False)
 
 
-def test_a_disk_without_room_for_what_comes_back_makes_no_run_fail(engine, folder):
+def test_full_disk_on_fetch_leaves_the_run_not_responding(engine, folder):
     run = folder()
     engine.says = OSError(28, "No space left on device", "/ws/uploads/model")
     found = read.record(run)
@@ -129,7 +129,7 @@ def test_a_run_that_its_engine_has_ended_waits_for_nothing(engine, folder):
     assert (read.record(run).status, store.stored(run).waiting_for) == (states.CANCELED, None)
 
 
-def test_a_job_that_comes_back_starts_the_wait_anew(engine, folder):
+def test_reappearing_job_restarts_the_timeout(engine, folder):
     run = folder()
     engine.says = JobStatus(state="gone", cause="failed")
     gone_for(run, 60)
@@ -295,7 +295,7 @@ def far(monkeypatch, folder, tmp_path):
 
 @pytest.mark.promise("call-reads-run-brings-here")
 @pytest.mark.parametrize("read", READS)
-def test_whoever_reads_a_run_that_writes_in_another_folder_has_what_is_new_there(far, tmp_path, read):
+def test_reading_a_mirrored_run_fetches_new_data(far, tmp_path, read):
     handle, engine = far
     call, expected = READS[read]
     found = call(handle, tmp_path / "copies")
@@ -317,7 +317,7 @@ def test_each_member_of_a_run_is_known_to_read_or_not_to():
 
 
 @pytest.mark.parametrize("show_output", [False, True])
-def test_who_waits_for_a_run_that_writes_in_another_folder_sees_its_end(far, capsys, show_output):
+def test_waiting_for_a_mirrored_run_sees_its_end(far, capsys, show_output):
     handle, engine = far
     there, record = engine.folder, store.stored(handle.folder)
     log = there.rank_log(1, 0).relative_to(there.path).as_posix()
@@ -350,7 +350,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_command_line_shows_what_is_new_there(far, capfd, monkeypatch, tmp_path, command):
+def test_command_line_fetches_new_data_of_a_mirrored_run(far, capfd, monkeypatch, tmp_path, command):
     handle, engine = far
     monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path / "ws"))
     monkeypatch.chdir(tmp_path)
@@ -361,7 +361,7 @@ def test_the_command_line_shows_what_is_new_there(far, capfd, monkeypatch, tmp_p
     assert engine.looks
 
 
-def test_an_engine_that_does_not_answer_leaves_what_is_read_as_it_is(engine, folder, tmp_path):
+def test_unreachable_engine_leaves_the_local_data(engine, folder, tmp_path):
     run = folder()
     write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
     engine.says = TargetError("no route")
@@ -370,7 +370,7 @@ def test_an_engine_that_does_not_answer_leaves_what_is_read_as_it_is(engine, fol
     assert (handle.get_metrics(), handle.get_file_names()) == ({}, [])
 
 
-def test_of_a_run_whose_folder_this_is_nobody_is_asked(monkeypatch, folder, tmp_path):
+def test_run_in_this_folder_queries_no_engine(monkeypatch, folder, tmp_path):
     run = folder()
     monkeypatch.setattr(remote_status, "teller", None)
     # With the SDK's spellings too: they read what Paceline's own names read.

@@ -82,7 +82,7 @@ def test_a_run_that_lives_is_refused_with_the_next_step(tmp_path):
     assert folder.record.exists()
 
 
-def test_a_run_that_somebody_still_looks_after_is_refused(tmp_path, monkeypatch):
+def test_removal_of_a_locked_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(removal, "_LOCK_S", 0.05)
     folder, fd = make_run(tmp_path / "runs", status=states.COMPLETED)
     with pytest.raises(RunStateError, match="looked after by another process"):
@@ -91,7 +91,7 @@ def test_a_run_that_somebody_still_looks_after_is_refused(tmp_path, monkeypatch)
     removal.remove(folder)
 
 
-def test_a_run_that_nobody_looks_after_is_set_right_and_removed(tmp_path):
+def test_abandoned_run_is_ended_and_removed(tmp_path):
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
     os.close(fd)
     removal.remove(folder)
@@ -115,7 +115,7 @@ def test_a_run_whose_engine_does_not_answer_is_removed_by_force_alone(tmp_path, 
 
 
 @pytest.mark.promise("removal-killed-leaves-nothing-half")
-def test_a_removal_that_is_killed_leaves_nothing_half_listed_and_the_next_goes_on_with_it(tmp_path):
+def test_killed_removal_is_completed_by_the_next(tmp_path):
     runs_dir = tmp_path / "runs"
     folder = ended(runs_dir)
     code = """
@@ -140,7 +140,7 @@ removal.remove(RunFolder(pathlib.Path(sys.argv[1])))
     assert list(runs_dir.iterdir()) == []
 
 
-def test_what_killed_submissions_left_is_swept_once_it_is_old(tmp_path):
+def test_old_leftovers_of_killed_submissions_are_swept(tmp_path):
     runs_dir = tmp_path / "runs"
     for name in (".new-fresh", ".new-old", ".new-held", ".new-empty"):
         (runs_dir / name).mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_files_of_another_user_stay_and_are_named_but_the_run_is_in_no_list(tmp_
 # --- by its handle
 
 
-def test_a_run_is_deleted_by_its_handle_with_the_runs_below_it_if_asked(tmp_path):
+def test_delete_removes_the_run_and_optionally_its_children(tmp_path):
     experiment = Experiment(Workspace(tmp_path), "digits")
     folder = ended(tmp_path / "runs")
     child = ended(tmp_path / "runs", "digits_1700000001_00000002", parent_run_id=RUN_ID)
@@ -207,7 +207,7 @@ def test_the_size_of_a_tree_counts_each_file_once(tmp_path):
     assert files.tree_size(tmp_path / "none") == 0
 
 
-def test_a_tree_or_a_file_or_a_link_is_removed_and_one_that_is_not_there_is_no_error(tmp_path):
+def test_remove_tree_takes_trees_files_links_and_missing_paths(tmp_path):
     write_tree(tmp_path, {"tree/a/b": b"", "file": b"", "other/c": b""})
     (tmp_path / "link").symlink_to("other")
     for name in ("tree", "file", "link", "none"):

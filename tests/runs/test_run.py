@@ -38,7 +38,7 @@ def end(run: Run, status: str, **changes: object) -> None:
 # --- handles
 
 
-def test_several_handles_on_one_run_are_equal(experiment, submitted):
+def test_handles_of_one_run_are_equal(experiment, submitted):
     assert Run(experiment, RUN_ID) == Run.get(experiment.workspace, "digits_17") == submitted
     assert len({Run(experiment, RUN_ID), submitted}) == 1
     assert repr(submitted) == f"Run(experiment='digits', id={RUN_ID!r}, status='Running')"
@@ -74,7 +74,7 @@ def test_runs_of_an_experiment_whose_name_begins_alike_do_not_count(experiment):
         assert run.number == 1
 
 
-def test_a_run_with_an_id_given_by_hand_has_a_number_too(experiment):
+def test_child_run_with_a_custom_id_has_a_number(experiment):
     with experiment.start_logging() as parent, parent.child_run(run_id="by-hand") as child:
         assert isinstance(child.number, int)
 
@@ -93,7 +93,7 @@ def test_tags_properties_and_names_are_kept(submitted):
     assert (submitted.name, submitted.description) == ("first try", "what it is for")
 
 
-def test_one_tag_may_be_removed_by_its_name(submitted):
+def test_remove_tags_takes_one_name(submitted):
     submitted.set_tags({"lr": 1, "l": 2, "r": 3})
     submitted.remove_tags("lr")
     assert submitted.tags == {"l": "2", "r": "3"}
@@ -108,7 +108,7 @@ def test_all_logs_are_copied_out(submitted):
     assert Path("to/logs/rank_0.log").read_text() == "a"
 
 
-def test_a_run_without_a_snapshot_has_none_to_restore(submitted):
+def test_restore_of_a_run_without_a_snapshot_is_refused(submitted):
     with pytest.raises(RunStateError, match="has no snapshot"):
         submitted.restore_snapshot("back")
 
@@ -140,7 +140,7 @@ def test_waiting_for_a_run_that_has_failed_raises_its_report(submitted):
     assert submitted.wait_for_completion(raise_on_error=False).status == "Failed"
 
 
-def test_a_canceled_run_is_no_error(submitted):
+def test_waiting_for_a_canceled_run_does_not_raise(submitted):
     end(submitted, states.CANCELED)
     assert submitted.wait_for_completion().status == "Canceled"
 
@@ -176,7 +176,7 @@ def test_ctrl_c_only_stops_the_waiting(submitted, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["complete", "fail", "start"])
-def test_what_a_script_says_of_its_own_end_is_harmless(submitted, call):
+def test_script_calls_of_complete_and_fail_are_ignored(submitted, call):
     submitted._worker = WorkerContext(submitted.folder.path, 0, 1, 1)
     getattr(submitted, call)()
     assert submitted.status == "Running"
@@ -229,7 +229,7 @@ def test_children_may_be_made_many_at_once(experiment):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"count": 1, "tag_values": ["a"], "tag_key": "k"}, {"tag_values": ["a"]}])
-def test_how_many_children_is_said_in_one_way(experiment, arguments):
+def test_create_children_takes_either_count_or_tags(experiment, arguments):
     with experiment.start_logging() as parent, pytest.raises(UserError, match="create_children"):
         parent.create_children(**arguments)
 
@@ -267,14 +267,14 @@ def several(experiment):
     ],
     ids=str,
 )
-def test_runs_are_listed_by_what_they_are(experiment, several, filters, names):
+def test_get_runs_filters_runs(experiment, several, filters, names):
     assert {run.id for run in experiment.get_runs(**filters)} == {several[name].id for name in names}
 
 
 # --- metrics
 
 
-def test_metrics_may_be_asked_for_by_rank(submitted):
+def test_get_metrics_filters_by_rank(submitted):
     for rank in (0, 1):
         log = MetricLog(submitted.folder.metric_log(rank))
         log.scalar("loss", rank + 0.5)
@@ -284,7 +284,7 @@ def test_metrics_may_be_asked_for_by_rank(submitted):
     assert submitted.get_metrics("loss") == {"loss": [0.5, 1.5]}
 
 
-def test_a_submitted_run_that_is_failed_from_outside_is_asked_to_end(submitted):
+def test_fail_on_a_submitted_run_requests_its_cancellation(submitted):
     submitted.fail("no good", error_code="E5")
     assert submitted.status == states.CANCEL_REQUESTED
     record = store.change(submitted.folder, store.stored(submitted.folder), states.CANCELED, exit_code=143)

@@ -32,19 +32,19 @@ def test_a_list_may_come_from_a_generator(run):
 
 
 @pytest.mark.parametrize("value", ["text", b"bytes", {"a": 1}, 5, None])
-def test_what_is_no_list_is_refused(run, value):
+def test_log_list_refuses_non_lists(run, value):
     with pytest.raises(MetricError, match="Use log for one value"):
         run.log_list("m", value)
 
 
-def test_what_is_no_scalar_in_a_list_a_row_or_a_table_is_kept_as_text(run):
+def test_nested_values_in_lists_rows_and_tables_become_text(run):
     run.log_list("m", [1, [2], None])
     run.log_row("point", x=[1])
     run.log_table("t", {"x": [{"y": 1}]})
     assert run.get_metrics() == {"m": [1, "[2]", None], "point": {"x": "[1]"}, "t": {"x": ["{'y': 1}"]}}
 
 
-def test_rows_of_one_name_make_a_table(run):
+def test_rows_with_one_name_form_a_table(run):
     run.log_row("point", x=1, y=0.5)
     assert run.get_metrics() == {"point": {"x": 1, "y": 0.5}}
     run.log_row("point", x=2, y=float("inf"))
@@ -56,7 +56,7 @@ def test_a_row_without_columns_is_refused(run):
         run.log_row("point")
 
 
-def test_a_row_s_description_is_no_column(run):
+def test_row_description_is_not_a_column(run):
     run.log_row("point", "where it is", x=1)
     run.log_row("point", description="where it is", x=2)
     assert run.get_metrics() == {"point": {"x": [1, 2]}}
@@ -68,7 +68,7 @@ def test_a_table_has_columns_of_scalars(run):
 
 
 @pytest.mark.parametrize("value", [[1], "x", None], ids=repr)
-def test_what_is_no_table_is_refused(run, value):
+def test_log_table_refuses_non_tables(run, value):
     with pytest.raises(MetricError):
         run.log_table("t", value)
 
@@ -129,7 +129,7 @@ def test_pil_image_is_kept(run):
         assert (found.size, found.getpixel((0, 0))) == ((3, 2), (9, 8, 7))
 
 
-def test_array_that_is_no_image_is_refused_with_its_shape(run):
+def test_array_of_a_wrong_image_shape_is_refused(run):
     numpy = pytest.importorskip("numpy")
     with pytest.raises(MetricError, match=r"shape \(2, 5, 7\) is no image"):
         run.log_image("array", plot=numpy.zeros((2, 5, 7)))
@@ -180,6 +180,6 @@ def test_arrays_are_logged_as_lists(run):
     assert run.get_metrics() == {"m": [0, 1, 2]}
 
 
-def test_a_name_that_is_none_is_a_value_error_too(run):
+def test_empty_metric_name_raises_value_error(run):
     with pytest.raises(ValueError, match="metric name"):
         run.log("", None)

@@ -67,7 +67,7 @@ def test_the_least_and_the_greatest_are_of_numbers(tmp_path):
     )
 
 
-def test_attempts_are_one_series_and_ranks_are_merged_or_apart(tmp_path):
+def test_series_joins_attempts_and_merges_or_splits_ranks(tmp_path):
     folder = RunFolder(tmp_path)
     for attempt, steps in ((1, range(4)), (2, range(2, 6))):
         writer = log(folder, 0, attempt)
@@ -115,7 +115,7 @@ def restarted(folder: RunFolder) -> None:
 
 
 @pytest.mark.promise("series-says-logged-value-attempt")
-def test_each_value_says_who_logged_it_and_in_which_attempt(tmp_path):
+def test_each_value_has_its_rank_and_attempt(tmp_path):
     folder = RunFolder(tmp_path)
     restarted(folder)
     found = series.read(folder.metrics)
@@ -158,7 +158,7 @@ def test_a_series_is_a_frame(tmp_path):
     assert len(pandas.concat([frame, once, empty])) == 3
 
 
-def test_without_pandas_a_frame_says_what_to_install(monkeypatch):
+def test_to_pandas_without_pandas_names_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UserError, match=r"pip install 'paceline\[tabular\]'"):
         series.MetricSeries(name="loss").to_pandas()
@@ -214,7 +214,7 @@ def test_each_metric_has_axes_and_each_rank_a_curve(run: Run, tmp_path: Path) ->
     assert [len(axes.lines) for axes in run.plot("loss", rank=0).axes] == [1]
 
 
-def test_what_can_t_be_drawn_is_said(run: Run) -> None:
+def test_plot_of_a_missing_metric_or_rank_is_refused(run: Run) -> None:
     with pytest.raises(UserError, match=r"plot\('los'\): run .* has no such metric. There are loss, stage, "):
         run.plot("los")
     with pytest.raises(UserError, match="has no metric with numbers to draw"):

@@ -113,7 +113,7 @@ def test_an_end_is_the_end(runs_dir, status):
 
 
 @pytest.mark.promise("end-final-written-full-disk")
-def test_on_a_full_disk_the_last_record_is_written_all_the_same(small_disk):
+def test_last_record_is_written_on_a_full_disk(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
     fill_disk(small_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -134,7 +134,7 @@ def test_on_a_full_disk_a_state_on_the_way_is_not_worth_the_run(small_disk):
     os.close(fd)
 
 
-def test_on_a_full_disk_a_cancel_can_be_asked_for(small_disk):
+def test_cancel_can_be_requested_on_a_full_disk(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
     fill_disk(small_disk)
     read.request_cancel(folder, by="me")
@@ -212,7 +212,7 @@ def test_runs_are_listed_newest_first(runs_dir):
     assert [record.run_id for record in read.all_records(runs_dir)] == expected
 
 
-def test_a_workspace_without_runs_has_none(runs_dir):
+def test_workspace_without_runs_lists_no_runs(runs_dir):
     assert store.ids(runs_dir) == []
     assert list(read.all_records(runs_dir)) == []
 
@@ -226,7 +226,7 @@ def test_folders_without_a_record_are_passed_over(runs_dir, name):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"status": "Completed"}', "\0" * 100], ids=repr)
-def test_a_damaged_record_is_no_run_and_hides_no_other(runs_dir, text):
+def test_damaged_record_is_skipped_in_listings(runs_dir, text):
     folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
     folder.record.write_text(text)
     with pytest.raises(RunNotFoundError, match="no readable record"):
@@ -244,7 +244,7 @@ def test_a_run_of_a_newer_version_hides_no_other(runs_dir):
     assert other.run_id in [record.run_id for record in read.all_records(runs_dir)]
 
 
-def test_the_raw_record_is_what_reading_gives(runs_dir):
+def test_raw_record_equals_the_record_as_json(runs_dir):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
     assert read.raw(folder) == read.record(folder).to_json()
     os.close(fd)
@@ -255,7 +255,7 @@ def test_the_raw_record_is_what_reading_gives(runs_dir):
 
 
 @pytest.mark.parametrize("status", LIVE)
-def test_a_run_whose_owner_is_gone_has_failed_whatever_it_was(runs_dir, status):
+def test_run_without_its_owner_is_failed_in_each_state(runs_dir, status):
     folder = deserted(runs_dir, status)
     record = read.record(folder)
     assert (record.status, record.exit_code) == (states.FAILED, 1)
@@ -284,7 +284,7 @@ def test_a_run_whose_owner_lives_is_as_it_says(runs_dir, status):
         ({"kind": "interactive"}, "not_completed", "without complete()"),
     ],
 )
-def test_why_it_was_deserted_is_said(runs_dir, values, cause, said):
+def test_failure_explains_why_the_owner_is_gone(runs_dir, values, cause, said):
     record = read.record(deserted(runs_dir, **values))
     assert record.failure.cause == cause
     assert said in record.failure.message
@@ -307,7 +307,7 @@ def test_while_a_deserted_run_is_being_ended_others_read_its_end(runs_dir, monke
     assert read_json(folder.record)["status"] == states.RUNNING
 
 
-def test_a_submission_that_was_killed_half_way_says_so(runs_dir):
+def test_killed_submission_has_cause_not_started(runs_dir):
     assert read.record(deserted(runs_dir, states.NOT_STARTED)).failure.cause == "not_started"
 
 
@@ -355,7 +355,7 @@ print(read.record(RunFolder(Path(sys.argv[1]))).status)
     assert [event["status"] for event in json_lines(folder.events)].count("Failed") == 1
 
 
-def test_what_is_left_of_it_is_ended(runs_dir):
+def test_processes_of_an_abandoned_run_are_killed(runs_dir):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
     worker = subprocess.Popen(["sleep", "60"], env={**os.environ, "PACELINE_RUN_DIR": str(folder.path)})
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, "PACELINE_RUN_DIR": f"{folder.path}0"})
@@ -373,7 +373,7 @@ def test_what_is_left_of_it_is_ended(runs_dir):
             process.wait()
 
 
-def test_its_scratch_folder_is_removed(runs_dir, tmp_path):
+def test_scratch_folder_of_an_abandoned_run_is_removed(runs_dir, tmp_path):
     scratch = tmp_path / "tmp" / RunFolder(runs_dir / RUN_ID).scratch.name
     (scratch / "socket").mkdir(parents=True)
     scratch.parent.chmod(0o1777)
@@ -393,7 +393,7 @@ def test_an_end_written_between_two_looks_counts(runs_dir, monkeypatch):
     assert read.record(folder).status == states.COMPLETED
 
 
-def test_a_reader_that_may_not_write_says_what_is_true_all_the_same(runs_dir, monkeypatch):
+def test_read_only_reader_reports_the_true_state(runs_dir, monkeypatch):
     folder = deserted(runs_dir)
     monkeypatch.setattr(os, "access", lambda *arguments: False)
     record = read.record(folder)
@@ -404,7 +404,7 @@ def test_a_reader_that_may_not_write_says_what_is_true_all_the_same(runs_dir, mo
 # --- a cancel that is asked for
 
 
-def test_a_live_run_shows_that_its_cancel_is_asked_for(runs_dir):
+def test_live_run_shows_a_cancel_request(runs_dir):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
     for _ in range(2):
         read.request_cancel(folder, by="me", reason="typo")
@@ -422,7 +422,7 @@ def test_a_run_that_is_ending_shows_its_end(runs_dir, status):
     os.close(fd)
 
 
-def test_a_deserted_run_whose_cancel_was_asked_for_has_failed(runs_dir):
+def test_abandoned_run_with_a_cancel_request_is_failed(runs_dir):
     folder = deserted(runs_dir)
     read.request_cancel(folder, by="me")
     assert read.record(folder).status == states.FAILED
@@ -443,7 +443,7 @@ def test_a_node_s_copy_of_a_run_s_folder_is_not_a_deserted_run(runs_dir):
 # --- other users
 
 
-def test_nobody_else_can_keep_a_dead_run_running(runs_dir):
+def test_lock_file_is_not_writable_by_others(runs_dir):
     # The lock's file could be read by everybody, which is enough to hold it.
     folder, fd = make_run(runs_dir)
     shared = folder.path.stat().st_mode & 0o020
@@ -465,7 +465,7 @@ print(record.status, record.failure.cause if record.failure else None)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 @pytest.mark.parametrize("group", [65534, 4711], ids=["stranger", "of the group"])
 @pytest.mark.parametrize("is_alive", [True, False])
-def test_who_may_read_a_workspace_sees_the_states_of_its_runs(runs_dir, is_alive, group):
+def test_read_only_user_sees_run_states(runs_dir, is_alive, group):
     # A folder that a group shares: setgid, and a umask that lets the group write.
     previous = os.umask(0o002)
     try:
@@ -495,7 +495,7 @@ def test_who_may_read_a_workspace_sees_the_states_of_its_runs(runs_dir, is_alive
         os.close(fd)
 
 
-def test_a_run_finds_a_copy_of_the_checkpoints_that_it_is_given(runs_dir, tmp_path):
+def test_run_gets_a_copy_of_the_given_checkpoints(runs_dir, tmp_path):
     write_tree(tmp_path / "others", {"step_3/model.pt": "weights"})
     os.close(store.create(runs_dir, make_record(), checkpoints=tmp_path / "others"))
     assert (RunFolder(runs_dir / RUN_ID).checkpoints / "step_3/model.pt").read_text() == "weights"

@@ -12,7 +12,7 @@ def path(tmp_path):
     return tmp_path / "notes.jsonl"
 
 
-def test_a_run_without_notes_has_none(path):
+def test_missing_file_reads_as_empty_notes(path):
     assert tags_and_properties.read(path) == tags_and_properties.Notes()
 
 
@@ -27,7 +27,7 @@ def test_a_tag_s_value_becomes_a_string(path):
     assert tags_and_properties.read(path).tags == {"a": "5", "b": "True", "c": "[1]"}
 
 
-def test_a_removed_tag_is_gone_until_it_is_set_again(path):
+def test_removed_tag_can_be_set_again(path):
     tags_and_properties.set_tags(path, {"a": 1, "b": 2})
     tags_and_properties.remove_tags(path, ["a", "never"])
     assert tags_and_properties.read(path).tags == {"b": "2"}
@@ -66,7 +66,7 @@ def test_any_word_may_be_a_key(path, key):
     assert (tags_and_properties.read(path).tags, tags_and_properties.read(path).properties) == ({key: "x"}, {key: "y"})
 
 
-def test_of_several_programs_that_add_one_property_one_succeeds(path):
+def test_concurrent_adds_of_one_property_let_one_succeed(path):
     code = """
 import sys
 from pathlib import Path

@@ -46,7 +46,7 @@ NASTY = [
 
 
 @pytest.mark.parametrize(("text", "in_a_table", "in_a_log"), NASTY, ids=[ascii(text) for text, _, _ in NASTY])
-def test_control_characters_are_shown_and_what_moves_the_cursor_is_left_out_of_logs(text, in_a_table, in_a_log):
+def test_control_characters_are_escaped_and_cursor_moves_removed(text, in_a_table, in_a_log):
     assert visible(text) == in_a_table
     assert visible_line(text) == in_a_log
 
@@ -72,7 +72,7 @@ def test_nothing_that_a_terminal_obeys_is_left(text):
     json.dumps(rest)
 
 
-def test_colours_of_one_writer_neither_stay_nor_reach_another():
+def test_colors_of_one_rank_do_not_leak_to_other_lines():
     lines = TerminalLines()
     assert lines.line(0, f"{RED}first") == f"{RED}first{RESET}"
     assert lines.line(1, "other") == "other"

@@ -14,7 +14,7 @@ def experiment(tmp_path, monkeypatch):
     return Experiment(Workspace(tmp_path / ".paceline"), "e")
 
 
-def test_what_appears_in_outputs_and_logs_while_the_run_runs_is_kept(experiment):
+def test_files_written_to_outputs_and_logs_during_the_run_are_kept(experiment):
     Path("outputs").mkdir()
     Path("outputs/before.txt").write_text("of another run")
     with experiment.start_logging() as run:
@@ -30,7 +30,7 @@ def test_what_appears_in_outputs_and_logs_while_the_run_runs_is_kept(experiment)
     assert Path(run.download_file("outputs/deep/model.txt", "copy.txt")).read_text() == "12"
 
 
-def test_outputs_is_made_unless_it_is_not_wanted(experiment):
+def test_outputs_folder_is_optional_and_renamable(experiment):
     with experiment.start_logging(outputs=False):
         pass
     assert not Path("outputs").exists()
@@ -39,12 +39,12 @@ def test_outputs_is_made_unless_it_is_not_wanted(experiment):
     assert run.get_file_names() == ["outputs/a.txt"]
 
 
-def test_a_file_that_was_uploaded_by_hand_as_well_is_there_once(experiment):
+def test_manually_uploaded_output_is_listed_once(experiment):
     with experiment.start_logging() as run:
         Path("outputs/a.txt").write_text("1")
         run.upload_file("outputs/a.txt", "outputs/a.txt")
     assert run.get_file_names() == ["outputs/a.txt"]
 
 
-def test_a_run_gets_the_id_that_is_asked_for(experiment):
+def test_start_logging_takes_a_run_id(experiment):
     assert experiment.start_logging(outputs=False, run_id="mine_1").id == "mine_1"

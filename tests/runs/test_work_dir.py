@@ -34,7 +34,7 @@ def everything(top: Path) -> set[str]:
 # --- making
 
 
-def test_it_is_a_copy_of_the_snapshot_with_the_outputs(folder):
+def test_work_dir_is_a_copy_of_the_snapshot_with_outputs(folder):
     work = work_dir.make(folder)
     assert work == folder.work
     assert everything(work) == {"train.py", "d", "d/data.csv", "d/tool", "link", "empty", "outputs"}
@@ -43,7 +43,7 @@ def test_it_is_a_copy_of_the_snapshot_with_the_outputs(folder):
     assert (work / "train.py").stat().st_mtime_ns == (folder.snapshot / "train.py").stat().st_mtime_ns
 
 
-def test_what_is_written_to_outputs_is_in_the_run_at_once(folder):
+def test_outputs_are_written_directly_to_the_run(folder):
     (work_dir.make(folder) / "outputs/model").write_text("x")
     assert (folder.outputs / "model").read_text() == "x"
 
@@ -56,7 +56,7 @@ def test_the_snapshot_does_not_change_with_it(folder):
     assert (folder.snapshot / "link").is_symlink()
 
 
-def test_one_that_was_left_half_made_is_made_anew(folder):
+def test_incomplete_work_dir_is_recreated(folder):
     write_tree(folder.work, {"old": "", "train.py": "half"})
     work = work_dir.make(folder)
     assert (work / "train.py").read_text() == "print()"
@@ -92,7 +92,7 @@ def test_the_jobs_own_files_go_through_no_link_of_the_source(folder, tmp_path):
 # --- cleaning
 
 
-def test_what_is_unchanged_goes_with_the_folder(folder):
+def test_cleaning_removes_an_unchanged_work_dir(folder):
     work_dir.make(folder)
     work_dir.clean(folder)
     assert not folder.work.exists()
@@ -124,7 +124,7 @@ def test_links_stay_if_they_are_new_or_lead_elsewhere_now(folder):
     assert everything(work) == {"link", "new", "to-folder"}
 
 
-def test_what_python_compiled_goes(folder):
+def test_cleaning_removes_compiled_python_files(folder):
     work = work_dir.make(folder)
     write_tree(work, {"__pycache__/a.pyc": "", "d/__pycache__/b.pyc": "", "d/result": ""})
     work_dir.clean(folder)
@@ -139,7 +139,7 @@ def test_outputs_survive(folder):
     assert everything(folder.outputs) == {"model", "train.py"}
 
 
-def test_outputs_of_a_script_that_made_a_folder_of_its_own_go_where_they_belong(folder):
+def test_outputs_of_a_replaced_outputs_folder_are_merged(folder):
     (folder.outputs / "early").write_text("kept")
     work = work_dir.make(folder)
     (work / "outputs").unlink()
@@ -168,7 +168,7 @@ def test_a_removed_file_does_no_harm(folder):
     assert not work.exists()
 
 
-def test_cleaning_what_was_never_made_does_no_harm(folder):
+def test_cleaning_a_missing_work_dir_is_harmless(folder):
     work_dir.clean(folder)
     work_dir.make(folder)
     work_dir.clean(folder)
@@ -229,7 +229,7 @@ def test_sent_data_through_a_link_out_of_the_source_is_refused(folder, carried, 
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_outputs_are_a_real_folder_on_machines_with_a_copy_of_their_own_too(folder, tmp_path, is_shared):
+def test_outputs_are_a_real_folder_on_other_machines(folder, tmp_path, is_shared):
     source = write_tree(tmp_path / "user", {"train.py": "", "home/x": ""})
     write_json(
         folder.record, {"source_directory": str(source), "job": {"working_directory": "home"}, "status": "Running"}

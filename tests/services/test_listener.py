@@ -25,7 +25,7 @@ def server(text: bytes) -> socket.socket:
     return listener
 
 
-def test_connections_go_where_the_place_is_and_stay_with_the_one_that_they_were_made_to() -> None:
+def test_relay_sends_new_connections_to_the_current_server() -> None:
     with server(b"one\n") as one, server(b"two\n") as two, socket.create_server(("127.0.0.1", 0)) as listener:
         relay = ConnectionRelay(listener)
         address = listener.getsockname()

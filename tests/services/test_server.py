@@ -10,7 +10,7 @@ from paceline.services import server
 from paceline.services.server import Heartbeat
 
 
-def test_a_server_hangs_that_has_moved_before_and_does_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_hangs_if_its_heartbeat_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
     beat = Heartbeat()

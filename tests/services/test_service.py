@@ -138,7 +138,7 @@ def test_a_service_that_cannot_start_says_why_and_an_update_mends_it(workspace: 
     assert service.run({"x": [1]})["y"] == [2]
 
 
-def test_a_reload_takes_the_files_as_they_are_now(workspace: Workspace, source: Path) -> None:
+def test_reload_uses_the_current_files(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     (source / "score.py").write_text(SCRIPT.replace("factor * x", "factor * x + 100"))
     assert service.reload().revision == 2
@@ -177,7 +177,7 @@ def test_the_keys(workspace: Workspace, source: Path) -> None:
 
 
 @pytest.mark.promise("model-service-serves-can-t", "model-changed-since-registered-served")
-def test_a_registered_model_is_served_and_one_that_was_changed_is_not(workspace: Workspace, source: Path) -> None:
+def test_registered_model_is_served_unless_it_was_modified(workspace: Workspace, source: Path) -> None:
     Model.register(workspace, source / "two.txt", "factor")
     second = Model.register(workspace, source / "three.txt", "factor")
     service = Service.deploy(workspace, "digits", "factor:1", entry_script=source / "score.py")
@@ -202,7 +202,7 @@ def test_a_registered_model_is_served_and_one_that_was_changed_is_not(workspace:
 
 
 @pytest.mark.promise("service-environment-run-made-model")
-def test_a_service_has_an_environment_of_its_own(workspace: Workspace, source: Path, tmp_path: Path) -> None:
+def test_service_has_its_own_environment(workspace: Workspace, source: Path, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "small", "1.1", code="def say():\n    return 'small'\n")
     script = "import sys, small\n\ndef init():\n    pass\n\ndef run(data):\n    return [small.say(), sys.prefix]\n"
     write_tree(source, {"own.py": script})
@@ -221,7 +221,7 @@ def test_a_service_has_an_environment_of_its_own(workspace: Workspace, source: P
     assert service.run("{}")[0] == "small"
 
 
-def test_variables_reach_the_script_and_are_shown_to_nobody_else(workspace: Workspace, source: Path) -> None:
+def test_variables_reach_the_script_and_are_not_shown(workspace: Workspace, source: Path) -> None:
     write_tree(source, {"own.py": "import os\ndef init(): pass\ndef run(data): return os.environ['TOKEN']\n"})
     service = Service.deploy(
         workspace,
@@ -267,7 +267,7 @@ def test_variables_reach_the_script_and_are_shown_to_nobody_else(workspace: Work
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_wrong_is_said_before_anything_is_there(
+def test_invalid_deployment_is_refused_and_creates_nothing(
     workspace: Workspace, source: Path, values: dict[str, Any], message: str
 ) -> None:
     (source.parent / "outside.py").write_text("")
@@ -283,7 +283,7 @@ def test_what_is_wrong_is_said_before_anything_is_there(
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-def test_what_is_wrong_with_a_change_is_said_and_changes_nothing(workspace: Workspace, source: Path) -> None:
+def test_invalid_update_is_refused_and_changes_nothing(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     with pytest.raises(ServiceError, match="paceline service update digits"):
         Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "score.py")

@@ -35,7 +35,7 @@ def test_a_service_of_another_machine_is_left_to_that(workspace: Workspace, sour
 
 
 @pytest.mark.parametrize("last_look", ["is_held", "take"])
-def test_one_that_is_deleted_between_two_looks_is_deleted(
+def test_service_deleted_between_two_reads_is_not_found(
     workspace: Workspace, source: Path, monkeypatch: pytest.MonkeyPatch, last_look: str
 ) -> None:
     service = deployed(workspace, source)

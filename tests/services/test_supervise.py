@@ -139,9 +139,7 @@ def test_clients_wait_at_the_socket_while_a_killed_service_is_started_again(
 
 
 @pytest.mark.promise("service-goes-whatever-killed-same")
-def test_whoever_looks_next_starts_a_service_whose_processes_were_all_killed(
-    workspace: Workspace, source: Path
-) -> None:
+def test_killed_service_is_restarted_by_the_next_reader(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     folder, port = service._folder, service.record().port
     for pid in supervisors(service):
@@ -202,7 +200,7 @@ def test_a_service_that_is_deleted_at_once_leaves_nothing(workspace: Workspace, 
     assert list(store.services_dir(workspace.path).iterdir()) == []
 
 
-def test_a_taken_port_is_named_and_waited_for(workspace: Workspace, source: Path) -> None:
+def test_occupied_port_is_named_and_waited_for(workspace: Workspace, source: Path) -> None:
     import socket
 
     service = deployed(workspace, source)
@@ -219,7 +217,7 @@ def test_a_taken_port_is_named_and_waited_for(workspace: Workspace, source: Path
     assert service.run({"x": [1]})["y"] == [2]
 
 
-def test_a_wait_that_is_too_long_says_how_it_stands(workspace: Workspace, source: Path) -> None:
+def test_deployment_timeout_reports_the_state(workspace: Workspace, source: Path) -> None:
     (source / "slow.py").write_text("import time\ndef init(): time.sleep(600)\ndef run(data): return 1\n")
     service = Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "slow.py")
     with pytest.raises(ServiceFailedError, match=r"is Transitioning after 0\.2 s; it goes on"):

@@ -18,7 +18,7 @@ SCRIPT = Path(paceline.__file__).parents[2] / "examples" / "tutorial" / "tutoria
 # Of `make test` the notebook of docs/tutorials/01 is, which does the same.
 @pytest.mark.promise("train-tune-register-deploy-call")
 @pytest.mark.proof
-def test_the_tutorial_runs_as_one_script(tmp_path: Path) -> None:
+def test_service_tutorial_runs_as_one_script(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT)],
         cwd=tmp_path,

@@ -21,9 +21,7 @@ from tests.services.conftest import deployed, looking_after
 
 
 @pytest.mark.promise("systemd-unit-keeps-service-alive")
-def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_service(
-    workspace: Workspace, source: Path
-) -> None:
+def test_systemd_unit_takes_over_an_unsupervised_service(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     folder = service._folder
     lines = dict(line.partition("=")[::2] for line in unit_file.text(folder).splitlines() if "=" in line)
@@ -61,7 +59,7 @@ def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_servic
         unit.wait()
 
 
-def test_it_is_a_unit_whatever_characters_the_path_has(tmp_path: Path) -> None:
+def test_unit_file_is_valid_with_special_characters_in_the_path(tmp_path: Path) -> None:
     folder = ServiceFolder(tmp_path / 'a 100% "team" $HOME' / "services" / "digits")
     folder.path.mkdir(parents=True)
     text = unit_file.text(folder)

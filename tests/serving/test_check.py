@@ -68,14 +68,14 @@ def test_a_script_that_answers_is_right(tmp_path):
     ],
     ids=["import", "init", "run", "result", "input", "exits", "killed", "hangs", "loads", "python", "model"],
 )
-def test_what_is_wrong_is_one_sentence(tmp_path, script, sample, values, problem):
+def test_problem_is_one_sentence(tmp_path, script, sample, values, problem):
     found = check(config(tmp_path, script, **values), sample)
     assert found.problem is not None
     assert problem in found.problem
     assert "\n" not in found.problem
 
 
-def test_it_is_tried_in_the_service_s_own_interpreter(tmp_path):
+def test_check_runs_in_the_services_interpreter(tmp_path):
     import venv
 
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)

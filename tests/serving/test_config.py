@@ -52,18 +52,18 @@ def test_a_configuration_goes_to_json_and_back_unchanged():
         ({**SCRIPT, "models": {}}, "is no list"),
     ],
 )
-def test_what_is_wrong_is_named(value, said):
+def test_invalid_setting_is_named(value, said):
     with pytest.raises(ServingError) as error:
         ServerConfig.from_json(value)
     assert said in str(error.value)
 
 
 @pytest.mark.promise("keys-asked-replaced-while-serves")
-def test_all_addresses_are_for_those_with_a_key_alone():
+def test_binding_all_addresses_needs_keys():
     assert ServerConfig.from_json({**SCRIPT, "host": "0.0.0.0", "keys_file": "k"}).host == "0.0.0.0"
 
 
-def test_a_file_that_is_no_json_is_named(tmp_path):
+def test_config_file_that_is_no_json_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ServingError, match="can't be read"):
         read_config(tmp_path / "config.json")

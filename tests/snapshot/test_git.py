@@ -28,7 +28,7 @@ def repository(top, files=None):
     return top
 
 
-def test_commit_branch_and_a_clean_tree_are_told(tmp_path):
+def test_git_state_has_commit_branch_and_dirty(tmp_path):
     top = repository(tmp_path / "code")
     assert git_state(top) == {"commit": git(top, "rev-parse", "HEAD"), "branch": "main", "dirty": False}
 
@@ -90,13 +90,13 @@ def test_a_broken_repository_tells_nothing(tmp_path):
     assert git_state(write_tree(tmp_path / "code", {".git/HEAD": "nonsense"})) == {}
 
 
-def test_without_git_nothing_is_told(tmp_path, monkeypatch):
+def test_git_state_without_git_is_empty(tmp_path, monkeypatch):
     top = repository(tmp_path / "code")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert git_state(top) == {}
 
 
-def test_a_git_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
+def test_hanging_git_times_out(tmp_path, monkeypatch):
     top = repository(tmp_path / "code")
     program = write_program(tmp_path / "bin/git", "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")

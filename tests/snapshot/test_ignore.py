@@ -42,7 +42,7 @@ def files_of(top: Path) -> set[str]:
 
 @pytest.mark.promise("patterns-ignore-mean-they-mean")
 @pytest.mark.parametrize("name", CASES)
-def test_patterns_mean_what_they_mean_to_git(tmp_path, name):
+def test_ignore_patterns_match_like_git(tmp_path, name):
     files, left_out = CASES[name]
     top = write_tree(tmp_path / "code", files)
     assert set(files) - files_of(top) == left_out
@@ -57,7 +57,7 @@ def test_patterns_mean_what_they_mean_to_git(tmp_path, name):
     assert set(listed.stdout.splitlines()) == files_of(top)
 
 
-def test_amlignore_stands_in_for_gitignore(tmp_path):
+def test_amlignore_replaces_gitignore(tmp_path):
     top = write_tree(tmp_path / "code", {".amlignore": "b\n", ".gitignore": "a\n", "a": "", "b": ""})
     assert files_of(top) == {".amlignore", ".gitignore", "a"}
 
@@ -72,7 +72,7 @@ def test_without_patterns_everything_is_in(tmp_path):
 
 
 @pytest.mark.parametrize("name", [".git", ".paceline", "__pycache__", ".ipynb_checkpoints"])
-def test_what_is_never_source_is_out_at_any_depth(tmp_path, name):
+def test_cache_folders_are_ignored_at_any_depth(tmp_path, name):
     assert files_of(write_tree(tmp_path / "code", {f"{name}/a": "", f"d/{name}/a": "", "d/a": ""})) == {"d/a"}
 
 

@@ -159,7 +159,7 @@ ONE = {"path": "data", "why": "ignored", "is_linked": True}
     ],
     ids=str,
 )
-def test_forged_name_in_a_list_of_what_was_not_copied_is_refused(tmp_path: Path, forged: dict[str, object]) -> None:
+def test_forged_path_in_the_excluded_list_is_refused(tmp_path: Path, forged: dict[str, object]) -> None:
     """A member of a group's workspace can write such a file: what it names is linked to and sent from the user's folders."""
     write_json(tmp_path / "linked.json", {"not_copied": [ONE, {**ONE, **forged}]})
     assert linked.read(tmp_path / "linked.json") == []
@@ -246,7 +246,7 @@ def test_number_of_files_that_are_sent_by_themselves_is_limited(top: Path, monke
     assert sent(top, "data")["data"] == ""
 
 
-def test_submission_names_what_is_sent_what_is_too_large_and_the_option_that_sends_it() -> None:
+def test_submission_notes_sent_and_excluded_files_with_the_option() -> None:
     big = linked.NotCopied(
         path="a b", why="ignored", is_linked=True, is_folder=True, size=5 * 10**9, kept_back=linked.TOO_MUCH
     )
@@ -261,7 +261,7 @@ def test_submission_names_what_is_sent_what_is_too_large_and_the_option_that_sen
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to a folder", "file", "link to nothing"])
-def test_earlier_outputs_are_never_linked_whatever_they_are(top: Path, tmp_path: Path, kind: str) -> None:
+def test_earlier_outputs_are_never_linked(top: Path, tmp_path: Path, kind: str) -> None:
     """A run would write its own into the user's folder."""
     if kind == "folder":
         (top / "outputs").mkdir()
@@ -281,7 +281,7 @@ def test_ignored_link_to_a_folder_counts_as_a_folder(top: Path, tmp_path: Path) 
     assert (one.is_folder, one.files, one.size) == (True, 1, 3)
 
 
-def test_folder_behind_a_large_one_is_counted_as_well(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_after_a_large_one_is_counted(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linked, "_COUNTED", 2)
     write_tree(top, {f"many/{number}": "" for number in range(3)})
     names = [linked.NotCopied(path=name, why="ignored", is_linked=True, is_folder=True) for name in ("many", "data")]

@@ -15,7 +15,7 @@ def scanned(top):
     return scan(top, top.parent / "cache.json", top.parent / "workspace")
 
 
-def test_files_folders_and_links_are_told_apart(tmp_path):
+def test_scan_distinguishes_files_folders_and_symlinks(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "12", "d/b": ""})
     (top / "empty/inner").mkdir(parents=True)
     (top / "l").symlink_to("a")
@@ -55,7 +55,7 @@ def test_a_link_out_of_the_tree_is_refused_with_its_name_and_target(tmp_path, ta
     assert ".amlignore" in str(refused.value)
 
 
-def test_a_link_that_leads_out_over_another_one_is_refused(tmp_path):
+def test_symlink_chain_to_outside_is_refused(tmp_path):
     top = write_tree(tmp_path / "code", {".gitignore": "hop\n"})
     (top / "hop").symlink_to("..")
     (top / "l").symlink_to("hop/code2/a")
@@ -139,7 +139,7 @@ def test_a_folder_that_can_not_be_read_is_named(tmp_path):
 # --- limits
 
 
-def test_too_many_files_are_refused_with_the_folders_that_hold_most(tmp_path, monkeypatch):
+def test_too_many_files_are_refused_with_the_largest_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_FILES", 5)
     top = write_tree(tmp_path / "code", {**{f"many/{i}": "" for i in range(4)}, "few/a": "", "one": ""})
     with pytest.raises(SnapshotError) as refused:
@@ -151,7 +151,7 @@ def test_too_many_files_are_refused_with_the_folders_that_hold_most(tmp_path, mo
 
 
 @pytest.mark.promise("limits-300-mib-2-000")
-def test_too_many_bytes_are_refused_with_the_largest_first(tmp_path, monkeypatch):
+def test_too_many_bytes_are_refused_with_the_largest_entries(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_BYTES", 3 << 20)
     top = write_tree(
         tmp_path / "code", {"small": b"0" * (1 << 20), "data/large": b"0" * (3 << 20), "a/b": "", "a/c": ""}
@@ -180,14 +180,14 @@ def test_a_tree_at_its_limits_is_taken(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value"), [(LIMIT_VARIABLE, "off"), (LIMIT_VARIABLE, "OFF"), ("AML_SNAPSHOT_NO_FILE_LIMIT", "1")]
 )
-def test_one_setting_lifts_both_limits(tmp_path, monkeypatch, name, value):
+def test_limit_variable_lifts_both_limits(tmp_path, monkeypatch, name, value):
     monkeypatch.setattr(scan_module, "MAX_FILES", 1)
     monkeypatch.setattr(scan_module, "MAX_BYTES", 1)
     monkeypatch.setenv(name, value)
     assert scanned(write_tree(tmp_path / "code", {"a": "12345", "b": "12345"})).size == 10
 
 
-def test_what_is_ignored_does_not_count(tmp_path, monkeypatch):
+def test_ignored_files_do_not_count(tmp_path, monkeypatch):
     monkeypatch.setattr(scan_module, "MAX_FILES", 1)
     files = {".gitignore": "data/\n", "data/a": "", "data/b": ""}
     assert set(scanned(write_tree(tmp_path / "code", files)).files) == {".gitignore"}

@@ -114,7 +114,7 @@ def test_uncommitted_edits_are_in(tmp_path):
     assert sorted(second.files) == ["new.py", "train.py"]
 
 
-def test_a_source_that_is_no_folder_is_refused(tmp_path):
+def test_source_that_is_no_folder_is_refused(tmp_path):
     with pytest.raises(SnapshotError, match=r"nowhere' is not a folder"):
         snap(tmp_path / "nowhere")
 
@@ -327,7 +327,7 @@ def test_a_file_that_keeps_changing_is_refused_by_name(tmp_path):
     assert not list((tmp_path / "workspace/snapshots").glob("[!.]*"))
 
 
-def test_a_file_that_changes_once_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+def test_file_changed_during_the_copy_is_read_again(tmp_path, monkeypatch):
     top = write_tree(tmp_path / "code", {"a": "old"})
     read, changed = store._read, []
 
@@ -378,7 +378,7 @@ def test_a_change_between_hash_and_copy_that_no_time_shows_is_noticed(tmp_path, 
 @pytest.mark.parametrize(
     "make", [lambda path: path.write_text(""), lambda path: path.symlink_to("a")], ids=["file", "link"]
 )
-def test_what_vanishes_during_the_scan_is_not_part_of_it(tmp_path, monkeypatch, make):
+def test_file_removed_during_the_scan_is_skipped(tmp_path, monkeypatch, make):
     # The story: an editor's swap file went away between listing the folder and looking at the file, and submitting
     # ended with a bare FileNotFoundError.
     top = write_tree(tmp_path / "code", {".gitignore": "nothing\n", "a": ""})
@@ -438,7 +438,7 @@ def test_progress_counts_up_to_all(tmp_path):
     assert len(told) >= 4
 
 
-def test_no_space_for_the_copy_is_said(tmp_path, monkeypatch):
+def test_full_disk_during_the_copy_raises_snapshot_error(tmp_path, monkeypatch):
     top = write_tree(tmp_path / "code", {"a": "1"})
 
     def full(*arguments):

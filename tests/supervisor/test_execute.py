@@ -105,7 +105,7 @@ def of_another_user(folder: RunFolder, own: Path) -> None:
 @pytest.mark.parametrize(
     "forge", [link_to_folder, link_to_all, link_to_file, open_to_group, all_open_to_group, of_another_user]
 )
-def test_request_that_somebody_else_could_have_made_is_refused(
+def test_request_that_another_user_could_have_made_is_refused(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Any
 ) -> None:
     own = tmp_path / "own"

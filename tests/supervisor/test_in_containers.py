@@ -29,7 +29,7 @@ def prepared(number: int) -> NodeSetup:
     return NodeSetup(python=f"/layer{number}/bin/python", is_isolated=True, container=container)
 
 
-def test_each_node_s_container_is_of_its_own_engine_image_and_user() -> None:
+def test_each_node_uses_its_own_engine_image_and_user() -> None:
     # Story: what the first node had found was used for all, and the others had neither that image nor those packages.
     job = make_job(node_count=2, distributed_backend="gloo")
     launch = replace(
@@ -90,7 +90,7 @@ def test_mpirun_finds_a_container_of_each_other_node_s_own_behind_its_remote_she
     assert shell.environment["PACELINE_RUN_ID"] == launch.run_id
 
 
-def test_mpirun_on_one_node_elsewhere_needs_no_shell_on_others() -> None:
+def test_mpirun_on_one_remote_node_needs_no_remote_shell() -> None:
     job = make_job(process_count_per_node=2, distributed_backend="mpi")
     found = (replace(prepared(1), open_mpi=("/usr/bin/mpirun", (5, 0))),)
     launch = replace(make_launch(job), prepared=found, remote_shell=("/bin/sh", "/x/rsh"))

@@ -13,7 +13,7 @@ TELLS = {
 }
 
 
-def test_what_few_runs_need_is_not_loaded_at_the_start():
+def test_rarely_needed_modules_are_not_loaded_at_start():
     loaded = set(run_python("import sys, paceline.supervisor.__main__; print(*sys.modules)").split())
     assert "paceline.supervisor.watch" in loaded
     assert not loaded & TELLS
@@ -26,7 +26,7 @@ def test_what_few_runs_need_is_not_loaded_at_the_start():
     }
 
 
-def test_a_short_run_that_ends_well_never_loads_what_tells_of_failures(tmp_path):
+def test_successful_short_run_loads_no_diagnosis_modules(tmp_path):
     stage = Stage(tmp_path, "print('done')")
     assert stage.see_through({"name": "a"}).status == "Completed"
     assert not TELLS & set((stage.folder.path / "loaded").read_text().split())

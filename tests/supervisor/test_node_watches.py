@@ -28,7 +28,7 @@ def watch(tmp_path: Path, found: int, put: bool = False, not_before_s: float = 0
     return SimpleNamespace(watch=made, path=resize_request(launch), sent=sent, notes=notes)
 
 
-def test_workers_here_find_a_file_once_more_nodes_are_to_be_had(tmp_path: Path) -> None:
+def test_workers_get_a_file_once_more_nodes_are_available(tmp_path: Path) -> None:
     # Four are there, and the job takes three at most.
     made = watch(tmp_path, found=4)
     made.watch.look()
@@ -44,7 +44,7 @@ def test_each_node_elsewhere_is_sent_the_file(tmp_path: Path) -> None:
     assert not made.path.exists()
 
 
-def test_nobody_is_asked_too_early_or_for_no_more_than_there_is(tmp_path: Path) -> None:
+def test_no_resize_is_requested_too_early_or_without_more_nodes(tmp_path: Path) -> None:
     for made in (watch(tmp_path, found=3, not_before_s=600.0), watch(tmp_path, found=2)):
         made.watch.look()
         assert (made.watch.requested, made.path.exists(), made.notes) == (0, False, [])
@@ -85,11 +85,11 @@ def test_each_disk_is_warned_of_once(monkeypatch):
     assert second.startswith("the disk of /run on b is nearly full: 1.0 GB")
 
 
-def test_small_sizes_are_told_in_megabytes():
+def test_small_disk_sizes_are_reported_in_megabytes():
     told: list[str] = []
     DiskWatch(Nodes(**{"/run": (5_400_000, 67_100_000, 1)}), ["/run"], told.append).look()
     assert told[0].startswith("the disk of /run is nearly full: 5.4 MB of 67.1 MB are left.")
 
 
-def test_nodes_of_a_target_that_can_t_tell_are_not_asked():
+def test_nodes_without_disk_information_are_not_queried():
     DiskWatch(object(), ["/run"], pytest.fail).look()

@@ -75,14 +75,14 @@ def prepare(tmp_path):
     return run
 
 
-def test_what_failed_on_a_disk_of_the_node_s_own_names_the_node(prepare):
+def test_failure_on_a_nodes_own_disk_names_the_node(prepare):
     # Story: "All that was printed is in '/tmp/...log'" of one host among several, and nobody could tell which.
     failure = prepare(is_shared=False, lost={})
     assert (failure.cause, failure.node) == ("environment", "node-1")
     assert failure.message == f"On node node-1: {TOLD['message']}"
 
 
-def test_what_failed_in_a_folder_that_all_see_is_told_as_it_is(prepare):
+def test_failure_in_a_shared_folder_names_no_node(prepare):
     failure = prepare(is_shared=True, lost={})
     assert (failure.node, failure.message) == (None, TOLD["message"])
 
@@ -99,7 +99,7 @@ def command(folder: Path, code: str) -> Command:
     return Command(argv=(sys.executable, "-S", "-c", code), log=folder / "log")
 
 
-def test_its_own_process_is_ended_and_the_links_to_nodes_are_left(tmp_path: Path) -> None:
+def test_end_of_this_host_kills_its_processes_but_not_links(tmp_path: Path) -> None:
     # Story: outputs were looked at with the nodes of `local`, which end all that is below the supervisor: each node's ssh.
     with subprocess.Popen(["sleep", "60"]) as link:
         try:

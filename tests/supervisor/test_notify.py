@@ -59,7 +59,9 @@ def hooks() -> Iterator[Hooks]:
 
 
 @pytest.mark.promise("whoever-wants-know-told-run")
-def test_each_is_told_in_its_own_form(tmp_path: Path, hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notifications_have_the_form_of_each_service(
+    tmp_path: Path, hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "bin").mkdir()
     for name, text in {
         "sendmail": f"cat > {tmp_path}/mail; echo $@ >> {tmp_path}/mail",
@@ -118,7 +120,7 @@ def test_each_is_told_in_its_own_form(tmp_path: Path, hooks: Hooks, monkeypatch:
 
 
 @pytest.mark.promise("whoever-wants-know-told-run")
-def test_a_failed_run_is_told_with_its_report_and_its_record_has_no_url(cli: Cli, hooks: Hooks) -> None:
+def test_failed_run_is_notified_and_its_record_has_no_url(cli: Cli, hooks: Hooks) -> None:
     cli.script("raise ValueError('bad batch')\n")
     words = ["--notify", "webhook:env:HOOK", "--notify", "webhook:env:BROKEN"]
     assert "HOOK" in cli("run", *words, "src/train.py", code=2).stderr  # named before anything starts
@@ -137,7 +139,7 @@ def test_a_failed_run_is_told_with_its_report_and_its_record_has_no_url(cli: Cli
     assert not (folder / "secrets.json").exists()
 
 
-def test_step_with_a_webhook_runs_and_its_end_is_told(cli: Cli, hooks: Hooks) -> None:
+def test_pipeline_step_with_a_webhook_is_notified(cli: Cli, hooks: Hooks) -> None:
     """The story: `notify: [webhook:env:HOOK]` in a pipeline's step was a KeyError, an error of Paceline's own."""
     cli.script("")
     step = {"entry_script": "train.py", "notify": ["webhook:env:HOOK"]}
@@ -149,7 +151,7 @@ def test_step_with_a_webhook_runs_and_its_end_is_told(cli: Cli, hooks: Hooks) ->
 
 
 @pytest.mark.promise("hang-told-shown-page-button")
-def test_a_hang_is_told_with_since_when_and_why(tmp_path: Path, hooks: Hooks) -> None:
+def test_hang_is_notified_with_its_start_and_reason(tmp_path: Path, hooks: Hooks) -> None:
     hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "Rank 0 waits for rank 1.", "report": "hang.txt"}
     job = make_job(notify=["webhook:env:W"])
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=job, hang=hang)

@@ -18,7 +18,7 @@ def answer(code: str) -> str:
     return run_python(SETUP + code).strip()
 
 
-def test_it_sleeps_as_long_as_it_is_told():
+def test_sleep_lasts_the_given_time():
     assert answer("print(0.1 <= slept(0.1) < 2, slept(-1) < 0.1)") == "True True"
 
 

@@ -114,7 +114,7 @@ time.sleep(600)
 """
 
 
-def test_a_worker_that_is_stopped_goes_on_to_hear_that_it_is_to_end(tmp_path):
+def test_stopped_worker_is_continued_to_receive_its_end(tmp_path):
     # It waited out the whole grace period, and was killed without having saved anything.
     stage = Stage(tmp_path, STOPPED, grace_period_seconds=600)
     process = stage.start(A)
@@ -141,7 +141,7 @@ def test_worker_that_an_engine_ends_before_it_tells_the_supervisor_has_not_faile
     assert (record.status, record.waiting_for, record.failure) == (states.QUEUED, "interrupted by the engine", None)
 
 
-def test_worker_that_somebody_ends_has_failed_where_the_engine_says_nothing(tmp_path):
+def test_externally_terminated_worker_fails_the_run(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True)
     process = stage.start(A)
     os.kill(stage.worker(), signal.SIGTERM)
@@ -182,7 +182,7 @@ def test_a_peer_that_fails_for_a_lost_node_before_its_loss_is_noticed_is_not_to_
     assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b", "c"))]
 
 
-def test_what_a_worker_did_wrong_by_itself_is_its_own_failure_though_a_node_was_lost_too(tmp_path):
+def test_workers_own_error_outranks_a_lost_node(tmp_path):
     stage = Stage(tmp_path, PEER_GONE.format(error="ValueError('wrong')"), **TWO_NODES)
     record = stage.see_through({"name": "a", "cut_for_s": 0.5})
     assert attempts(record) == [(1, "exception", ("a", "c"))]
@@ -195,7 +195,7 @@ def test_a_lost_node_without_restarts_is_a_failure_that_names_it(tmp_path):
     assert record.failure.message == "Node a was lost, with rank 0: nothing heard for 15 s."
 
 
-def test_where_there_are_no_other_nodes_the_failure_is_still_that_of_the_lost_one(tmp_path):
+def test_lost_node_is_the_cause_if_no_replacement_exists(tmp_path):
     record = Stage(tmp_path, LOSES, max_restarts=1).see_through(LOST, "only 1 node is left.")
     assert attempts(record) == [(1, "node_lost", ("a",))]
     assert record.failure.cause == "node_lost"
@@ -219,7 +219,7 @@ def test_a_killed_worker_is_started_again_on_the_same_nodes(tmp_path):
 
 
 @pytest.mark.parametrize("plan", [A, {"breaks": "a slip"}], ids=["completed", "failed internally"])
-def test_a_run_has_ended_before_what_it_held_is_given_back(tmp_path, plan):
+def test_run_has_ended_before_its_resources_are_released(tmp_path, plan):
     # Story: a run that waited for another's cores seemed to have started before the other's end.
     stage = Stage(tmp_path, "")
     stage.start(plan).wait(60)
@@ -231,7 +231,7 @@ def test_a_run_has_ended_before_what_it_held_is_given_back(tmp_path, plan):
 # --- an engine that ends the job, or starts it again
 
 
-def test_a_run_that_its_engine_interrupts_waits_as_it_was_and_goes_on(tmp_path):
+def test_preempted_run_is_queued_and_continues(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1)
     record = stage.interrupt(signal.SIGTERM, A)
     assert (record.status, record.waiting_for) == (states.QUEUED, "interrupted by the engine")
@@ -254,7 +254,7 @@ def test_an_interrupted_run_without_restarts_ends_as_preempted(tmp_path):
     assert stage.told() == ["gave a", "took a", "released", "released"]
 
 
-def test_a_supervisor_started_after_one_that_was_killed_goes_on_with_the_next_attempt(tmp_path):
+def test_supervisor_after_a_killed_one_starts_the_next_attempt(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1)
     assert stage.interrupt(signal.SIGKILL, A).attempts[0].ended_utc is None
     processes.send(stage.worker(), signal.SIGKILL)  # as the engine does with what was its job
@@ -272,13 +272,13 @@ def test_a_run_that_was_interrupted_before_its_first_attempt_starts_with_it(tmp_
     assert attempts(stage.see_through(A)) == [(1, None, ("a",))]
 
 
-def test_the_engines_warning_of_its_time_limit_ends_the_run_as_too_long(tmp_path):
+def test_engines_time_limit_warning_ends_the_run_with_time_limit(tmp_path):
     record = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=3).interrupt(signal.SIGUSR2, A)
     assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 124, "time_limit")
     assert "The time that 'lab' gives the job was nearly up" in record.failure.message
 
 
-def test_what_earlier_attempts_took_counts_for_the_time_limit(tmp_path):
+def test_earlier_attempts_count_for_the_time_limit(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1, max_run_duration_seconds=60)
     earlier = Attempt(number=1, started_utc="2026-01-01T00:00:00.000Z", ended_utc="2026-01-01T01:00:00.000Z")
     store.change(stage.folder, stage.record(), states.QUEUED, attempts=(earlier,))
@@ -296,7 +296,7 @@ KEEPS = {"name": "a", "keeps": "outputs/model.pt is still in a:/tmp/paceline-me/
     ("script", "cause", "begins"),
     [("", "data", ""), ("raise ValueError('wrong')", "exception", "The worker failed: ValueError: wrong ")],
 )
-def test_a_failure_says_where_files_are_that_could_not_be_had(tmp_path, script, cause, begins):
+def test_failure_names_the_place_of_unfetched_files(tmp_path, script, cause, begins):
     stage = Stage(tmp_path, script)
     record = stage.see_through(KEEPS)
     assert (record.status, record.failure.cause) == (states.FAILED, cause)
@@ -304,7 +304,7 @@ def test_a_failure_says_where_files_are_that_could_not_be_had(tmp_path, script, 
     assert tags_and_properties.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
 
 
-def test_an_elastic_run_goes_on_without_what_was_on_a_lost_node(tmp_path):
+def test_elastic_run_continues_without_files_of_a_lost_node(tmp_path):
     stage = Stage(tmp_path, LOSES, node_count="1..2", distributed_backend="gloo", grace_period_seconds=0)
     record = stage.see_through({**LOST, **KEEPS}, B)
     assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b",))]
@@ -324,7 +324,7 @@ def test_of_a_canceled_run_a_property_says_it(tmp_path):
 # --- a target that can't be made
 
 
-def test_a_target_that_can_not_be_made_any_more_is_a_failure_that_says_so(tmp_path):
+def test_target_that_no_longer_loads_fails_the_run_with_the_reason(tmp_path):
     stage = Stage(tmp_path, "")
     write_json(stage.folder.target, {"name": "lab", "kind": "no such", "settings": {}})
     code = """
@@ -344,7 +344,7 @@ def report(cause: str, exception: str | None = None, traceback: str = "") -> Fai
     return FailureReport(cause=cause, message="Rank 0 failed.", exception=exception, traceback=traceback)
 
 
-def test_what_came_from_outside_is_retried_and_an_exception_only_when_asked_for():
+def test_external_failures_are_retried_and_exceptions_only_on_request():
     assert {cause for cause in CAUSES if is_retried(report(cause), NOT_ASKED)} == RETRIED
     assert {cause for cause in CAUSES if is_retried(report(cause), ASKED)} == RETRIED | RETRIED_IF_ASKED
     assert {"node_lost", "preempted", "port", "killed", "launcher"} == RETRIED
@@ -405,7 +405,7 @@ SyntaxError: invalid syntax
         (None, "", False),
     ],
 )
-def test_a_script_that_can_not_be_loaded_is_told_from_one_that_failed_at_work(exception, traceback, again):
+def test_load_errors_are_distinguished_from_runtime_errors(exception, traceback, again):
     found = report("exception", exception, traceback)
     assert comes_again(found) == again
     assert is_retried(found, ASKED) == (not again)

@@ -186,7 +186,7 @@ def complaint(
 
 
 @pytest.mark.promise("space-script-s-argparse-will")
-def test_what_does_not_fit_is_told_with_its_name_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mismatched_argument_is_reported_with_name_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(PLAIN)
     for said, space in REFUSED.items():
@@ -277,7 +277,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.promise("space-script-s-argparse-will")
-def test_what_the_job_gives_beside_the_space_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_the_job_are_checked_with_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(NEEDS.replace("    more(parser)\n", ""))
     space = {"lr": pl.loguniform(1e-4, 1)}
@@ -319,7 +319,7 @@ def test_what_the_job_gives_beside_the_space_is_looked_at(tmp_path: Path, monkey
 
 @pytest.mark.promise("space-script-s-argparse-will")
 @pytest.mark.parametrize("kind", SILENT)
-def test_nothing_is_said_of_what_can_not_be_known(kind: str, tmp_path: Path) -> None:
+def test_undecidable_scripts_are_not_reported(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SILENT[kind])
     assert complaint({"x": pl.uniform(0, 1)}, script) == ""
@@ -462,7 +462,7 @@ def test_lists_and_switches_arrive_as_the_script_reads_them(tmp_path: Path, name
         assert (done.stdout, done.stderr) == ("[1, 2] True False\n", "")
 
 
-def test_click_s_flag_whose_default_is_on_is_not_taken_for_a_switch(tmp_path: Path) -> None:
+def test_click_flag_with_default_true_is_not_a_switch(tmp_path: Path) -> None:
     # What `--amp` does to it differs from one version of click to the next.
     script = "import click\n@click.command()\n@click.option('--amp', is_flag=True, default=True)\ndef main(amp): ..."
     assert found(tmp_path, script, {"amp": pl.choice(False)}) == ["--amp", "False"]
@@ -489,5 +489,5 @@ def test_switches_of_tyro_are_found(tmp_path: Path) -> None:
         ("name=value", ["lr=-0.5", "sizes=[1, 2]"]),
     ],
 )
-def test_a_form_that_is_asked_for_counts(tmp_path: Path, form: str, words: list[str]) -> None:
+def test_explicit_argument_form_is_used(tmp_path: Path, form: str, words: list[str]) -> None:
     assert found(tmp_path, "import fire", {"lr": pl.choice(-0.5), "sizes": pl.choice([[1, 2]])}, form) == words

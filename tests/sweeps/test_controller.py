@@ -115,7 +115,7 @@ def wanted(folder: RunFolder) -> str | None:
     return controller.end_reason(sweep)
 
 
-def test_the_common_cause_is_told_and_where_there_is_more_of_it(tmp_path: Path) -> None:
+def test_common_failure_cause_is_reported_with_a_log_command(tmp_path: Path) -> None:
     folder = failed_with(tmp_path, "E: a", "E: a")
     sweep = SweepState(folder)
     sweep.take_up()
@@ -127,7 +127,7 @@ def test_the_common_cause_is_told_and_where_there_is_more_of_it(tmp_path: Path) 
 
 
 @pytest.mark.promise("more-trials-sweep-ended-so")
-def test_what_ended_a_sweep_does_not_end_it_again_when_more_is_asked_for(tmp_path: Path) -> None:
+def test_more_trials_reset_the_reason_that_ended_the_sweep(tmp_path: Path) -> None:
     folder = failed_with(tmp_path, "E", "E", max_failures=2, max_duration_seconds=3600.0, trials=8)
     record = store.stored(folder)
     assert "max_failures is 2" in str(wanted(folder))
@@ -144,14 +144,14 @@ def test_what_ended_a_sweep_does_not_end_it_again_when_more_is_asked_for(tmp_pat
     assert "2 trials have failed" in str(wanted(folder))
 
 
-def test_only_trial_without_the_metric_is_spoken_of_in_the_singular(tmp_path: Path) -> None:
+def test_single_trial_without_the_metric_is_reported_in_the_singular(tmp_path: Path) -> None:
     folder = failed_with(tmp_path, trials=1)
     add_trial(folder, 0, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
     assert "1 trial has ended, and it has not logged the primary metric" in str(wanted(folder))
 
 
 @pytest.mark.promise("more-trials-sweep-ended-so")
-def test_trials_without_the_metric_end_a_sweep_and_count_anew_with_more(tmp_path: Path) -> None:
+def test_trials_without_the_metric_end_a_sweep_until_more_are_added(tmp_path: Path) -> None:
     folder = failed_with(tmp_path)
     for number in range(3):
         add_trial(folder, number, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
@@ -164,7 +164,7 @@ def test_trials_without_the_metric_end_a_sweep_and_count_anew_with_more(tmp_path
     assert wanted(folder) is None
 
 
-def test_a_sweep_that_was_failed_from_outside_says_so_and_waits_for_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_sweep_failed_from_outside_reports_failed_without_waiting(tmp_path: Path, capsys: Any) -> None:
     """Its log said Canceled, and its record went on to name the engine that did not take the next trial."""
     folder = failed_with(tmp_path)
     sweep = SweepState(folder)

@@ -44,13 +44,13 @@ def common(tmp_path: Path, *reports: FailureReport) -> diagnosis.Cause:
         ),
     ],
 )
-def test_errors_that_differ_in_numbers_are_one_cause(errors: list[str], said: str, tmp_path: Path) -> None:
+def test_errors_that_differ_in_numbers_share_a_cause(errors: list[str], said: str, tmp_path: Path) -> None:
     reports = [FailureReport(cause="exception", message="rank 0 failed", exception=error) for error in errors]
     assert common(tmp_path, *reports).text == said
 
 
 @pytest.mark.promise("metric-never-comes-common-cause")
-def test_a_script_that_left_with_an_exit_code_is_told_by_its_last_line(tmp_path: Path) -> None:
+def test_exit_code_failure_quotes_the_last_line(tmp_path: Path) -> None:
     """As argparse does, which raises nothing that could be told."""
     lines = ("usage: train.py [-h]", "train.py: error: the following arguments are required: --data", "")
     left = FailureReport(cause="exception", message=LEFT, last_lines=lines, see="paceline logs s_0")
@@ -107,7 +107,7 @@ NAN, INF = math.nan, math.inf
         ([[1, 2, 3]] * 4, {}, "'loss' rises from its first value on, and the sweep is to minimize it"),
     ],
 )
-def test_one_sentence_says_what_is_strange(curves: Any, values: Any, said: str, tmp_path: Path) -> None:
+def test_unusual_curves_give_one_warning(curves: Any, values: Any, said: str, tmp_path: Path) -> None:
     warnings = told(tmp_path, curves, **values)
     assert len(warnings) == 1
     assert said in warnings[0]
@@ -124,16 +124,16 @@ def test_one_sentence_says_what_is_strange(curves: Any, values: Any, said: str, 
         ([[1, 1, 1]] * 9, {}),
     ],
 )
-def test_nothing_is_said_of_what_is_not_strange(curves: Any, values: Any, tmp_path: Path) -> None:
+def test_ordinary_curves_give_no_warning(curves: Any, values: Any, tmp_path: Path) -> None:
     assert told(tmp_path, curves, **values) == ()
 
 
 @pytest.mark.promise("strange-about-metric-said-one")
-def test_what_all_ranks_log_is_told_where_it_differs(tmp_path: Path) -> None:
+def test_different_values_of_ranks_give_a_warning(tmp_path: Path) -> None:
     (text,) = told(tmp_path, [[3, 2, 1]] * 3, others=[9, 8, 7])
     assert text == "'loss' is logged by 2 ranks of trial 0 with different values: those of rank 0 count."
     assert told(tmp_path / "same", [[3, 2, 1]] * 3, others=[3, 2, 1]) == ()
 
 
-def test_each_kind_is_told_once_whatever_the_next_controller_sees(tmp_path: Path) -> None:
+def test_each_kind_of_warning_is_given_once(tmp_path: Path) -> None:
     assert len(told(tmp_path, [[NAN], [NAN], [], []])) == 2

@@ -93,9 +93,7 @@ class Engine:
 
 
 @pytest.mark.promise("ends-sweep-s-controller-ends")
-def test_an_engine_that_takes_nothing_is_asked_ever_less_and_not_without_an_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_submissions_back_off_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tmp_path)
     monkeypatch.setattr(dispatch, "prepare", engine.prepare)
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, concurrent=2, sampler="random") as folder:
@@ -139,9 +137,7 @@ def test_an_engine_that_takes_trials_again_is_forgiven(tmp_path: Path, monkeypat
             engine.pass_time(handing, 20_000, 30_000)
 
 
-def test_a_trial_whose_submission_was_cut_off_is_handed_over_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_submission_is_resumed_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[str] = []
     monkeypatch.setattr(dispatch, "submit_again", lambda folder, values: again.append(folder.run_id))
     with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, seed=1, trials=2) as folder:
@@ -162,9 +158,7 @@ def test_a_trial_whose_submission_was_cut_off_is_handed_over_as_it_is(
         assert not sweep.live
 
 
-def test_trials_in_arrays_are_handed_over_together_and_one_array_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_are_submitted_in_consecutive_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[list[int]] = []
     is_up = True
 
@@ -267,7 +261,7 @@ def test_trials_wait_at_their_rungs_and_the_best_go_on_from_their_checkpoints(sw
     assert len(list(run.get_children())) == 7
 
 
-def test_the_best_of_those_that_come_at_once_runs_on_and_its_notes_say_so(sweep: Any) -> None:
+def test_best_of_simultaneous_trials_is_promoted_and_tagged(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.4, 0.3)},
         sampler="grid",
@@ -321,7 +315,7 @@ def test_a_controller_that_is_killed_promotes_where_it_was(sweep: Any) -> None:
 
 
 @pytest.mark.promise("script-told-budget-ends-itself")
-def test_a_script_without_a_checkpoint_is_told_in_one_sentence(sweep: Any) -> None:
+def test_script_without_a_checkpoint_gives_one_warning(sweep: Any) -> None:
     run = sweep(
         {"x": pl.uniform(0, 1)},
         trials=20,
@@ -338,7 +332,7 @@ def test_a_script_without_a_checkpoint_is_told_in_one_sentence(sweep: Any) -> No
 
 
 @pytest.mark.promise("script-told-budget-ends-itself")
-def test_a_script_that_is_told_its_budget_ends_by_itself_at_its_rung(sweep: Any) -> None:
+def test_script_with_a_budget_argument_ends_at_its_rung(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.4, 0.3)},
         sampler="grid",
@@ -357,7 +351,7 @@ def test_a_script_that_is_told_its_budget_ends_by_itself_at_its_rung(sweep: Any)
 
 
 @pytest.mark.promise("population-trains-step-worst-take")
-def test_a_population_trains_in_step_and_its_worst_take_over_the_best_ones_checkpoints(sweep: Any) -> None:
+def test_population_replaces_worst_trials_by_copies_of_the_best(sweep: Any) -> None:
     run = sweep(
         {"x": pl.loguniform(0.001, 10)},
         points=[{"x": 0.001}, {"x": 1}, {"x": 0.1}, {"x": 0.01}],
@@ -386,7 +380,7 @@ def test_a_population_trains_in_step_and_its_worst_take_over_the_best_ones_check
     assert run.best_child().id.endswith("_3")
 
 
-def test_more_trials_may_bring_one_to_go_on_that_was_left_behind(sweep: Any) -> None:
+def test_more_trials_can_promote_a_paused_trial(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.4, 0.3, 0.2, 0.1)},
         sampler="grid",

@@ -39,7 +39,7 @@ def test_each_value_has_its_raw_value_and_comes_back_from_json(expression: Any) 
         assert expression.value(expression.raw(value)) == value or isinstance(value, float)
 
 
-def test_quantiles_are_those_of_the_distributions() -> None:
+def test_quantiles_match_the_distributions() -> None:
     def at(expression: Any, quantile: float) -> Any:
         return expression.value(expression.raw_at(quantile))
 
@@ -54,7 +54,7 @@ def test_quantiles_are_those_of_the_distributions() -> None:
     assert [at(pl.choice("a", "b"), q) for q in (0.0, 0.49, 0.5, 0.999)] == ["a", "a", "b", "b"]
 
 
-def test_a_choice_of_one_sequence_is_a_choice_of_its_members() -> None:
+def test_choice_of_one_sequence_unpacks_it() -> None:
     assert pl.choice([1, 2]) == pl.choice(1, 2) == pl.choice(range(1, 3)) == pl.choice((1, 2))
     assert pl.choice([1, 2], [3]).options == ([1, 2], [3])
 
@@ -78,7 +78,7 @@ def test_words_of_a_command_line_are_expressions(text: str, expression: Any) -> 
     assert parse(text) == expression
 
 
-def test_wrong_expressions_are_told_with_the_rule() -> None:
+def test_invalid_expressions_are_refused_with_the_rule() -> None:
     wrong = {
         "no options": pl.choice,
         "is not below": lambda: pl.uniform(1, 1),

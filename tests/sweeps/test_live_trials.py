@@ -27,7 +27,7 @@ TABLE_SPEC = SweepSpec(space=Space({"--x": pl.uniform(0, 1), "y": pl.choice(1, [
 TIMES = {"started_utc": "2026-01-01T00:00:00Z", "ended_utc": "2026-01-01T00:00:02Z"}
 
 
-def test_each_look_sees_what_has_come(tmp_path: Path) -> None:
+def test_board_shows_new_values_at_each_look(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     board = Board(sweep)
     assert board.look().trials == ()
@@ -85,7 +85,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.promise("sweep-live-table-terminal-notebook")
-def test_one_output_is_replaced_until_the_end(tmp_path: Path, kernel: list[str]) -> None:
+def test_notebook_output_is_replaced_until_the_end(tmp_path: Path, kernel: list[str]) -> None:
     spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize")
     sweep = make_sweep(tmp_path, spec, states.RUNNING)
     assert run_notebook.is_here()
@@ -97,7 +97,7 @@ def test_one_output_is_replaced_until_the_end(tmp_path: Path, kernel: list[str])
     assert "is Completed" in kernel[0]
 
 
-def test_a_terminal_without_a_kernel_is_no_notebook(kernel: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_ipython_is_not_a_notebook(kernel: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", SimpleNamespace)
     assert not run_notebook.is_here()
 
@@ -119,7 +119,7 @@ def test_a_sweep_that_has_ended_is_drawn_once(tmp_path: Path) -> None:
     assert "0      Completed  3     1       5.0 s  0.25" in stream.getvalue()
 
 
-def test_markup_and_control_characters_are_shown_as_they_are() -> None:
+def test_markup_and_control_characters_are_escaped() -> None:
     from rich.console import Console
 
     stream = io.StringIO()
@@ -140,7 +140,7 @@ def standing(*trials: Trial, **record: Any) -> Standing:
     return Standing(record=make_record(**(given | record)), spec=TABLE_SPEC, trials=trials)
 
 
-def test_the_best_stand_first_and_what_is_missing_is_a_dash():
+def test_best_trials_are_listed_first_and_missing_values_as_a_dash():
     seen = shown(standing(trial(0, None, states.FAILED), trial(1, 0.5, y=[2]), trial(2, 0.25)), 10)
     assert seen.header == ("TRIAL", "STATUS", "loss", "VALUES", "TIME", "x", "y")
     assert seen.rows == (
@@ -152,7 +152,7 @@ def test_the_best_stand_first_and_what_is_missing_is_a_dash():
     assert seen.lines[1] == "Best: trial 2, loss 0.25 with x 0.125"
 
 
-def test_where_there_is_little_room_running_ones_are_seen_beside_the_best():
+def test_small_board_shows_best_and_running_trials():
     ended = [trial(number, number / 10) for number in range(10)]
     running = [trial(number, number / 10, states.RUNNING) for number in range(10, 20)]
     seen = shown(standing(*ended, *running), 6)
@@ -161,7 +161,7 @@ def test_where_there_is_little_room_running_ones_are_seen_beside_the_best():
     assert len(shown(standing(*ended), 6).rows) == 6
 
 
-def test_warnings_and_the_end_are_told():
+def test_board_shows_warnings_and_the_end():
     report = FailureReport(cause="trials", message="all trials have failed.")
     record = {"status": states.FAILED, "warnings": ("no metric",), "failure": report}
     lines = shown(standing(trial(0, None, states.CANCELED), **record), 5).lines

@@ -36,7 +36,7 @@ paceline.Run.get_context().log("score", x + layers)
 @pytest.mark.parametrize(
     ("way", "xs"), [("environment", [0.5]), ("cfg/parameters.json", [0.5, 1.5]), ("assignments", [0.5])]
 )
-def test_a_script_gets_its_values_in_the_way_that_is_asked_for(
+def test_script_gets_its_values_in_each_pass_as_form(
     way: str, xs: list[float], tmp_path: Path, monkeypatch: Any
 ) -> None:
     hide_matplotlib(tmp_path / ".paceline")
@@ -55,7 +55,7 @@ def test_a_script_gets_its_values_in_the_way_that_is_asked_for(
     assert not (run.best_child().folder.work).exists()
 
 
-def test_what_can_not_be_passed_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_unpassable_values_are_refused_at_submission(tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {"train.py": SCRIPT, "p.json": "[]"})
     estimator = pl.Estimator(tmp_path / "source", entry_script="train.py")
     with pytest.raises(SweepError, match="pass_as='env'"):

@@ -17,7 +17,7 @@ from paceline.sweeps.space import Space
 NESTED = {"--lr": 0.1, "model.layers": 2, "model.kind": None, "sizes": [1, 2], "fast": True}
 
 
-def test_values_come_after_the_jobs_own_words_and_in_place_of_those_that_say_the_same() -> None:
+def test_sampled_values_replace_the_jobs_own_arguments() -> None:
     job = Job(entry_script="train.py", arguments=("--lr", "-0.5", "--epochs", "3", "--batch=4", "--fast", "data"))
     found = job_of(job, {"--lr": 0.1, "batch": 8})
     assert found.arguments == ("--epochs", "3", "--fast", "data", "--lr", "0.1", "--batch", "8")
@@ -80,7 +80,7 @@ def test_values_are_a_file_over_the_sources_own(tmp_path: Path) -> None:
         assert said in str(caught.value)
 
 
-def test_ways_that_are_none_and_names_that_can_not_go_them() -> None:
+def test_invalid_pass_as_and_unpassable_names_are_refused() -> None:
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (
             "yaml",

@@ -85,6 +85,6 @@ def test_a_hyperparameter_whose_name_is_taken_keeps_its_dashes():
     assert parameter_column("loss", ("loss", "--loss")) == "--loss (parameter)"
 
 
-def test_a_metric_that_is_called_as_a_column_of_the_trial_has_one_of_its_own():
+def test_metric_named_like_a_trial_column_gets_its_own_column():
     assert metric_column("accuracy") == "accuracy"
     assert metric_column("status") == "status (metric)"

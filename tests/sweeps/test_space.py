@@ -67,7 +67,7 @@ def test_points_that_the_user_gives_are_found_in_the_space() -> None:
         }
 
 
-def test_wrong_spaces_and_points_are_told() -> None:
+def test_invalid_spaces_and_points_are_refused() -> None:
     wrong: dict[str, Any] = {
         "no mapping": lambda: Space([("lr", 1)]),  # type: ignore[arg-type]
         "with a name in it": lambda: Space({}),
@@ -84,7 +84,7 @@ def test_wrong_spaces_and_points_are_told() -> None:
         assert message in str(caught.value), message
 
 
-def test_what_no_record_can_hold_is_told_with_its_name() -> None:
+def test_values_that_are_no_json_are_refused_by_name() -> None:
     for wrong in (float("nan"), pl.uniform, {1, 2}):
         with pytest.raises(SweepError, match=r"^model\.lr: .* can't be written as JSON"):
             Space({"model": {"lr": wrong}})

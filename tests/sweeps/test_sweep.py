@@ -62,7 +62,7 @@ def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> No
 
 
 @pytest.mark.promise("stopped-trial-canceled-reason-keeps")
-def test_what_is_far_behind_is_stopped_and_says_why(submit: Any) -> None:
+def test_hopeless_trial_is_stopped_with_the_reason(submit: Any) -> None:
     run = submit(
         {"x": pl.uniform(0, 1)},
         points=[{"x": 0.9}, {"x": 0.1}],
@@ -115,7 +115,7 @@ def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
 
 
 @pytest.mark.promise("ends-sweep-s-controller-ends")
-def test_what_ends_the_controller_ends_its_trials(submit: Any) -> None:
+def test_failing_controller_ends_its_trials(submit: Any) -> None:
     """Nobody would judge them any more, or end them."""
     run = submit(
         {"x": pl.uniform(0, 1), "pause": pl.choice(0, 600)},
@@ -147,7 +147,7 @@ def test_a_controller_that_can_not_begin_ends_its_trials(submit: Any) -> None:
     until(lambda: trial.status == states.CANCELED)
 
 
-def test_a_sweep_that_no_controller_can_be_had_for_ends_its_trials(tmp_path: Path) -> None:
+def test_sweep_without_a_startable_controller_ends_its_trials(tmp_path: Path) -> None:
     """Such as where the installation is broken: it is whoever reads the sweep who gives up."""
     spec = SweepSpec(space=Space({"x": 1}), metric="loss")
     owner = {**store.owner(), "starts": 3}
@@ -183,7 +183,7 @@ def test_several_metrics_have_a_front(submit: Any) -> None:
 
 
 @pytest.mark.promise("results-former-sweeps-known-start")
-def test_a_sweep_knows_the_results_of_another_one(submit: Any, tmp_path: Path) -> None:
+def test_sweep_warm_starts_from_another_sweep(submit: Any, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     space = {"x": pl.uniform(0, 1)}
     # As many as the sampler needs to propose anything from: a sweep that has run them is on disk as these are.
@@ -203,7 +203,7 @@ def test_a_sweep_knows_the_results_of_another_one(submit: Any, tmp_path: Path) -
 
 
 @pytest.mark.promise("two-sweeps-one-workspace-do")
-def test_two_sweeps_in_one_workspace_do_not_meet(submit: Any) -> None:
+def test_two_sweeps_in_one_workspace_are_independent(submit: Any) -> None:
     one = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=2)
     other = submit({"x": pl.choice(3)}, sampler="grid", concurrent=2)
     for run, values in ((other, [3]), (one, [1, 2])):
@@ -221,7 +221,7 @@ def test_failing_trials_end_a_sweep_with_their_common_cause(submit: Any) -> None
 
 
 @pytest.mark.promise("metric-never-comes-common-cause")
-def test_a_metric_that_never_comes_is_told_with_the_names_that_have(submit: Any) -> None:
+def test_missing_primary_metric_is_reported_with_the_logged_names(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, metric="accuracy", trials=50, concurrent=1)
     with pytest.raises(pl.errors.RunFailedError, match=r"primary metric 'accuracy'. It logged score."):
         run.wait_for_completion()

@@ -14,7 +14,7 @@ def trial(number: int, *values: float) -> Trial:
     return Trial(number=number, run_id="s", curve=values[:1], further=tuple((value,) for value in values[1:]))
 
 
-def test_those_are_on_the_front_to_which_no_other_is_better_in_all() -> None:
+def test_pareto_front_holds_undominated_trials() -> None:
     trials = [
         trial(0, 0.9, 30),
         trial(1, 0.8, 10),

@@ -21,11 +21,11 @@ SPEC = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="mini
 ENDED_SPEC = SweepSpec(space=Space({"x": pl.choice([1, 2], None, "c")}), metric="loss", goal="minimize")
 
 
-def test_ids_are_those_of_the_sdk_and_of_later_runs_their_own() -> None:
+def test_trial_run_ids_follow_the_sdk_with_a_suffix_for_later_runs() -> None:
     assert [child_id("s", 3), child_id("s", 3, 2)] == ["s_3", "s_3_2"]
 
 
-def test_the_runs_of_a_trial_are_one_series(tmp_path: Path) -> None:
+def test_runs_of_a_resumed_trial_form_one_series(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     first = add_trial(sweep, 0, {"x": 0.1}, (4.0, 3.0, 2.5), states.CANCELED, first_step=0)
     tags_and_properties.set_tags(first.notes, {"paused": "it waits", "rung": "2"})
@@ -52,7 +52,7 @@ def test_values_without_steps_follow_each_other(tmp_path: Path) -> None:
     assert trial_runs.trials(sweep, SPEC)[0].curve == (4.0, 3.0, 2.0)
 
 
-def test_the_best_run_of_a_trial_is_the_one_that_logged_the_best_value(tmp_path: Path) -> None:
+def test_best_run_of_a_trial_logged_its_best_value(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     add_trial(sweep, 0, {"x": 0.1}, (1.0,), states.CANCELED, first_step=0)
     add_trial(sweep, 0, {"x": 0.2}, (3.0,), states.COMPLETED, leg=2, first_step=1)
@@ -61,7 +61,7 @@ def test_the_best_run_of_a_trial_is_the_one_that_logged_the_best_value(tmp_path:
     assert best_row(trial, SPEC)["x"] == 0.1
 
 
-def test_the_runs_of_all_trials_are_listed_as_one(tmp_path: Path) -> None:
+def test_trial_runs_are_listed_by_number_and_leg(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
     for number in (0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9):
         add_trial(sweep, number, {"x": 0.1})
@@ -71,7 +71,7 @@ def test_the_runs_of_all_trials_are_listed_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("read-ended-trials-kept-would")
-def test_what_was_kept_is_what_would_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_trials_equal_the_read_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = make_sweep(tmp_path, ENDED_SPEC)
     add_trial(sweep, 0, {"x": [1, 2]}, (3.0, float("inf"), -2.5), chosen={"x": 0})
     add_trial(sweep, 1, {"x": None}, (), states.FAILED, chosen={"x": 1})
@@ -88,7 +88,7 @@ def test_what_was_kept_is_what_would_be_read(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.promise("read-ended-trials-kept-would")
-def test_a_child_that_is_another_one_by_now_is_read(tmp_path: Path) -> None:
+def test_changed_child_run_is_read_again(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, ENDED_SPEC)
     child = add_trial(sweep, 0, {"x": "c"}, (3.0,))
     keep(sweep, trials(sweep, ENDED_SPEC)[0])

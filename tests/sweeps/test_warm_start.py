@@ -59,7 +59,7 @@ def test_results_are_taken_over_into_the_new_space(tmp_path: Path) -> None:
     assert results(tmp_path, FORMER, goal="maximize")[0]["values"] == [3.0]
 
 
-def test_what_was_known_at_the_start_is_kept_with_the_sweep(tmp_path: Path) -> None:
+def test_known_results_are_stored_with_the_sweep(tmp_path: Path) -> None:
     folder = former(tmp_path)
     spec = SweepSpec(space=Space(FORMER), metric="loss", sampler="tpe", warm_start=(SWEEP_ID,))
     new = RunFolder(tmp_path / "runs" / "new_1700000000_00000002")
@@ -73,7 +73,7 @@ def test_what_was_known_at_the_start_is_kept_with_the_sweep(tmp_path: Path) -> N
     keep(new, [])
 
 
-def test_several_metrics_are_those_of_the_new_sweep(tmp_path: Path) -> None:
+def test_warm_start_needs_all_metrics_of_the_new_sweep(tmp_path: Path) -> None:
     folder = former(tmp_path)
     with pytest.raises(SweepError, match=r"no trial .* of loss and size. Its trials have logged loss"):
         results(tmp_path, FORMER, further=(("size", "minimize"),))
@@ -86,7 +86,7 @@ def test_several_metrics_are_those_of_the_new_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("results-former-sweeps-known-start")
-def test_spaces_that_do_not_fit_are_told_by_name(tmp_path: Path) -> None:
+def test_incompatible_spaces_are_refused_by_name(tmp_path: Path) -> None:
     former(tmp_path)
     wrong: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (

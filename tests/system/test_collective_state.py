@@ -11,7 +11,7 @@ from paceline.system import collective_state
 from paceline.system.collective_state import RankBoard, entry_text, ranks_of, ranks_text
 
 
-def test_what_is_under_way_is_read_from_another_process(tmp_path):
+def test_running_collective_is_read_from_the_board(tmp_path):
     path = str(tmp_path / "board_0")
     written = RankBoard(path)
     first = written.begin(entry_text("torch 0", "all_reduce", "", "[4, 3] float", 48, "0-3"), 512)
@@ -45,7 +45,7 @@ def test_a_long_name_is_cut_and_the_rest_stays(tmp_path):
     assert (found.bytes, found.ranks, set(found.name)) == (4, "0-7", {"n"})
 
 
-def test_no_board_is_no_collective(tmp_path):
+def test_missing_or_torn_board_reads_as_empty(tmp_path):
     assert collective_state.read(str(tmp_path / "none")) == []
     (tmp_path / "torn").write_bytes(b"\1" * 600)
     assert collective_state.read(str(tmp_path / "torn")) == []

@@ -12,7 +12,7 @@ from paceline.system.detached_process import library_dir
 from tests.helpers import run_python, start_python, wait_until, write_tree
 
 
-def test_one_that_has_ended_is_no_zombie_after_the_next_start(tmp_path: Path) -> None:
+def test_ended_process_is_reaped_at_the_next_start(tmp_path: Path) -> None:
     """A program that submits many sweeps, such as a notebook's, would else collect one of each."""
     write_tree(tmp_path, {"library/ends.py": "", "x_1/here": ""})
 
@@ -42,7 +42,7 @@ def test_the_folder_holds_paceline_and_nothing_else(tmp_path):
     assert (folder / "paceline").resolve() == Path(paceline.__file__).parent.resolve()
 
 
-def test_it_is_made_once(tmp_path):
+def test_library_dir_is_created_once(tmp_path):
     first = library_dir(tmp_path)
     made = (first / "paceline").lstat().st_mtime_ns
     assert library_dir(tmp_path) == first

@@ -23,7 +23,7 @@ from paceline.system.files import (
 from tests.helpers import run_python, start_python
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_json_round_trips_through_a_file(tmp_path):
     path = tmp_path / "a.json"
     for value in ({"a": [1, None, "ü\n"]}, [], "text", float("inf")):
         write_json(path, value)
@@ -83,12 +83,12 @@ while True: number += 1; write_whole(Path(sys.argv[1]), str(number % 10) * 100_0
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1', b"\xff"])
-def test_what_is_no_whole_json_reads_as_none(tmp_path, content):
+def test_invalid_json_reads_as_none(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     assert read_json(tmp_path / "a") is None
 
 
-def test_a_missing_file_reads_as_none_and_as_no_lines(tmp_path):
+def test_missing_file_reads_as_none(tmp_path):
     assert read_json(tmp_path / "a") is None
     assert list(json_lines(tmp_path / "a")) == []
 
@@ -169,7 +169,7 @@ def test_a_folder_for_this_user_alone_is_made_or_taken(tmp_path):
 
 
 @pytest.mark.promise("folder-somebody-else-may-write")
-def test_a_folder_that_somebody_else_may_write_to_is_not_taken(tmp_path):
+def test_folder_writable_by_others_is_refused(tmp_path):
     # It was taken as it was found: whoever had made it in /tmp before could read and change what lay in it.
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -227,7 +227,7 @@ def test_a_folder_is_walked_through_links_but_never_in_a_circle(tmp_path):
     assert sorted(name for name, is_file in found.items() if not is_file) == ["itself", "nowhere", "pipe"]
 
 
-def test_what_was_to_replace_a_file_is_gone_where_anything_goes_wrong(tmp_path):
+def test_failed_replacement_removes_the_temporary_file(tmp_path):
     path = tmp_path / "kept"
     path.write_text("old")
 
@@ -257,6 +257,6 @@ def test_a_name_is_a_path_below_the_folder_that_has_it(tmp_path):
     assert Folder(tmp_path / "other").log == tmp_path / "other" / "logs" / "log.txt"
 
 
-def test_it_is_no_field_of_a_dataclass(tmp_path):
+def test_path_attribute_is_not_a_dataclass_field(tmp_path):
     assert [field.name for field in fields(Folder)] == ["path"]
     assert Folder(tmp_path) == Folder(tmp_path)

@@ -44,7 +44,7 @@ def test_a_log_within_its_limit_is_left_alone(log):
 
 
 @pytest.mark.promise("long-log-first-last-part")
-def test_the_first_and_last_lines_stay_while_it_is_written(log):
+def test_first_and_last_lines_of_a_long_log_are_kept(log):
     # A worker that printed for ever filled the disk, and every run on it failed.
     keeper, written = gaps.Keeper(str(log), LIMIT), 0
     for _ in range(200):
@@ -80,7 +80,7 @@ def test_a_log_that_has_ended_is_made_short_and_reads_the_same(log):
     assert sorted(path.name for path in log.parent.iterdir()) == ["gap_3.json", "rank_3.log"]
 
 
-def test_what_comes_while_it_is_read_is_not_mistaken_for_the_hole(log):
+def test_lines_appended_during_reading_are_kept(log):
     append(log, lines(0, 200_000))
     reader = gaps.pieces(str(log))
     first = next(reader)
@@ -104,7 +104,7 @@ def test_a_file_system_that_can_t_keeps_the_log_whole_and_says_why(log, monkeypa
     assert os.listdir(log.parent) == ["rank_3.log"]
 
 
-def test_offsets_of_the_long_file_have_a_place_in_the_short_one():
+def test_offsets_map_to_the_shortened_log():
     gap = gaps.Gap(100, 1000, LIMIT)
     mark = len(gap.mark())
     assert [gap.place(offset) for offset in (0, 100, 500, 1000, 1010)] == [0, 100, 100 + mark, 100 + mark, 110 + mark]

@@ -37,7 +37,7 @@ def connected(server_key: bytes, client_key: bytes):
     return ends["server"], ends["client"]
 
 
-def test_sides_with_one_key_can_talk():
+def test_handshake_succeeds_with_equal_keys():
     server, client = connected(b"secret", b"secret")
     with server, client:
         client.send_bytes(b"hello")

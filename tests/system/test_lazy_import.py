@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 HOOK = "from paceline.system.lazy_import import load_triton_before_tensorflow as hook\nhook()\nhook()\n"
 
 
-def test_what_imports_it_loads_nothing_and_finds_each_name_when_it_asks():
+def test_lazy_import_loads_on_first_attribute():
     code = """
 import dataclasses
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ print(Parameter.__module__)
 
 
 @pytest.mark.parametrize("statement", ["import inspect", "import dataclasses, inspect"])
-def test_what_is_loaded_already_stays(statement):
+def test_loaded_module_is_not_replaced(statement):
     code = f"{statement}\nfrom paceline.system import lazy_import\nlazy_import.later('inspect')\nimport sys\n"
     assert run_python(code + "print(sys.modules['inspect'] is inspect, 'signature' in vars(inspect))") == "True True\n"
 

@@ -54,7 +54,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_a_link_to_the_runs_own_files_is_an_equal_one_or_what_it_leads_to(top: Path, name: str) -> None:
+def test_symlink_inside_the_run_is_kept_or_followed(top: Path, name: str) -> None:
     target, stays, followed = LINKS[name]
     link(top, name, target.replace("TOP", str(top)))
     assert told(top, name.split("/", maxsplit=1)[0])[name] == stays
@@ -78,7 +78,7 @@ LEFT = {
 @pytest.mark.promise("link-counts-leads-none-leads")
 @pytest.mark.parametrize("target", LEFT)
 @pytest.mark.parametrize("follow", [False, True])
-def test_what_leads_out_of_the_run_or_to_no_file_is_left_out(top: Path, target: str, follow: bool) -> None:
+def test_outside_and_broken_symlinks_are_excluded(top: Path, target: str, follow: bool) -> None:
     os.mkfifo(top / "outputs/pipe")
     link(top, "outputs/x", target)
     found = told(top, "outputs", follow=follow)
@@ -145,7 +145,7 @@ def test_a_folder_that_can_not_be_read_is_left_out_by_name(top: Path, monkeypatc
         ("outputs/a", "b\0", None),
     ],
 )
-def test_a_link_from_elsewhere_is_made_without_detours_or_not_at_all(name: str, target: str, made: str | None) -> None:
+def test_received_symlink_target_is_normalized_or_refused(name: str, target: str, made: str | None) -> None:
     assert target_in(name, target) == made
 
 
@@ -159,7 +159,7 @@ def test_no_chain_of_links_from_elsewhere_leads_out(top: Path) -> None:
     assert real == os.path.realpath(top) + "/outputs/outputs/x"
 
 
-def test_one_name_is_found_where_it_lies(top: Path) -> None:
+def test_find_resolves_one_name(top: Path) -> None:
     link(top, "outputs/latest", "step")
     link(top, "outputs/esc", "/etc")
     assert find(str(top), "outputs/latest/a") == Entry("outputs/latest/a", "file", real="outputs/step/a")
@@ -171,7 +171,7 @@ def test_one_name_is_found_where_it_lies(top: Path) -> None:
 
 
 @pytest.mark.parametrize("swapped", ["outputs/step/a", "outputs/step", "outputs"])
-def test_what_is_swapped_for_a_link_before_it_is_opened_is_not_opened(top: Path, tmp_path: Path, swapped: str) -> None:
+def test_file_swapped_for_a_symlink_is_not_opened(top: Path, tmp_path: Path, swapped: str) -> None:
     write_tree(tmp_path / "out", {"a": "secret", "step/a": "secret"})
     with open(open_below(str(top), "outputs/step/a")) as file:
         assert file.read() == "1"
@@ -182,7 +182,7 @@ def test_what_is_swapped_for_a_link_before_it_is_opened_is_not_opened(top: Path,
         open_below(str(top), "outputs/step/a")
 
 
-def test_a_pipe_in_a_files_place_is_an_error_and_nobody_waits_for_it(top: Path) -> None:
+def test_pipe_in_place_of_a_file_raises_without_blocking(top: Path) -> None:
     os.mkfifo(top / "outputs/pipe")
     with pytest.raises(OSError, match="no file any more"):
         open_below(str(top), "outputs/pipe")

@@ -25,12 +25,12 @@ def path(tmp_path):
     return tmp_path / "lock"
 
 
-def test_a_lock_that_nobody_made_is_not_held(path):
+def test_missing_lock_file_is_not_held(path):
     assert not locks.is_held(path)
     assert not path.exists()
 
 
-def test_a_taken_lock_is_held_until_it_is_closed(path):
+def test_lock_is_held_until_its_descriptor_closes(path):
     fd = locks.take(path)
     assert locks.is_held(path)
     assert locks.take(path) is None
@@ -51,7 +51,7 @@ def test_the_lock_of_a_killed_process_is_free(path):
     assert not locks.is_held(path)
 
 
-def test_of_two_processes_one_gets_it(path):
+def test_one_of_two_processes_takes_the_lock(path):
     with start_python(HOLD, path) as one:
         assert one.stdout.readline() == "True\n"
         with start_python(HOLD, path) as other:
@@ -60,7 +60,7 @@ def test_of_two_processes_one_gets_it(path):
         one.kill()
 
 
-def test_a_child_that_it_is_handed_to_keeps_it(path):
+def test_child_that_inherits_the_lock_keeps_it(path):
     fd = locks.take(path)
     child = subprocess.Popen(["sleep", "60"], pass_fds=(fd,))
     os.close(fd)
@@ -72,7 +72,7 @@ def test_a_child_that_it_is_handed_to_keeps_it(path):
     assert not locks.is_held(path)
 
 
-def test_a_program_that_is_started_meanwhile_does_not_keep_it(path):
+def test_unrelated_child_does_not_keep_the_lock(path):
     fd = locks.take(path)
     child = subprocess.Popen(["sleep", "60"], close_fds=False)
     os.close(fd)
@@ -129,7 +129,7 @@ print(locks.take(Path(sys.argv[1])))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
-def test_whoever_can_not_open_the_lock_sees_all_the_same_whether_it_is_held(tmp_path):
+def test_unreadable_lock_reports_whether_it_is_held(tmp_path):
     os.chmod(tmp_path, 0o755)
     fd = os.open(tmp_path, os.O_RDONLY)  # the folders above are closed to others
     path = tmp_path / "lock"
@@ -152,7 +152,7 @@ def test_whoever_can_not_open_the_lock_sees_all_the_same_whether_it_is_held(tmp_
         os.close(fd)
 
 
-def test_a_lock_that_is_held_too_long_is_named_with_who_holds_it(path):
+def test_lock_timeout_names_the_holder(path):
     with start_python(HOLD, path) as process:
         assert process.stdout.readline() == "True\n"
         with pytest.raises(locks.LockHeldError) as caught, locks.locked(path, patience_s=0.05):

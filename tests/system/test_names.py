@@ -5,12 +5,12 @@ from __future__ import annotations
 from paceline.system.names import counted, some
 
 
-def test_of_many_names_the_first_are_said_and_the_rest_is_counted() -> None:
+def test_some_lists_first_names_and_counts_the_rest() -> None:
     assert some(["a", "b", "c", "d"], 2) == "a, b and 2 more"
     assert some(["a", "b"], 2) == "a, b"
     assert some((), 2) == ""
 
 
-def test_a_number_of_things_has_the_right_ending():
+def test_counted_uses_singular_and_plural():
     assert [counted(number, "file") for number in range(3)] == ["0 files", "1 file", "2 files"]
     assert counted(0, "GPU", "no") == "no GPUs"

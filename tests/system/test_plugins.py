@@ -37,21 +37,21 @@ def test_paceline_s_own_come_first(installed):
     assert type(plugins.load("paceline.test", OWN, "own")).__name__ == "OrderedDict"
 
 
-def test_an_unknown_name_is_none(installed):
+def test_unknown_plugin_loads_as_none(installed):
     assert plugins.load("paceline.test", OWN, "nothing") is None
     assert plugins.load("paceline.elsewhere", OWN, "theirs") is None
 
 
-def test_all_names_are_told_once(installed):
+def test_plugin_names_are_listed_once(installed):
     assert plugins.names("paceline.test", OWN) == ["broken", "own", "theirs"]
 
 
-def test_its_own_are_found_without_looking_at_what_is_installed(monkeypatch):
+def test_own_plugin_loads_without_reading_entry_points(monkeypatch):
     # Reading the entry points of a large environment takes a tenth of a second and more.
     monkeypatch.setattr(plugins, "installed", lambda group: pytest.fail("looked"))
     assert plugins.load("paceline.test", OWN, "own") is not None
 
 
-def test_what_is_installed_has_a_version_and_nothing_else_has_one():
+def test_version_of_reads_installed_distributions():
     assert version_of("pytest") == metadata.version("pytest")
     assert version_of("no-such-distribution") is None

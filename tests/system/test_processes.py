@@ -53,7 +53,7 @@ print(processes.descendants(os.getpid()), processes.kill_descendants(os.getpid()
     assert run_python(code) == "[] 0\n"
 
 
-def test_another_run_s_supervisor_is_no_descendant_and_nothing_below_it():
+def test_supervisor_of_another_run_is_no_descendant():
     code = """
 import os, subprocess, time
 worker = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
@@ -70,7 +70,7 @@ time.sleep(60)
 
 
 @linux
-def test_what_a_killed_supervisor_was_about_to_start_is_a_descendant_of_its_guardian():
+def test_process_between_fork_and_exec_is_a_descendant():
     """Between fork and exec it has the supervisor's own environment: it was passed over, and its worker started."""
     code = """
 import os, signal
@@ -138,7 +138,7 @@ def test_a_process_with_parentheses_and_spaces_in_its_name_is_understood(tmp_pat
         process.wait()
 
 
-def test_killing_descendants_ends_those_of_other_sessions_too():
+def test_killing_descendants_crosses_sessions():
     code = f"""
 import os, subprocess, sys
 from paceline.system import processes
@@ -216,7 +216,7 @@ def test_a_process_that_is_being_started_is_found(monkeypatch):
 
 
 @linux
-def test_a_process_without_variables_is_not_waited_for(monkeypatch):
+def test_process_without_variables_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(processes, "_EXEC_S", 60)
     process = subprocess.Popen(["sleep", "60"], env={})
     try:
@@ -241,7 +241,7 @@ def test_killing_by_a_variable_leaves_others_alone():
 
 
 @linux
-def test_killing_what_a_run_left_spares_the_supervisor_of_a_run_that_it_submitted():
+def test_killing_leftovers_spares_supervisors_of_submitted_runs():
     # The story: a script of run a submits run b. b's supervisor has a's PACELINE_RUN_DIR in its environment, and was
     # killed with what a had left behind.
     environment = {**os.environ, "PACELINE_RUN_DIR": "/runs/a", processes.SUPERVISOR_VARIABLE: "b_1_0"}
@@ -268,7 +268,7 @@ for p in started: p.returncode = 0
     assert run_python(code) == "[3, 137] []\n"
 
 
-def test_a_signal_to_a_process_that_is_gone_is_told():
+def test_send_to_a_dead_process_returns_false():
     process = subprocess.Popen(["true"])
     process.wait()
     assert processes.send(process.pid, signal.SIGTERM) is False

@@ -64,7 +64,7 @@ def test_a_rule_may_have_characters_that_no_name_ends_with():
     assert not rule.fullmatch("a ")
 
 
-def test_documents_are_read_as_they_were_kept(documents):
+def test_documents_round_trip(documents):
     assert (documents.names(), documents.read("a")) == ([], None)
     documents.add("b", {"x": 1})
     documents.add("a", [2])
@@ -102,14 +102,14 @@ def test_a_link_whose_answer_is_lost_counts_as_made(documents, monkeypatch):
     assert documents.read("a") == 1
 
 
-def test_a_link_that_fails_otherwise_is_told(documents, monkeypatch):
+def test_failed_hard_link_raises_and_leaves_no_file(documents, monkeypatch):
     monkeypatch.setattr(os, "link", lambda *args: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="full"):
         documents.add("a", 1)
     assert os.listdir(documents.folder) == []
 
 
-def test_versions_count_from_one_for_each_name(registry):
+def test_versions_count_from_1_per_name(registry):
     assert [add(registry), add(registry), add(registry, "other")] == [1, 2, 1]
     assert (registry.names(), registry.versions("mine")) == (["mine", "other"], [1, 2])
     assert registry.read("mine", 2) == {"number": 2}
@@ -129,14 +129,14 @@ def test_the_number_of_a_version_that_is_gone_is_not_given_again(registry):
     assert add(registry) == 4
 
 
-def test_a_folder_of_an_older_version_without_the_highest_number_is_gone_on_with(registry):
+def test_registry_without_a_counter_continues_after_its_highest_version(registry):
     folder = registry.of("mine").folder
     folder.mkdir(parents=True)
     (folder / "7.json").write_text(json.dumps({"number": 7}))
     assert add(registry) == 8
 
 
-def test_many_writers_get_versions_of_their_own_where_locks_hold_for_one_machine_alone(registry, monkeypatch):
+def test_writers_without_a_shared_lock_get_distinct_versions(registry, monkeypatch):
     # Another machine has taken the number between the look and the link.
     def make(version):
         if version == 1:
@@ -147,7 +147,7 @@ def test_many_writers_get_versions_of_their_own_where_locks_hold_for_one_machine
     assert [registry.read("mine", number) for number in (1, 2)] == ["theirs", "mine"]
 
 
-def test_many_processes_and_one_that_is_killed_leave_whole_documents(registry):
+def test_concurrent_and_killed_writers_leave_complete_documents(registry):
     registry.folder.mkdir()
     command = [sys.executable, "-c", ADD_MANY, str(registry.folder)]
     endless = subprocess.Popen([*command, "killed", "100000"], stdout=subprocess.PIPE, text=True)

@@ -9,7 +9,7 @@ import pytest
 from paceline.system.safetensors import fill, header, read_header
 
 
-def test_a_header_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_safetensors_header_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(header([("a", "F32", (2, 3), 24), ("b", "U8", [1], 1)], {"format": "pt"}) + bytes(25))
     with path.open("rb") as file:
@@ -33,7 +33,7 @@ def test_a_header_is_read_as_it_was_written(tmp_path: Path) -> None:
         (b"\x02" + b"\0" * 7 + b"{]", "line 1"),
     ],
 )
-def test_what_has_no_header_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_data_without_a_safetensors_header_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "x").write_bytes(content)
     with (tmp_path / "x").open("rb") as file, pytest.raises(ValueError, match=words):
         read_header(file)

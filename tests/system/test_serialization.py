@@ -25,7 +25,7 @@ class Outer:
     values: Mapping[str, object] = field(default_factory=dict)
 
 
-def test_a_record_becomes_what_json_gives_back():
+def test_record_becomes_plain_json_fields():
     record = Outer(Path("/a"), Inner(1), (Inner(2), Inner(3)), (("x", 1),), {"one": (1, 2), "two": {"inner": Inner(4)}})
 
     found = plain_fields(record)
@@ -40,5 +40,5 @@ def test_a_record_becomes_what_json_gives_back():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_what_a_newer_version_has_added_is_left_out():
+def test_unknown_fields_are_dropped():
     assert known_fields(Outer, {"where": "/a", "added": 1, "inner": None}) == {"where": "/a", "inner": None}

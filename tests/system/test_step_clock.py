@@ -21,7 +21,7 @@ def made(tmp_path, monkeypatch):
     return found, str(tmp_path / "steps_3"), now
 
 
-def test_what_is_counted_is_read_without_the_worker(made):
+def test_step_counts_are_read_from_another_process(made):
     counted, path, now = made
     since = counted.begin(DATA)
     now[0] += 2
@@ -75,7 +75,7 @@ def test_a_function_is_timed_also_when_it_fails(made):
     assert read(path).wait_s == pytest.approx(4)
 
 
-def test_without_a_folder_there_is_no_clock(tmp_path, monkeypatch):
+def test_missing_watch_folder_has_no_step_clock(tmp_path, monkeypatch):
     monkeypatch.setattr(step_clock, "_clock", None)
     assert begin({"PACELINE_RANK": "0"}) is None
     assert begin({"PACELINE_WATCH_DIR": str(tmp_path / "none"), "PACELINE_RANK": "0"}) is None
@@ -85,6 +85,6 @@ def test_without_a_folder_there_is_no_clock(tmp_path, monkeypatch):
     assert read(str(tmp_path / "steps_0")) is None
 
 
-def test_the_clock_is_a_file_of_one_record(tmp_path):
+def test_step_clock_file_has_one_record(tmp_path):
     StepClock(str(tmp_path / "steps_0"))
     assert (tmp_path / "steps_0").stat().st_size == 48

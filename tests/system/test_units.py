@@ -49,7 +49,7 @@ def test_a_duration_is_read_as_people_mean_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration\. Write a number of seconds") as refused:
         seconds(text)
 
@@ -60,7 +60,7 @@ def test_a_number_alone_has_the_unit_of_its_place() -> None:
     assert (seconds("2", unit="d"), seconds("2h", unit="d"), seconds(0.5, unit="d")) == (2 * DAY, 2 * HOUR, DAY / 2)
 
 
-def test_timedeltas_and_numbers_are_taken_and_other_things_are_not() -> None:
+def test_durations_are_timedeltas_or_numbers() -> None:
     assert (seconds(dt.timedelta(hours=1)), seconds(3)) == (HOUR, 3.0)
     for wrong in (dt.timedelta(seconds=-1), float("nan"), True, None, ["1h"]):
         with pytest.raises(ValueError, match="is not a duration"):

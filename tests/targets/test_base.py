@@ -36,7 +36,7 @@ def test_each_kind_has_its_parts_whole_and_called_as_the_protocol_says(kind: str
             assert found[: len(wanted)] == wanted, f"{kind}.{name}"
 
 
-def test_a_part_that_is_not_whole_is_named_and_is_none() -> None:
+def test_incomplete_protocol_is_reported_and_not_implemented() -> None:
     class Half(ToyTarget):
         def look(self, folder, record):
             return None

@@ -48,7 +48,7 @@ def test_a_target_is_kept_found_and_forgotten(tmp_path):
         configured.find_target("lab", tmp_path)
 
 
-def test_what_the_kind_wants_to_keep_is_kept(tmp_path):
+def test_settings_are_normalized_by_the_kind(tmp_path):
     configured.add(tmp_path, lab(label="  x "))
     assert configured.read(tmp_path, "lab").settings == {"label": "x"}
 
@@ -95,7 +95,7 @@ def test_a_target_with_a_wrong_setting_is_not_kept(tmp_path):
     assert configured.names(tmp_path) == ["local"]
 
 
-def test_of_two_that_add_the_same_name_at_once_one_is_told(tmp_path):
+def test_concurrent_adds_of_one_name_let_one_succeed(tmp_path):
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         told = pool.starmap(_add, [(tmp_path, number) for number in range(8)])
     assert sorted(told) == ["", *["there is a compute target 'lab' already"] * 7]
@@ -111,7 +111,7 @@ def _add(folder, number):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "lab"}', '{"name": "other", "kind": "toy", "settings": {}}'])
-def test_a_file_that_is_no_description_is_named(tmp_path, text):
+def test_invalid_description_file_is_named_in_the_error(tmp_path, text):
     (tmp_path / "compute").mkdir()
     (tmp_path / "compute/lab.json").write_text(text)
     with pytest.raises(TargetError, match=r"compute/lab\.json"):
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_description_is_named(tmp_path, text):
     assert configured.names(tmp_path) == ["local", "lab"]
 
 
-def test_a_run_keeps_the_target_as_it_was(tmp_path):
+def test_run_keeps_its_targets_settings_after_changes(tmp_path):
     run_dir = tmp_path / "runs" / "exp_1_00000000"
     run_dir.mkdir(parents=True)
     configured.add(tmp_path, lab(nodes=3))
@@ -147,7 +147,7 @@ def test_a_kind_that_cannot_be_loaded_says_which_package_and_harms_no_other(tmp_
     assert isinstance(lab().make(), ToyTarget)
 
 
-def test_a_kind_without_options_takes_none():
+def test_kind_without_options_refuses_settings():
     assert isinstance(Configured(name="x", kind="plain").make(), PlainTarget)
     with pytest.raises(TargetError, match="kind 'plain' has no settings; found a"):
         Configured(name="x", kind="plain", settings={"a": 1}).make()

@@ -60,7 +60,7 @@ def ticket(key: str, agent: subprocess.Popen[bytes], cores: int = 1, gpus: int =
     return asked | {"all_cores": 4, "all_gpus": ["0", "3"]} | values
 
 
-def test_runs_share_a_machine_until_it_is_full_and_no_two_get_one_gpu(ask: Ask, agents: Any) -> None:
+def test_runs_share_a_machine_and_no_gpu_is_leased_twice(ask: Ask, agents: Any) -> None:
     first = ask("take", **ticket("1", agents(), cores=2, gpus=1))
     second = ask("take", **ticket("2", agents(), cores=2, gpus=1))
     third = ask("take", **ticket("3", agents(), cores=1))
@@ -83,14 +83,14 @@ def test_the_older_submission_comes_first_and_is_not_overtaken(ask: Ask, agents:
     assert ask("take", **ticket("2", old, cores=4))["granted"] == {"gpus": []}
 
 
-def test_whoever_only_tries_leaves_no_place_in_the_queue(ask: Ask, agents: Any) -> None:
+def test_nonblocking_take_leaves_no_ticket(ask: Ask, agents: Any) -> None:
     ask("take", **ticket("2", agents(), cores=4))
     assert "granted" not in ask("take", at_once=True, **ticket("1", agents()))
 
     assert [item["key"] for item in ask("look")["tickets"]] == ["2"]
 
 
-def test_what_is_given_back_is_free(ask: Ask, agents: Any) -> None:
+def test_returned_lease_frees_its_cores(ask: Ask, agents: Any) -> None:
     holder = agents()
     ask("take", **ticket("1", holder, cores=4))
     assert ask("take", **ticket("1", holder, cores=4))["granted"] == {"gpus": []}, "asked again, the same"
@@ -106,7 +106,7 @@ def folder_of(tmp_path: Path) -> Path:
     return found
 
 
-def test_a_dead_agent_holds_nothing_whatever_it_left(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_lease_of_a_dead_agent_is_removed(ask: Ask, agents: Any, tmp_path: Path) -> None:
     holder = agents()
     ask("take", **ticket("1", holder, cores=4))
     holder.kill()  # and nobody has waited for it
@@ -129,7 +129,7 @@ def test_another_process_of_the_same_number_is_not_the_agent(ask: Ask, agents: A
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o000])
-def test_everybody_reads_the_leases_and_nobody_else_writes_them(
+def test_lease_files_are_readable_by_all_and_writable_by_the_owner(
     ask: Ask, agents: Any, tmp_path: Path, umask: int
 ) -> None:
     previous = os.umask(umask)
@@ -147,9 +147,7 @@ def test_everybody_reads_the_leases_and_nobody_else_writes_them(
 # --- other users of the machine
 
 
-def test_what_another_user_has_put_there_is_named_and_neither_followed_nor_written(
-    ask: Ask, agents: Any, tmp_path: Path
-) -> None:
+def test_foreign_files_in_the_lease_folder_are_refused_untouched(ask: Ask, agents: Any, tmp_path: Path) -> None:
     # It was: a link beside the guard's made a file of the victim's readable for everybody.
     victim, top = tmp_path / "victim", tmp_path / "leases"
     victim.write_text("mine")
@@ -230,9 +228,7 @@ def test_a_ticket_counts_as_its_owner_s_and_for_living_processes_of_theirs(
 
 
 @pytest.mark.promise("another-user-s-ticket-can")
-def test_a_foreign_ticket_that_claims_to_be_old_waits_behind_those_that_were_there_first(
-    ask: Ask, agents: Any, tmp_path: Path
-) -> None:
+def test_backdated_ticket_of_another_user_does_not_jump_the_queue(ask: Ask, agents: Any, tmp_path: Path) -> None:
     # It was: "2000-01-01..." in another user's ticket blocked everybody, and its run id wrote lines into their status.
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
@@ -293,9 +289,7 @@ def test_a_run_that_waits_keeps_the_time_at_which_it_came(ask: Ask, agents: Any,
     assert (path.stat().st_ino, path.stat().st_ctime_ns) == before
 
 
-def test_run_that_hangs_says_so_in_its_ticket_until_it_goes_on(
-    agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_run_is_marked_in_its_ticket(agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     leases.take(ticket("1", agents(), cores=4))
     since = "2026-11-23 06:12:03 UTC"
@@ -311,7 +305,9 @@ def test_run_that_hangs_says_so_in_its_ticket_until_it_goes_on(
     assert leases.look({})["tickets"][0]["hangs_since"] is None
 
 
-def test_who_holds_the_guard_is_named(agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_process_that_holds_the_guard(
+    agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # It was: "it does not answer: it is down, or the network in between is".
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
     monkeypatch.setattr(leases, "_GUARD_S", 0.1)
@@ -330,7 +326,7 @@ def test_who_holds_the_guard_is_named(agents: Any, tmp_path: Path, monkeypatch: 
     assert leases.look({})["tickets"][0]["key"] == "1"
 
 
-def test_a_look_says_what_there_is(ask: Ask) -> None:
+def test_look_reports_cores_gpus_and_python(ask: Ask) -> None:
     found = ask("look", {"PACELINE_GPUS": "2,5"}, with_gpus=True)
 
     assert found["cores"] == len(os.sched_getaffinity(0))
@@ -339,7 +335,7 @@ def test_a_look_says_what_there_is(ask: Ask) -> None:
     assert "gpus" not in ask("look")
 
 
-def test_a_file_in_the_way_is_told(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_file_in_place_of_the_lease_folder_is_an_error(ask: Ask, agents: Any, tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("in the way")
     assert "is no folder" in ask("take", **ticket("1", agents()))["error"]
 

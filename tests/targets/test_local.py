@@ -33,7 +33,7 @@ def nodes(granted):
     return [(node.node_rank, node.name, node.address, node.cores, node.gpus) for node in granted.nodes]
 
 
-def test_one_node_is_the_machine(target):
+def test_preview_has_this_machine_as_one_node(target):
     granted = target.preview(make_job())
     assert nodes(granted) == [(0, "local", "127.0.0.1", 8, ())]
     assert len(granted.ports) == 2
@@ -55,7 +55,7 @@ def test_each_node_gets_a_gpu_for_each_of_its_workers(target, monkeypatch):
     assert [node.gpus for node in granted.nodes] == [("4", "5"), ("6", "7")]
 
 
-def test_a_job_without_use_gpu_gets_none(target, monkeypatch):
+def test_job_without_use_gpu_gets_no_gpu(target, monkeypatch):
     monkeypatch.setenv("PACELINE_GPUS", "0,1")
     assert [node.gpus for node in target.preview(make_job()).nodes] == [()]
 
@@ -76,7 +76,7 @@ def test_a_preview_holds_nothing(target, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_cores_are_those_that_this_process_may_run_on():
+def test_core_count_respects_the_cpu_affinity():
     assert core_count() == (len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count())
 
 
@@ -122,7 +122,7 @@ def run(tmp_path):
         os.close(fd)
 
 
-def test_a_run_waits_until_there_is_room_and_is_told_for_whom(target, run):
+def test_run_waits_for_free_cores_and_names_the_run_it_waits_for(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second = run("first"), run("second")
     target.enqueue(job, first)
@@ -192,7 +192,7 @@ def test_a_run_that_waits_names_the_other_user_whose_run_it_waits_for(target, ru
 
 
 @pytest.mark.promise("run-cores-0-waits-cores")
-def test_a_run_without_cores_starts_beside_a_full_machine_and_before_those_that_wait(target, run):
+def test_run_without_cores_starts_on_a_full_machine_at_once(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second, light = run("first"), run("second"), run("light")
     for path in (first, second):
@@ -214,7 +214,7 @@ def test_a_run_that_reserves_several_cores_for_each_worker_waits_for_them(target
 # --- after an attempt
 
 
-def test_other_ports_are_leased_in_place_of_one_that_was_taken_and_the_run_keeps_its_turn(target, run):
+def test_occupied_port_is_replaced_and_the_run_keeps_its_turn(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second = run("first"), run("second")
     for path in (first, second):
@@ -230,7 +230,7 @@ def test_other_ports_are_leased_in_place_of_one_that_was_taken_and_the_run_keeps
     assert target.wait_for_nodes(job, second, lambda text: True) is None
 
 
-def test_ports_that_are_not_to_be_had_are_an_error(target, run, monkeypatch):
+def test_no_free_ports_raises_target_error(target, run, monkeypatch):
     job, path = make_job(), run("first")
     target.enqueue(job, path)
     nodes = target.wait_for_nodes(job, path, pytest.fail)
@@ -274,7 +274,7 @@ def queued(tmp_path, monkeypatch):
         os.close(held.pop())
 
 
-def test_what_runs_hold_and_who_waits_is_told(queued):
+def test_status_reports_used_resources_and_queue_length(queued):
     put, _ = queued
     put("a_1_00000001", 1, gpus=1, grant=True)
     put("a_1_00000002", 1)
@@ -284,7 +284,7 @@ def test_what_runs_hold_and_who_waits_is_told(queued):
     assert (node.name, node.used_cores, node.gpus, node.used_gpus) == (socket.gethostname(), 1, 2, 1)
 
 
-def test_a_run_that_nobody_looks_after_holds_nothing(queued):
+def test_run_without_a_supervisor_holds_no_resources(queued):
     put, let_go = queued
     put("a_1_00000001", 1, grant=True)
     assert ThisMachine().status().running == 1
@@ -292,7 +292,7 @@ def test_a_run_that_nobody_looks_after_holds_nothing(queued):
     assert ThisMachine().status().running == 0
 
 
-def test_it_has_no_settings():
+def test_local_target_refuses_settings():
     with pytest.raises(TargetError, match="has no setting 'nodes'; it has none at all"):
         ThisMachine("local", {"nodes": 3})
     assert ThisMachine().status().queued == 0

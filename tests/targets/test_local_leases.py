@@ -64,7 +64,7 @@ def is_granted(answer: object) -> bool:
 # --- the queue
 
 
-def test_a_run_gets_what_it_asks_for(machine):
+def test_lease_has_the_requested_cores_gpus_and_ports(machine):
     machine.submit("a", cores=3, gpus=2, ports=4)
     lease = machine.ask("a")
     assert (lease.cores, lease.gpus, len(lease.ports)) == (3, ("0", "1"), 4)
@@ -85,7 +85,7 @@ def test_runs_share_the_machine_as_long_as_there_is_room(machine):
     assert is_granted(machine.ask("c"))
 
 
-def test_a_small_run_does_not_overtake_a_large_one(machine):
+def test_small_run_does_not_overtake_a_large_run(machine):
     machine.submit("first", cores=3)
     machine.submit("large", cores=4)
     machine.submit("small", cores=1)
@@ -99,7 +99,7 @@ def test_a_small_run_does_not_overtake_a_large_one(machine):
     assert is_granted(machine.ask("small"))
 
 
-def test_the_order_is_that_of_submission_whoever_asks_first(machine):
+def test_runs_are_granted_in_order_of_submission(machine):
     for name in ("z", "a", "m"):
         machine.submit(name, cores=4)
     assert machine.ask("m") == ["z", "a"]
@@ -118,7 +118,7 @@ def test_gpus_are_shared_without_overlap(machine):
 
 
 @pytest.mark.promise("runs-ask-share-gpu-same")
-def test_runs_that_say_so_share_gpus_and_whole_ones_stay_free(tmp_path):
+def test_fractional_gpu_shares_are_packed_and_whole_gpus_stay_free(tmp_path):
     machine = Machine(tmp_path, cores=99, gpus=("0", "1", "2"))
     for name, count, share in (
         *(("a", 1, 0.5), ("b", 1, 1.0), ("c", 1, 0.5), ("d", 2, 0.3), ("e", 1, 1.0)),
@@ -153,7 +153,7 @@ def test_a_run_without_a_place_in_the_queue_is_an_error(machine):
         machine.ask("b")
 
 
-def test_giving_back_what_was_never_held_is_harmless(machine):
+def test_releasing_an_unheld_lease_is_harmless(machine):
     machine.release("nobody")
     machine.submit("a")
     machine.release("a")
@@ -164,7 +164,7 @@ def test_giving_back_what_was_never_held_is_harmless(machine):
 # --- whoever is killed
 
 
-def test_a_killed_run_gives_back_what_it_held(machine):
+def test_killed_run_releases_its_lease(machine):
     machine.submit("a", cores=4, gpus=4)
     machine.submit("b", cores=4, gpus=4)
     assert is_granted(machine.ask("a"))
@@ -174,7 +174,7 @@ def test_a_killed_run_gives_back_what_it_held(machine):
     assert len(machine.tickets()) == 1
 
 
-def test_a_killed_run_that_waited_keeps_nobody_waiting(machine):
+def test_killed_waiting_run_does_not_block_the_queue(machine):
     for name in "abc":
         machine.submit(name, cores=4)
     assert is_granted(machine.ask("a"))
@@ -183,7 +183,7 @@ def test_a_killed_run_that_waited_keeps_nobody_waiting(machine):
     assert is_granted(machine.ask("c"))
 
 
-def test_the_run_of_a_killed_process_gives_back_what_it_held(machine):
+def test_killed_process_releases_its_lease(machine):
     code = """
 import sys, time
 from pathlib import Path
@@ -215,7 +215,7 @@ def test_a_run_whose_folder_is_gone_is_forgotten(machine):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}"])
-def test_a_damaged_ticket_stops_nobody(machine, text):
+def test_damaged_ticket_is_ignored(machine, text):
     machine.submit("a", cores=4)
     (machine.top / "leases/tickets/00000000.ticket").write_text(text)
     (machine.top / "leases/tickets/00000002.ticket.5ab.new").write_text(text)
@@ -262,7 +262,7 @@ steps = st.lists(
 
 @settings(max_examples=40)
 @given(steps)
-def test_whatever_happens_nothing_is_given_out_twice_and_nobody_overtakes(steps):
+def test_no_sequence_of_events_grants_twice_or_out_of_order(steps):
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(Path(folder), cores=4, gpus=("0", "1"))
         waiting: list[str] = []
@@ -315,13 +315,13 @@ def test_the_folder_may_be_named(monkeypatch, tmp_path):
     assert leases_dir() == tmp_path / "mine"
 
 
-def test_by_default_it_is_in_the_state_folder_under_the_machine_s_name(monkeypatch, tmp_path):
+def test_leases_are_in_the_state_folder_under_the_host_name(monkeypatch, tmp_path):
     monkeypatch.delenv(LEASES_VARIABLE)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert leases_dir() == tmp_path / "state/paceline/leases" / socket.gethostname()
 
 
-def test_without_a_home_it_is_in_tmp(monkeypatch, tmp_path):
+def test_leases_are_in_tmp_without_a_home(monkeypatch, tmp_path):
     monkeypatch.delenv(LEASES_VARIABLE)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
@@ -344,7 +344,7 @@ def test_a_folder_of_another_user_s_is_not_taken_where_the_home_can_not_be_writt
         leases_dir()
 
 
-def test_whoever_holds_the_leases_for_too_long_is_named(tmp_path, monkeypatch):
+def test_error_names_the_process_that_holds_the_lease_lock_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(local_leases, "_GUARD_S", 0.05)
     queue = LocalQueue(tmp_path, 4, ())
     fd = locks.take(tmp_path / "guard")
@@ -374,7 +374,7 @@ def test_an_elastic_run_takes_as_many_nodes_as_there_is_room_for(machine):
     assert machine.queue.most_nodes(machine.run_dir("elastic"), demands[:1]) == 0, "somebody else is served first"
 
 
-def test_an_elastic_run_stands_in_the_queue_for_the_fewest_nodes(machine):
+def test_elastic_run_queues_for_its_smallest_node_count(machine):
     demands = [LocalDemand(nodes=count, cores=count, gpus=0) for count in (4, 3, 2)]
     machine.submit("first", cores=3)
     machine.submit("elastic", cores=2)

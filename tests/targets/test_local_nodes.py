@@ -79,13 +79,13 @@ def test_a_program_that_is_not_there_is_an_error(nodes, tmp_path):
         nodes.start(command, tmp_path, {"PATH": "/bin"})
 
 
-def test_a_word_that_no_program_can_be_given_is_an_error_too(nodes, tmp_path):
+def test_argument_with_a_null_byte_raises_os_error(nodes, tmp_path):
     # It was a ValueError, which nobody takes for a command that can't be started.
     with pytest.raises(OSError, match="null"):
         nodes.start(Command(argv=("echo", "a\0b"), log=tmp_path / "log"), tmp_path, {"PATH": "/bin:/usr/bin"})
 
 
-def test_a_signal_arrives_or_is_told_to_be_late(nodes, tmp_path):
+def test_signal_returns_whether_the_process_was_alive(nodes, tmp_path):
     command = Command(argv=("sleep", "60"), log=tmp_path / "log")
     started = nodes.start(command, tmp_path, {"PATH": os.environ["PATH"]})
     assert nodes.is_alive(started.pid, 0)
@@ -95,7 +95,7 @@ def test_a_signal_arrives_or_is_told_to_be_late(nodes, tmp_path):
     assert nodes.signal(started.pid, 0, signal.SIGTERM) is False
 
 
-def test_what_is_killed_is_heard_of_and_closing_gives_the_nodes_back(nodes, tmp_path, given_back):
+def test_killed_processes_are_reported_and_close_releases_the_nodes(nodes, tmp_path, given_back):
     folder = RunFolder(tmp_path / "runs" / "a_1_00000000")
     folder.path.mkdir(parents=True)
     seen = nodes.send(folder, tmp_path)
@@ -109,7 +109,7 @@ def test_what_is_killed_is_heard_of_and_closing_gives_the_nodes_back(nodes, tmp_
     assert given_back == ["nodes"]
 
 
-def test_other_ports_are_those_that_the_target_leases():
+def test_renewed_ports_come_from_the_target():
     nodes = LocalNodes((), (1, 2), lambda: None, lambda: (3, 4))
     nodes.renew_ports()
     assert nodes.ports == (3, 4)

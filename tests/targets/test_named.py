@@ -31,12 +31,12 @@ def test_a_name_that_is_not_there_is_a_key_error_that_lists_the_others(tmp_path)
         ComputeTargets(tmp_path)["moon"]
 
 
-def test_a_kind_that_tells_nothing_says_so(tmp_path):
+def test_status_of_a_kind_without_status_raises_target_error(tmp_path):
     with pytest.raises(TargetError, match="kind 'plain', which tells nothing"):
         ComputeTargets(tmp_path)["plain"].get_status()
 
 
-def test_a_description_that_cannot_be_read_is_no_missing_one(tmp_path):
+def test_damaged_target_description_raises_target_error(tmp_path):
     (tmp_path / "compute").mkdir()
     (tmp_path / "compute/lab.json").write_text("{")
     with pytest.raises(TargetError, match=r"lab\.json"):

@@ -59,13 +59,13 @@ def test_a_default_list_is_not_shared_between_targets():
         ({"partition": "x", "extra": ["a\x00"]}, "has a line break or control character"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_named_with_the_rule_and_what_there_is(settings, message):
+def test_wrong_setting_is_reported_with_the_rule_and_known_settings(settings, message):
     with pytest.raises(TargetError) as caught:
         check_settings("toy", OPTIONS, settings, "lab")
     assert message in str(caught.value)
 
 
-def test_words_become_settings_and_the_name_stands_alone(tmp_path, monkeypatch):
+def test_command_line_words_become_settings_and_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--hosts", "h.txt", "lab", "--partition=gpu,cpu", "--time-limit", "5", "--share", "0.5"]
     words += ["--extra", "a b; rm -rf $HOME", "--extra=--exclusive", "--no-requeue", "--mode", "fast", "--", "--alone"]
@@ -103,13 +103,13 @@ def test_an_option_is_found_with_dashes_and_with_underscores():
         (["--requeue=maybe"], "--requeue='maybe' is neither true nor false"),
     ],
 )
-def test_wrong_words_are_named_with_what_there_is(words, message):
+def test_wrong_words_are_reported_with_the_known_options(words, message):
     with pytest.raises(TargetError) as caught:
         parse_words("toy", OPTIONS, words)
     assert message in str(caught.value)
 
 
-def test_help_has_the_required_options_first_and_says_what_a_value_may_be():
+def test_help_lists_required_options_first_with_allowed_values():
     assert help_lines(OPTIONS)[0] == ("--partition TEXT", "where jobs go (required)")
     lines = dict(help_lines(OPTIONS))
     assert lines["--time-limit N"] == "minutes (default: 60)"
@@ -123,7 +123,7 @@ ELSEWHERE = {"ssh": {"hosts": ["a"]}, "slurm": {}, "ray": {}}
 
 @pytest.mark.promise("how-long-silent-node-waited")
 @pytest.mark.parametrize("kind", ELSEWHERE)
-def test_how_long_a_node_may_be_silent_is_a_number_of_seconds_not_too_small(kind):
+def test_silence_s_must_be_at_least_1(kind):
     make = kind_class(kind)
     make("lab", {**ELSEWHERE[kind], "silence_s": 1})
     for value, rule in [(0.5, "not 1 or more"), ("3", "not a number"), (float("nan"), "not a finite number")]:

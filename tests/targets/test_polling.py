@@ -9,7 +9,7 @@ from paceline.targets.polling import Lookout, all_within, said, within
 from tests.helpers import wait_until
 
 
-def test_one_that_hangs_does_not_hold_up_the_others():
+def test_hanging_target_does_not_delay_the_others():
     never = threading.Event()
     answers = all_within({"quick": lambda: 1, "slow": lambda: never.wait(20), "wrong": lambda: 1 // 0}, 0.2)
     never.set()
@@ -19,13 +19,13 @@ def test_one_that_hangs_does_not_hold_up_the_others():
     assert isinstance(answers["wrong"], ZeroDivisionError)
 
 
-def test_what_is_said_of_an_error_has_its_name_unless_it_is_one_of_ours():
+def test_error_text_has_the_class_name_of_foreign_exceptions_only():
     assert said(TargetError("the host is down.")) == "the host is down."
     assert said(KeyError("x")) == "KeyError: 'x'"
     assert isinstance(within(lambda: {}[0], 5), KeyError)
 
 
-def test_nobody_waits_for_an_engine_and_one_that_fails_changes_nothing() -> None:
+def test_background_polling_never_blocks_and_ignores_failed_polls() -> None:
     answers, gate = iter([3, EngineError("away"), 5]), threading.Event()
 
     def look() -> int:

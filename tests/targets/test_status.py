@@ -20,7 +20,7 @@ def test_nodes_that_are_down_do_not_count_among_the_cores():
     assert (status.cores, status.used_cores, status.gpus, status.used_gpus) == (8, 2, 2, 1)
 
 
-def test_what_no_node_tells_is_not_zero():
+def test_unknown_core_count_is_none_not_zero():
     assert Status(nodes=(node("a"),)).cores is None
 
 
@@ -31,7 +31,7 @@ def test_the_state_is_that_of_the_nodes(ups, state):
     assert Status(nodes=tuple(node(str(index), is_up=up) for index, up in enumerate(ups))).state == state
 
 
-def test_it_goes_through_json():
+def test_status_round_trips_through_json():
     status = Status(nodes=(node("a", cores=2, used_cores=0),), queued=3, running=1)
     told = json.loads(json.dumps(status.to_json()))
     assert (told["state"], told["cores"], told["queued"]) == ("up", 2, 3)

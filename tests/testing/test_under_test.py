@@ -61,7 +61,7 @@ def test_the_target_is_added_to_its_workspace(tmp_path: Path, monkeypatch: pytes
     assert Local(tmp_path).name == "local"
 
 
-def test_a_slow_preparation_is_one_of_a_package_that_lies_where_nodes_see_it(tmp_path: Path) -> None:
+def test_slow_preparation_installs_a_package_visible_to_nodes(tmp_path: Path) -> None:
     slow = Local(tmp_path).slow_preparation()
     assert slow is not None
     (package,) = Job(entry_script="train.py", **slow).environment.pip_packages

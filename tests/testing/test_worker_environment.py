@@ -30,7 +30,7 @@ def test_variables_of_an_engine_are_foreign() -> None:
     ]
 
 
-def test_mpiruns_own_are_not_where_there_is_one() -> None:
+def test_mpirun_variables_are_allowed_only_under_mpirun() -> None:
     of_mpirun = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1", "PRTE_LAUNCHED": "1"}
     assert foreign({**FOUND, **of_mpirun}, FOUND) == []
     assert foreign({**FOUND, "PMIX_RANK": "1"}, FOUND) == ["PMIX_RANK"]

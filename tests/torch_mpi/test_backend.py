@@ -34,7 +34,7 @@ print(len([finder for finder in sys.meta_path if type(finder).__name__ == "_Find
     assert run_python(code).split("\n")[:2] == ["['paceline']", "1"]
 
 
-def test_it_is_installed_as_soon_as_torch_distributed_is_there(tmp_path: Path) -> None:
+def test_mpi_backend_is_installed_when_torch_distributed_loads(tmp_path: Path) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
     code = """
 import sys
@@ -53,7 +53,7 @@ print("mpi4py" in sys.modules)
     assert lines == ["True True", "SourceFileLoader SourceFileLoader", "[]", "False"]
 
 
-def test_a_torch_that_was_loaded_before_gets_it_too(tmp_path: Path) -> None:
+def test_mpi_backend_is_installed_into_a_loaded_torch(tmp_path: Path) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
     code = """
 import torch.distributed as dist
@@ -65,7 +65,7 @@ print(dist.is_mpi_available())
     assert run_with_torch(tmp_path, code) == "True\n"
 
 
-def test_other_backends_are_what_they_were(tmp_path: Path) -> None:
+def test_other_backends_are_unchanged(tmp_path: Path) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
     code = """
 from paceline.torch_mpi import backend
@@ -81,7 +81,7 @@ dist.destroy_process_group()
     assert run_with_torch(tmp_path, code).splitlines()[-1] == "ProcessGroup [1.0, 1.0]"
 
 
-def test_without_mpi4py_the_error_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_mpi4py_names_the_install_command(tmp_path: Path) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
     code = """
 import sys

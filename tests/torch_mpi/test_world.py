@@ -197,7 +197,7 @@ mpi.abandon()
     assert "then: this process group can't be used any more" in done.stdout, done.stdout
 
 
-def test_outside_mpirun_the_world_is_one_process(tmp_path: Path) -> None:
+def test_mpi_world_outside_mpirun_has_one_rank(tmp_path: Path) -> None:
     need_mpi()
     script = SETUP + "dist.init_process_group('mpi'); dist.barrier(); print(dist.get_world_size(), dist.get_backend())"
     (tmp_path / "script.py").write_text(script)

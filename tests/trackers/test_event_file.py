@@ -66,7 +66,7 @@ def test_every_form_of_a_scalar_is_read_and_nothing_else() -> None:
     ],
     ids=["float", "double", "double beside", "int64", "int32", "half", "zero", "two"],
 )
-def test_a_tensor_of_one_number_is_that_number(tensor: bytes, value: float | None) -> None:
+def test_one_element_tensor_is_a_scalar(tensor: bytes, value: float | None) -> None:
     assert tensor_scalar(tensor) == value
 
 

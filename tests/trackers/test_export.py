@@ -103,7 +103,7 @@ def test_a_place_that_mlflow_does_not_know_is_named(folder: RunFolder) -> None:
         to_mlflow(folder, "nowhere://x")
 
 
-def test_a_server_that_is_not_there_is_said_at_once(folder: RunFolder) -> None:
+def test_unreachable_mlflow_server_is_reported_at_once(folder: RunFolder) -> None:
     with socket.socket() as nobody:
         # Bound, and not listening.
         nobody.bind(("127.0.0.1", 0))
@@ -113,9 +113,7 @@ def test_a_server_that_is_not_there_is_said_at_once(folder: RunFolder) -> None:
 
 
 @pytest.mark.promise("runs-go-out-csv-parquet")
-def test_tensorboard_is_fed_with_a_run_s_own_event_files_and_what_they_do_not_have(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_tensorboard_export_adds_metrics_missing_in_event_files(folder: RunFolder, tmp_path: Path) -> None:
     write = event_writer(folder.work / "runs" / "a")
     write("loss", 0, 1.0, 12.5)
     write(None, 0, 0.0, 0.0)

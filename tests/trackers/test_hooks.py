@@ -97,7 +97,7 @@ def test_a_variable_says_which_trackers_are_listened_to(
 
 
 @pytest.mark.promise("tracker-whose-values-kept-named")
-def test_a_tracker_that_is_not_captured_is_named_once_it_is_imported(
+def test_uncaptured_tracker_is_named_on_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("library_of_the_test_a", "library_of_the_test_b"):
@@ -146,7 +146,7 @@ def test_trackio_s_values_are_kept_with_its_own_steps(to: Sink) -> None:
     assert [found[name][0]["step"] for name in ("val.acc", "late")] == [1, 10]
 
 
-def test_csv_loggers_tell_what_they_write(to: Sink) -> None:
+def test_csv_loggers_are_captured(to: Sink) -> None:
     class Writer:
         def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:
             self.seen = metrics_dict, step
@@ -172,7 +172,7 @@ def test_names_of_wandb_s_dicts_have_dots() -> None:
     assert [*wandb_run.flat({"a": {"b": {"c": 1}}, "d": SimpleNamespace})] == [("a.b.c", 1), ("d", SimpleNamespace)]
 
 
-def test_csv_files_of_several_trainings_are_told_apart(to: Sink) -> None:
+def test_csv_files_of_several_trainings_have_prefixes(to: Sink) -> None:
     lightning, keras = SimpleNamespace(log_dir="csv/0/version_0"), SimpleNamespace(filename="fold_0.csv")
     csv_loggers._of_lightning(to, lightning, {"loss": 1.0})
     csv_loggers._of_lightning(to, SimpleNamespace(log_dir="csv/1/version_0"), {"loss": 2.0})

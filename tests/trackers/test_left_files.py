@@ -51,7 +51,7 @@ def test_a_value_that_the_program_has_logged_itself_is_not_taken_twice(folder: R
     assert taken_up(folder, 1) == {"loss": 0.5}
 
 
-def test_trainings_of_one_program_are_told_apart(folder: RunFolder) -> None:
+def test_trainings_of_one_program_have_prefixes(folder: RunFolder) -> None:
     for fold in range(2):
         written(folder, range(2), at_s=100.0 * fold, name=f"logs/{fold}/version_0")
     assert taken_up(folder, 1) == {"loss": [0.0, 0.5], "1/loss": [0.0, 0.5]}

@@ -50,7 +50,7 @@ def _names(cli: Cli, run_id: str) -> list[str]:
 
 
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
-def test_two_ranks_with_summarywriter_and_mlflow_are_in_one_run_and_nothing_is_twice(cli: Cli) -> None:
+def test_summarywriter_and_mlflow_of_two_ranks_are_captured_once(cli: Cli) -> None:
     script = """
         import os, signal, subprocess, sys, types
         # Of tensorboard alone: it would load TensorFlow where that is installed.
@@ -118,7 +118,7 @@ writer.close()
 
 
 @pytest.mark.promise("summarywriter-told-survives-worker-s")
-def test_what_summarywriter_was_told_survives_the_workers_sigkill(cli: Cli) -> None:
+def test_summarywriter_values_survive_sigkill(cli: Cli) -> None:
     script = """
         import os, sys, types
         sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
@@ -209,7 +209,7 @@ def test_lightning_s_loggers_tell_each_value_once(cli: Cli) -> None:
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
 @pytest.mark.proof
-def test_a_trainer_of_transformers_tells_its_logs_whoever_else_it_reports_to(cli: Cli) -> None:
+def test_transformers_trainer_logs_are_captured(cli: Cli) -> None:
     needs("transformers")
     needs("accelerate")
     script = """
@@ -313,7 +313,7 @@ assert client.get_model_version_by_alias("digits", "best").source.endswith("/fil
 
 
 @pytest.mark.promise("mlflow-reads-workspace-logs-runs")
-def test_mlflow_s_client_sees_the_workspace_and_logs_runs_of_its_own(tmp_path: Path) -> None:
+def test_mlflow_client_reads_the_workspace_and_logs_runs(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "ws" / "runs", job=make_job(arguments=("--lr", "0.1")))
     os.close(fd)
     (tmp_path / "weights.txt").write_text("1")

@@ -21,7 +21,7 @@ def to(tmp_path: Path) -> Iterator[Sink]:
     metrics.logged_here.clear()
 
 
-def test_a_name_belongs_to_whoever_logs_it_first_and_to_the_script_before_all(to: Sink) -> None:
+def test_metric_name_belongs_to_its_first_tracker_or_the_script(to: Sink) -> None:
     to.log("lightning", "loss", 1.0, 0)
     to.log("tensorboard", "loss", 1.0, 0)
     to.claim("transformers", ["train/loss"])
@@ -49,7 +49,7 @@ def test_numbers_are_kept_with_their_step_and_time_and_nothing_else_is(to: Sink)
     assert entries[1]["value"] != entries[1]["value"]
 
 
-def test_a_full_disk_is_said_once_and_the_script_goes_on(
+def test_full_disk_is_reported_once_and_the_script_continues(
     to: Sink, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*args: object) -> None:
@@ -62,7 +62,7 @@ def test_a_full_disk_is_said_once_and_the_script_goes_on(
     assert capsys.readouterr().err == said
 
 
-def test_folders_of_event_files_are_told_apart_by_what_stands_before_their_tags(to: Sink, tmp_path: Path) -> None:
+def test_event_file_folders_get_distinct_prefixes(to: Sink, tmp_path: Path) -> None:
     assert [to.prefix(f"runs/{name}") for name in ("a", "a/loss_train", "a/1700000000.25", "b", "a", "b/train")] == [
         "",
         "loss_train/",
@@ -94,15 +94,13 @@ FOLDS = [f"logs/{fold}/tensorboard/version_0" for fold in range(3)]
         (["a/x/v", "b/x/v", "a/b/v"], ["", "b/", "b/v/"]),
     ],
 )
-def test_trainings_of_one_process_have_the_part_of_the_path_that_differs(
-    to: Sink, folders: list[str], prefixes: list[str]
-) -> None:
+def test_prefix_is_the_differing_part_of_the_path(to: Sink, folders: list[str], prefixes: list[str]) -> None:
     # The story: three folds in folders of one name, `version_0`, ran into one curve.
     assert [to.prefix(folder) for folder in folders] == prefixes
     assert [to.prefix(folder) for folder in folders] == prefixes
 
 
-def test_processes_of_one_rank_and_trackers_agree_on_the_prefixes(to: Sink) -> None:
+def test_prefixes_are_shared_by_processes_and_trackers_of_a_rank(to: Sink) -> None:
     assert [to.prefix(folder) for folder in FOLDS[:2]] == ["", "1/"]
     assert [to.prefix(f"csv/{fold}", "lightning") for fold in range(2)] == ["", "1/"]
     other = Sink(to.context)
@@ -122,9 +120,7 @@ def test_processes_of_one_rank_and_trackers_agree_on_the_prefixes(to: Sink) -> N
         (["runs/happy-cat"], ["runs/sad-dog"], [""]),
     ],
 )
-def test_the_next_attempt_continues_the_curves_of_the_one_before(
-    to: Sink, first: list[str], second: list[str], prefixes: list[str]
-) -> None:
+def test_next_attempt_keeps_the_prefixes(to: Sink, first: list[str], second: list[str], prefixes: list[str]) -> None:
     for folder in first:
         to.prefix(folder)
     again = Sink(dataclasses.replace(to.context, attempt=2))

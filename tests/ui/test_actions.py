@@ -23,7 +23,7 @@ def key_of(place: Place, folder: RunFolder) -> str:
 
 
 @pytest.mark.promise("cancel-rerun-tags-go-command")
-def test_a_run_is_canceled_once_and_who_asked_is_written_down(place: Place) -> None:
+def test_cancel_is_requested_once_with_the_user(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client()
     form = {"form_key": key_of(place, folder)}
@@ -113,7 +113,7 @@ def test_a_form_without_its_key_does_nothing(place: Place) -> None:
 
 
 @pytest.mark.promise("cancel-rerun-tags-go-command")
-def test_a_server_that_only_shows_has_no_forms_and_takes_none(place: Place) -> None:
+def test_read_only_server_has_no_forms_and_refuses_posts(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client(read_only=True)
     assert '<form method="post"' not in client.get(f"/runs/{folder.run_id}").text

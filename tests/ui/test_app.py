@@ -76,7 +76,7 @@ def test_hostile_words_are_text_on_every_page(place: Place, hostile: RunFolder) 
 
 
 @pytest.mark.promise("scripts-write-text-page-files")
-def test_files_leave_as_what_no_browser_runs(place: Place, hostile: RunFolder) -> None:
+def test_files_are_sent_with_inert_content_types(place: Place, hostile: RunFolder) -> None:
     client = place.client()
     listed = client.get(f"/runs/{hostile.run_id}/files").text
     addresses = re.findall(rf'href="\.\./\.\.(/runs/{hostile.run_id}/file/[^"]+)"', listed)
@@ -110,7 +110,7 @@ def test_files_leave_as_what_no_browser_runs(place: Place, hostile: RunFolder) -
         "",
     ],
 )
-def test_no_file_outside_the_run_s_files_is_had(place: Place, name: str) -> None:
+def test_files_outside_the_run_return_404(place: Place, name: str) -> None:
     folder = place.run()
     (folder.outputs / "out").symlink_to("/etc/passwd")
     (folder.outputs / "up").symlink_to("..")
@@ -124,7 +124,7 @@ def test_no_file_outside_the_run_s_files_is_had(place: Place, name: str) -> None
 
 
 @pytest.mark.parametrize("run_id", ["..%2fx", "nope", "a%00b", "-x", "digits_1700000000_0000000"])
-def test_another_run_s_id_or_none_leads_nowhere(place: Place, run_id: str) -> None:
+def test_invalid_run_id_in_a_path_returns_404(place: Place, run_id: str) -> None:
     place.run("digits_1700000000_00000001")
     place.run("digits_1700000000_00000002")
     answer = place.client().get(f"/runs/{run_id}", headers=PAGE)
@@ -162,7 +162,7 @@ def test_the_list_filters_sorts_and_pages(place: Place) -> None:
     assert client.get("/?page=x").status_code == 400
 
 
-def test_a_run_that_nobody_looks_after_is_never_shown_as_running(place: Place) -> None:
+def test_abandoned_run_is_not_shown_as_running(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client()
     assert "Running" in client.get("/").text
@@ -237,7 +237,7 @@ def test_tables_rows_and_texts_that_were_logged_are_shown(place: Place) -> None:
     assert "warm" in text
 
 
-def test_runs_beside_one_another(place: Place) -> None:
+def test_compare_page_shows_runs_side_by_side(place: Place) -> None:
     one = place.run("a_1700000001_00000001", job=make_job(arguments=("--lr", "0.1", "--deep")))
     two = place.run("b_1700000002_00000001", job=make_job(arguments=("--lr=0.2", "--deep")))
     for folder, value in ((one, 1.0), (two, 2.0)):
@@ -270,7 +270,7 @@ def test_the_page_s_own_files_may_be_kept(place: Place) -> None:
     assert client.get("/static/x/..%2f..%2fapp.py").status_code == 404
 
 
-def test_an_error_is_said_in_a_sentence(place: Place) -> None:
+def test_error_page_has_one_sentence(place: Place) -> None:
     client = place.client()
     assert "Not found" in client.get("/nothing", headers=PAGE).text
     assert json.loads(client.get("/runs/nope/curves").text)["error"].startswith("no run 'nope'")

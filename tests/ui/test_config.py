@@ -25,7 +25,7 @@ from paceline.ui.config import UiConfig
         ({"proxies": ("a b",)}, "'a b'"),
     ],
 )
-def test_what_is_not_safe_or_makes_no_sense_is_refused_by_name(values: dict[str, Any], said: str) -> None:
+def test_unsafe_or_contradictory_setting_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as error:
         UiConfig(workspace="/w", **values)
     assert said in str(error.value)

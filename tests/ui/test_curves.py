@@ -16,7 +16,7 @@ from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
 from tests.ui.conftest import HOSTILE, Place, log_values
 
 
-def test_the_numbers_are_those_that_were_logged(place: Place) -> None:
+def test_curves_hold_the_logged_numbers(place: Place) -> None:
     folder = place.run()
     names = ["loss", "ü/acc", HOSTILE, 'a\\b"c']
     values = [0.1, -3, 1e-300, 7, 123456789012, 2.5e17]
@@ -73,7 +73,7 @@ def test_lines_of_every_shape_give_the_numbers_that_the_json_parser_gives(
             assert curve.xs("step", 0.0) == range(len(curve.ys))
 
 
-def test_only_what_is_new_is_read_and_a_torn_line_waits_for_its_end(place: Place) -> None:
+def test_curves_read_only_new_complete_lines(place: Place) -> None:
     folder = place.run()
     log_values(folder, "loss", [1.0, 2.0])
     curves = RunCurves(folder)
@@ -127,7 +127,7 @@ def test_no_spike_is_lost_and_a_zoom_is_exact(place: Place) -> None:
     assert thinned(curve, 500, window=(0, 5))[1][3] is None
 
 
-def test_steps_out_of_order_are_zoomed_into_all_the_same(place: Place) -> None:
+def test_window_selects_unordered_steps(place: Place) -> None:
     folder = place.run()
     log = MetricLog(folder.metric_log(0))
     for step in (5, 1, 9, 2):
@@ -138,7 +138,7 @@ def test_steps_out_of_order_are_zoomed_into_all_the_same(place: Place) -> None:
     assert sorted(thinned(curves.curves[Key("loss", 0, 1)], 10, window=(1, 5))[0]) == [1, 2, 5]
 
 
-def test_what_is_no_number_is_kept_beside_the_curves(place: Place) -> None:
+def test_non_numeric_values_are_kept_apart(place: Place) -> None:
     folder = place.run()
     log = MetricLog(folder.metric_log(0))
     log.other("row", "epochs", {"epoch": 1, "loss": 0.5})
@@ -153,7 +153,7 @@ def test_what_is_no_number_is_kept_beside_the_curves(place: Place) -> None:
     assert len(curves.others) + curves.left_out == 503
 
 
-def test_the_store_keeps_what_was_looked_at_last(place: Place) -> None:
+def test_curve_store_evicts_least_recently_used_runs(place: Place) -> None:
     folders = [place.run(f"digits_170000000{n}_00000001") for n in range(3)]
     for folder in folders:
         log_values(folder, "loss", [1.0] * 10)

@@ -28,7 +28,7 @@ def end(place: Place, folder: RunFolder) -> None:
 
 
 @pytest.mark.promise("lines-values-states-told-they")
-def test_lines_values_and_the_end_are_told_as_they_come(place: Place) -> None:
+def test_feed_streams_lines_values_and_the_end(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     say(folder, "first\n")
     log_values(folder, "loss", [3.0])
@@ -54,7 +54,7 @@ def test_lines_values_and_the_end_are_told_as_they_come(place: Place) -> None:
 
 
 @pytest.mark.promise("lines-values-states-told-they")
-def test_who_comes_back_gets_what_he_has_missed_and_nothing_twice(place: Place) -> None:
+def test_reconnected_page_gets_missed_events_once(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     say(folder, "one\n")
 
@@ -79,7 +79,7 @@ def test_who_comes_back_gets_what_he_has_missed_and_nothing_twice(place: Place) 
     watched(place, does)
 
 
-def test_of_a_script_that_prints_without_end_the_last_lines_are_told(place: Place) -> None:
+def test_feed_of_a_long_log_has_its_last_lines(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     say(folder, "".join(f"{n}\n" for n in range(20_000)))
 
@@ -97,7 +97,7 @@ def test_of_a_script_that_prints_without_end_the_last_lines_are_told(place: Plac
     watched(place, does)
 
 
-def test_a_run_that_has_ended_is_told_once_and_not_looked_at_again(place: Place) -> None:
+def test_ended_run_is_sent_once_and_not_polled(place: Place) -> None:
     folder = place.run()
     say(folder, "done\n")
 
@@ -159,7 +159,7 @@ def test_watcher_that_leaves_while_the_feed_starts_leaves_no_log_open(
     watched(place, does)
 
 
-def test_all_watchers_of_a_run_share_one_look(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchers_of_a_run_share_one_poll(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each that came while the first one's look went on began a feed of its own: 200 watchers took a fifth of a core.
     begun: list[RunFeed] = []
     begin = RunFeed._begin

@@ -12,7 +12,7 @@ PAGE = {"accept": "text/html"}
 
 
 @pytest.mark.promise("without-token-nothing-told-server")
-def test_without_the_token_nothing_is_told(place: Place) -> None:
+def test_pages_without_the_token_show_nothing(place: Place) -> None:
     folder = place.run(display_name="secret name")
     client = place.client(cookie=False)
     paths = ["/", "/live", "/models", "/compute/live", f"/runs/{folder.run_id}", f"/runs/{folder.run_id}/curves"]
@@ -62,11 +62,11 @@ def test_a_server_under_another_name_is_refused(place: Place, host: str) -> None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7223", "localhost:1", "LOCALHOST", "[::1]:7223"])
-def test_its_own_names_are_known(place: Place, host: str) -> None:
+def test_own_host_names_are_accepted(place: Place, host: str) -> None:
     assert place.client().get("/", headers={"host": host}).status_code == 200
 
 
-def test_a_proxy_s_name_is_known_once_it_is_told(place: Place) -> None:
+def test_proxy_host_name_is_accepted_if_configured(place: Place) -> None:
     client = place.client(proxies=("hub.example.org",))
     assert client.get("/", headers={"host": "hub.example.org"}).status_code == 200
     assert client.get("/", headers={"host": "other.example.org"}).status_code == 421
@@ -90,7 +90,7 @@ def test_another_site_s_page_changes_nothing(place: Place, headers: dict[str, st
     assert not folder.cancel_request.exists()
 
 
-def test_every_answer_keeps_a_browser_from_running_what_is_in_it(place: Place) -> None:
+def test_every_response_has_security_headers(place: Place) -> None:
     folder = place.run()
     (folder.outputs / "a.txt").write_text("a")
     client = place.client()

@@ -39,7 +39,7 @@ def test_a_run_that_has_ended_is_read_once(place: Place, reads: list[str]) -> No
     assert [entry.run_id for entry in index.entries()] == [live.run_id, done.run_id]
 
 
-def test_a_tag_a_new_run_and_one_that_is_gone_are_seen(place: Place, reads: list[str]) -> None:
+def test_index_follows_new_changed_and_removed_runs(place: Place, reads: list[str]) -> None:
     done = place.run("a_1700000001_00000001")
     index = Index(place.runs_dir)
     index.refresh()

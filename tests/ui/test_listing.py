@@ -58,7 +58,7 @@ def test_the_row_of_a_run_that_has_ended_is_made_again_when_it_shows_something_e
     assert 'href="../runs/' in look("../")
 
 
-def test_a_list_is_told_what_has_changed_since_its_page_was_made(place: Place) -> None:
+def test_list_page_gets_changes_since_it_was_rendered(place: Place) -> None:
     done = place.run("a_1700000001_00000001")
     page = place.client().get("/").text
     (stamp,) = re.findall(r'data-place="(\w+)"', page)

@@ -78,7 +78,7 @@ def test_through_a_socket_it_ends_with_its_input(place: Place, short_path: Path)
             stream.close()  # type: ignore[union-attr]
 
 
-def test_the_command_line_prints_the_link_and_refuses_what_makes_no_sense(cli: Cli) -> None:
+def test_ui_command_prints_the_link_and_refuses_contradictory_options(cli: Cli) -> None:
     process = cli.start("ui", "--port", "0", "--json")
     assert process.stdout is not None
     said = json.loads(process.stdout.readline())
@@ -99,7 +99,7 @@ def test_the_command_line_prints_the_link_and_refuses_what_makes_no_sense(cli: C
     assert "is no host" in cli("ui", "--ssh=-oProxyCommand=x", code=2).stderr
 
 
-def test_without_the_extra_it_says_what_to_install(place: Place, tmp_path: Path) -> None:
+def test_missing_ui_extra_names_the_install_command(place: Place, tmp_path: Path) -> None:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "uvicorn.py").write_text("raise ImportError('no', name='uvicorn')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "hidden")}

@@ -68,14 +68,14 @@ def test_the_page_of_a_workspace_elsewhere(cli: Cli, tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_host_without_paceline_is_said(cli: Cli, tmp_path: Path) -> None:
+def test_ssh_host_without_paceline_is_reported(cli: Cli, tmp_path: Path) -> None:
     write_program(tmp_path / "bin" / "ssh", "#!/bin/sh\necho 'sh: paceline: not found' >&2\nexit 127\n")
     done = cli("ui", "--ssh", "box", env={"PATH": f"{tmp_path / 'bin'}:{cli.environment['PATH']}"}, code=2)
     assert "no server has begun on box" in done.stderr
     assert "--remote-program" in done.stderr
 
 
-def test_words_of_the_user_s_reach_the_host_s_shell_as_they_are_meant() -> None:
+def test_ssh_command_quotes_user_arguments() -> None:
     words = ssh.command("/usr/bin/ssh", "box", "~/a b", "~/venv/bin/paceline", 7223, ["--read-only"], place="00ff")
     assert words[0] == "/usr/bin/ssh"
     assert "127.0.0.1:7223:/tmp/paceline-ui-00ff/socket" in words

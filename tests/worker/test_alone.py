@@ -72,7 +72,7 @@ def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) ->
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def test_a_worker_that_joins_nobody_and_trains_is_noted(tmp_path):
+def test_worker_that_trains_without_joining_a_group_is_noted(tmp_path):
     # Each of two believed to be rank 0 of 1, and the run ended as Completed without a word.
     require_module("torch")
     assert noted(tmp_path, TRAINS) == {"library": "torch"}

@@ -143,7 +143,7 @@ def test_without_mpi_the_script_is_the_process_itself(worker):
     assert not (worker.attempt / "end_0.json").exists()
 
 
-def test_a_wrong_world_is_said_and_the_script_is_not_run(worker):
+def test_wrong_world_size_fails_before_the_script(worker):
     code, text = worker.run("print('ran')", WORLD_SIZE="2")
     assert code == 1
     assert "mpirun started 1 workers, but the job has 2" in text

@@ -49,14 +49,14 @@ def said(tmp_path: Path, code: str, **variables: str) -> dict[str, str]:
 
 
 @pytest.mark.promise("ranks-script-starts-itself-recognised")
-def test_a_nested_rank_has_a_log_of_its_own(tmp_path):
+def test_nested_rank_has_its_own_log(tmp_path):
     torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     assert said(tmp_path, LINES, RANK="1", **torchrun) == {"rank_1": PRINTED}
     # The first one goes on in the worker's, with what the launcher says.
     assert said(tmp_path, LINES, RANK="0", **torchrun) == {"rank_0": PRINTED}
 
 
-def test_two_launches_write_into_one_log_of_a_rank(tmp_path):
+def test_two_launches_append_to_one_rank_log(tmp_path):
     code = f"import subprocess, sys\nfor _ in range(2): subprocess.run([sys.executable, '-c', {LINES!r}])"
     below = f"import os\nos.environ.update(RANK='2', WORLD_SIZE='3')\n{code}"
     assert said(tmp_path, below) == {"rank_2": PRINTED * 2}
@@ -70,11 +70,11 @@ def test_nested_ranks_of_two_workers_have_logs_of_their_own(tmp_path):
         assert said(tmp_path, LINES, **torchrun, **place) == {log: PRINTED}
 
 
-def test_lines_of_a_process_that_is_no_rank_stay_in_the_worker_s_log(tmp_path):
+def test_output_of_a_process_without_a_rank_stays_in_the_workers_log(tmp_path):
     assert said(tmp_path, LINES) == {"rank_0": PRINTED}
 
 
-def test_output_that_a_launcher_has_redirected_stays_as_it_is(tmp_path):
+def test_output_redirected_by_a_launcher_is_unchanged(tmp_path):
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "PACELINE_WORKER_OUTPUT": "1:1"}
     assert said(tmp_path, LINES, **torchrun) == {"rank_0": PRINTED}
 

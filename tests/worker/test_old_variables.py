@@ -59,7 +59,7 @@ def test_an_input_is_found_under_its_bare_name_and_never_in_the_place_of_another
     assert "gone" not in environment
 
 
-def test_a_shell_puts_variables_in_place_by_itself_and_finds_the_job_s_python_first(tmp_path):
+def test_shell_command_expands_variables_and_finds_the_jobs_python(tmp_path):
     own = Path(sys.executable).parent / "python"
     line = f"for RANK in a b; do echo $RANK; done; python train.py '$RANK'; test $(command -v python) = {own}"
     arguments, environment = found(tmp_path, "--kind", "program", "--", "bash", "-c", line)

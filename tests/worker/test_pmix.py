@@ -91,7 +91,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("end", ["os._exit(7)", "os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_a_worker_that_ends_without_a_word_stays_connected_until_all_have_ended(server: Server, end: str):
+def test_worker_without_finalize_stays_connected_until_all_ended(server: Server, end: str):
     connection = server.start(f"time.sleep(0.2)\n{end}\n")
     wait_until((server.attempt / "end_0.json").exists, "the worker's end is reported")
     assert is_open(connection)
@@ -99,7 +99,7 @@ def test_a_worker_that_ends_without_a_word_stays_connected_until_all_have_ended(
     assert connection.recv(1) == b""
 
 
-def test_a_worker_that_takes_its_leave_is_let_go_at_once(server: Server):
+def test_worker_that_disconnects_is_released_at_once(server: Server):
     connection = server.start("server.close()\nwhile not os.path.exists('heard'): time.sleep(0.01)\n")
     assert connection.recv(1) == b""
     (server.attempt.parents[1] / "heard").touch()

@@ -15,7 +15,7 @@ GIVEN = {
 }
 
 
-def test_ranks_are_those_that_mpirun_gave():
+def test_ranks_come_from_mpirun():
     environment = dict(GIVEN)
     from_open_mpi(environment)
     assert environment == GIVEN | {

@@ -36,7 +36,7 @@ def test_a_worker_says_that_it_has_started(attempt):
     assert abs(found["time"] - time.time()) < 60
 
 
-def test_how_it_ended_is_said(attempt):
+def test_exit_code_is_reported(attempt):
     report.ended(137)
     assert read(attempt / "end_5.json")["exit_code"] == 137
 
@@ -66,7 +66,7 @@ def test_the_exception_goes_where_torchelastic_s_would(attempt, tmp_path, monkey
     ],
     ids=ascii,
 )
-def test_an_exception_is_named_in_one_line(attempt, error, line):
+def test_exception_is_reported_in_one_line(attempt, error, line):
     report.failed(error)
     assert read(attempt / "error_5.json")["exception"].rstrip() == line
 
@@ -82,7 +82,7 @@ def test_the_line_is_the_exception_s_and_not_a_note_s(attempt):
     assert "while reading data.csv" in found["message"]["extraInfo"]["py_callstack"]
 
 
-def test_an_exception_that_can_not_be_shown_is_written_down_all_the_same(attempt):
+def test_exception_with_a_broken_str_is_reported(attempt):
     class OddError(Exception):
         def __str__(self):
             raise RuntimeError

@@ -58,14 +58,14 @@ def test_a_worker_with_its_threads_and_processes_is_a_batch_job(tmp_path):
 
 
 @pytest.mark.promise("linux-worker-without-gpu-batch")
-def test_the_policy_is_left_to_who_sets_one(tmp_path):
+def test_scheduling_policy_set_by_the_user_is_kept(tmp_path):
     assert policies(tmp_path, CUDA_VISIBLE_DEVICES="", PACELINE_SCHEDULING="normal") == [str(os.SCHED_OTHER)] * 3
     idle = lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # noqa: E731
     assert policies(tmp_path, idle, CUDA_VISIBLE_DEVICES="") == [str(os.SCHED_IDLE)] * 3
 
 
 @pytest.mark.promise("linux-worker-without-gpu-batch")
-def test_a_worker_that_is_shown_a_gpu_keeps_the_usual_one(tmp_path):
+def test_gpu_worker_keeps_the_default_policy(tmp_path):
     assert policies(tmp_path, CUDA_VISIBLE_DEVICES="0") == [str(os.SCHED_OTHER)] * 3
 
 
@@ -80,13 +80,13 @@ def test_which_workers_may_use_a_gpu(tmp_path, monkeypatch, asked, shown, has_dr
     assert asked == ([] if shown == "0,1" or (shown is None and has_driver) else [os.SCHED_BATCH])
 
 
-def test_a_value_that_is_none_of_them_is_named_and_the_default_holds(asked, capsys):
+def test_invalid_scheduling_value_warns_and_uses_the_default(asked, capsys):
     scheduling.begin({scheduling.VARIABLE: "norml"})
     assert asked == [os.SCHED_BATCH]
     assert capsys.readouterr().err == "paceline: PACELINE_SCHEDULING is 'norml'; there are batch and normal\n"
 
 
-def test_where_it_is_forbidden_the_worker_goes_on_without(asked, monkeypatch):
+def test_forbidden_scheduling_policy_is_ignored(asked, monkeypatch):
     def refuse(*given):
         raise PermissionError(1, "Operation not permitted")
 

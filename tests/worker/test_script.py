@@ -96,7 +96,7 @@ def test_modules_beside_the_script_are_found_before_all_others(work):
     assert (found.out, found.err) == (expected.out, expected.err)
 
 
-def test_the_folder_of_a_linked_script_is_that_of_the_real_one(work):
+def test_symlinked_script_uses_the_folder_of_its_target(work):
     write_tree(work, {"real/main.py": "import helper; print(helper.x, __file__)", "real/helper.py": "x = 1"})
     (work / "train.py").symlink_to("real/main.py")
     expected, found = plain(work, "train.py"), worker(work, "train.py")
@@ -203,7 +203,7 @@ def test_an_interrupted_script_ends_with_130(work):
         "print(open(__file__).read()[:5])\n",
     ],
 )
-def test_what_scripts_do_works(work, script):
+def test_script_behaves_as_under_python(work, script):
     assert same(work, script).code == 0
 
 
@@ -233,7 +233,7 @@ def test_sources_are_read_as_python_reads_them(work, source):
     assert (found.out, found.code) == (expected.out, expected.code) == (found.out, 0)
 
 
-def test_a_source_that_is_no_text_is_an_error_as_under_python(work):
+def test_script_that_is_not_utf8_fails_as_under_python(work):
     (work / "train.py").write_bytes(b"print('\xff')\n")
     assert worker(work, "train.py").code == plain(work, "train.py").code == 1
 
@@ -253,7 +253,7 @@ def test_a_script_that_has_loaded_its_own_json_is_reported_and_keeps_it(work):
 @pytest.mark.parametrize(
     "name", ["report", "script", "paceline_helper", "tokenize", "linecache", "traceback", "json", "importlib_x"]
 )
-def test_a_module_of_the_user_s_stands_in_nobody_s_way(work, name):
+def test_user_module_with_a_library_name_does_not_break_the_worker(work, name):
     (work / f"{name}.py").write_text("x = 1\n")
     (work / "train.py").write_text("raise ValueError('bad batch')\n")
     ended = worker(work, "train.py")
@@ -296,7 +296,7 @@ def test_without_an_exception_nothing_is_written_down(work, script):
     assert worker(work, "train.py").error is None
 
 
-def test_what_a_forked_child_raises_is_not_the_worker_s_failure(work):
+def test_exception_in_a_forked_child_does_not_fail_the_worker(work):
     (work / "train.py").write_text(
         "import os\nif os.fork() == 0: raise ValueError('child')\nos.wait()\nprint('fine')\n"
     )
@@ -324,7 +324,7 @@ def test_with_pythonsafepath_the_script_s_folder_is_not_on_the_path(work, monkey
 
 
 @pytest.mark.parametrize("name", ["rank.py", "task.py", "main_script.py"])
-def test_horovodruns_programs_start_where_the_first_place_on_the_path_is_no_folder(name, tmp_path, monkeypatch):
+def test_horovodrun_programs_start_with_pythonsafepath(name, tmp_path, monkeypatch):
     # With PYTHONSAFEPATH it is python311.zip: FileNotFoundError, and each rank "could not be started".
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     program = MAIN.parents[1] / "compat/horovod/runner" / name

@@ -22,7 +22,7 @@ GIVEN = {
 PLACES = ("--for", "0-1", "--on", "n0", "--set", "A=0", "--for", "2-3", "--on", "n1", "--set", "A=1")
 
 
-def test_a_worker_finds_what_mpirun_would_have_set_and_nothing_of_slurm_s():
+def test_srun_worker_has_mpirun_variables_and_no_slurm_ones():
     environment = dict(GIVEN)
     take_place(environment, PLACES)
     assert environment == {
@@ -36,14 +36,14 @@ def test_a_worker_finds_what_mpirun_would_have_set_and_nothing_of_slurm_s():
     }
 
 
-def test_each_worker_takes_what_is_all_workers_its_node_s_and_its_own():
+def test_worker_takes_common_node_and_own_variables():
     options = ("--set", "SLURM_MINE=1", *PLACES, "--for", "3-3", "--set", "GPU=7", "--for", "2-2", "--set", "GPU=6")
     assert take_place(dict(GIVEN), options) == ["--set", "SLURM_MINE=1", "--set", "A=1", "--set", "GPU=7"]
     other = GIVEN | {"PMIX_RANK": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": "n0"}
     assert take_place(other, options) == ["--set", "SLURM_MINE=1", "--set", "A=0"]
 
 
-def test_what_open_mpi_4_needs_of_slurm_s_is_kept():
+def test_slurm_variables_needed_by_open_mpi_4_are_kept():
     environment = dict(GIVEN)
     assert take_place(environment, ("--keep", "SLURM_STEP_ID", *PLACES)) == ["--set", "A=1"]
     assert [name for name in environment if name.startswith("SLURM")] == ["SLURM_STEP_ID"]
@@ -55,7 +55,7 @@ def test_a_worker_on_another_node_than_planned_is_an_error():
 
 
 @pytest.mark.parametrize("changed", [{"PMIX_RANK": None}, {"PMIX_RANK": "0"}])
-def test_an_srun_without_pmix_is_an_error_and_no_world_of_one(changed):
+def test_srun_without_pmix_raises_instead_of_running_alone(changed):
     environment = {name: value for name, value in (GIVEN | changed).items() if value is not None}
     with pytest.raises(RunContextError, match=r"PMIX_RANK=(None|'0'), SLURM_PROCID='3': .*mpi='mpirun'"):
         take_place(environment, PLACES)
@@ -77,19 +77,19 @@ def mpi(size: int, *, initialized: bool = True):
     )
 
 
-def test_a_world_of_all_workers_passes_and_one_that_is_yet_to_come_too():
+def test_full_world_and_uninitialized_world_pass():
     check(mpi(4), 4)
     check(mpi(1, initialized=False), 4)
 
 
-def test_a_world_of_one_is_refused_with_the_library_and_the_way_out():
+def test_mpi_world_of_one_is_refused_with_the_library_and_next_step():
     with pytest.raises(
         RunContextError, match=r"started 4 workers, but MPI's world has 1: Open MPI v4.1.4 does not .*mpi='mpirun'"
     ):
         check(mpi(1), 4)
 
 
-def test_the_import_of_mpi4py_is_what_fails(tmp_path):
+def test_wrong_mpi_world_fails_at_the_import_of_mpi4py(tmp_path):
     package = tmp_path / "mpi4py"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -51,7 +51,7 @@ assert azureml.core.VERSION
 """
 
 
-def test_one_line_gives_a_driver_the_names():
+def test_one_import_line_provides_the_azureml_names():
     done = python(f"import paceline.azureml\n{SAME}")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -84,7 +84,7 @@ def test_ours_come_before_the_real_sdk_and_other_distributions_lie_beside(real, 
         ("azureml.contrib.pipeline.steps", "azureml.pipeline.steps"),
     ],
 )
-def test_what_is_not_here_says_what_to_use(name, instead):
+def test_missing_module_names_the_alternative(name, instead):
     done = python(f"import paceline.azureml, importlib\nimportlib.import_module({name!r})")
     last = done.stderr.strip().splitlines()[-1]
     assert "ModuleNotFoundError: No module named 'azureml." in last
@@ -92,7 +92,7 @@ def test_what_is_not_here_says_what_to_use(name, instead):
     assert "docs/from-azureml.md" in last
 
 
-def test_a_driver_runs_as_it_is(tmp_path):
+def test_driver_runs_unchanged(tmp_path):
     (tmp_path / "beside.py").write_text("VALUE = 5\n")
     (tmp_path / "driver.py").write_text(
         "import sys, beside\nfrom azureml.core import Workspace\nprint(sys.argv[1:], beside.VALUE)\n"

@@ -33,7 +33,7 @@ def test_paceline_s_errors_arrive_as_the_sdk_s(own, theirs):
 
 
 @pytest.mark.promise("paceline-s-errors-arrive-sdk")
-def test_the_calls_of_a_class_are_translated_whatever_they_are():
+def test_errors_of_all_kinds_of_methods_are_translated():
     @sdk.sdk_class
     class Thing:
         @staticmethod

@@ -118,7 +118,7 @@ REFUSED = {
 
 @pytest.mark.promise("programs-import-there-table-code")
 @pytest.mark.parametrize("module", IMPORTED)
-def test_what_programs_import_is_there(module):
+def test_names_imported_by_programs_exist_or_are_refused(module):
     for name in IMPORTED[module].split():
         exec(f"from paceline.compat.azureml.{RENAMED.get(module, module)} import {name}", {})
         why = missing(f"azureml.{module}.{name}")
@@ -153,7 +153,7 @@ except UserErrorException as error:
 """
 
 
-def test_modules_of_other_names_are_those_that_have_their_classes():
+def test_alternative_module_names_hold_the_same_classes():
     assert "NoaaIsdWeather: Azure's open data service is not available here. " in run_python(OTHER_NAMES)
     for name in (
         *("pipeline.steps.mpi_step.MpiStep", "core.compute.compute.ComputeTarget", "core.compute.aks.AksCompute"),

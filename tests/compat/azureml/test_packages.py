@@ -38,7 +38,7 @@ def test_an_environment_that_asks_for_nothing_is_this_interpreter_s(notes):
     assert notes.all() == ()
 
 
-def test_well_known_names_of_conda_are_taken_from_pip_and_that_is_said(notes):
+def test_well_known_conda_packages_are_installed_by_pip_with_a_note(notes):
     spec = spec_of(made(conda=["numpy", "pytorch", "scikit-learn=1.5.0"], pip=["einops==0.8.0"]), notes)
     assert (spec.layered, spec.conda_packages) == (True, ())
     assert spec.pip_packages == ("numpy", "torch", "scikit-learn==1.5.0.*", "einops==0.8.0")
@@ -61,7 +61,7 @@ def test_a_version_of_long_ago_is_not_insisted_on_where_the_package_is_here(note
     assert [said in text for text in notes.all()] == ([True] if said else [])
 
 
-def test_what_no_pip_has_is_conda_s_where_that_can_be_made(notes, monkeypatch):
+def test_conda_only_packages_need_a_conda_environment(notes, monkeypatch):
     environment = made(conda=["ffmpeg=7", "numpy", "cudatoolkit=9"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     spec = spec_of(environment, notes)
@@ -73,7 +73,7 @@ def test_what_no_pip_has_is_conda_s_where_that_can_be_made(notes, monkeypatch):
     assert any("ffmpeg=7 are left out" in text for text in again.all())
 
 
-def test_another_python_is_said(notes):
+def test_other_python_version_is_noted(notes):
     spec_of(made(python_version="3.6.2"), notes)
     assert notes.all() == (f"Python 3.{sys.version_info[1]} is used instead of the requested 3.6.2.",)
 
@@ -99,7 +99,7 @@ def test_an_interpreter_of_the_user_s_own(notes):
         spec_of(environment, notes)
 
 
-def test_a_curated_environment_is_what_is_installed_here(notes, ws, monkeypatch):
+def test_curated_environment_uses_the_installed_packages(notes, ws, monkeypatch):
     spec = spec_of(Environment.get(ws, "AzureML-sklearn-1.5"), notes)
     assert not spec.needs_build
     assert "AzureML-sklearn-1.5" in notes.all()[0]
@@ -115,7 +115,7 @@ def test_a_curated_environment_is_what_is_installed_here(notes, ws, monkeypatch)
         Environment.get(ws, "AzureML-nothing")
 
 
-def test_azure_s_own_images_and_dockerfiles_are_passed_over_and_that_is_said(notes):
+def test_azure_images_and_dockerfiles_are_ignored_with_a_note(notes):
     environment = Environment("mine")
     environment.docker.enabled = True
     assert spec_of(environment, notes).docker_image is None

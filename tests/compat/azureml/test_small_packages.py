@@ -55,7 +55,7 @@ def test_public_data():
         MNIST.get_file_dataset()
 
 
-def test_tensorboard_that_is_not_installed_is_said(ws, monkeypatch, tmp_path):
+def test_missing_tensorboard_is_reported(ws, monkeypatch, tmp_path):
     run = Experiment(ws, "e").start_logging(snapshot_directory=None, outputs=False)
     run.complete()
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))

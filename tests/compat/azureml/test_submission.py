@@ -60,7 +60,7 @@ def test_processes_that_can_t_be_shared_out_are_refused(ws):
         ScriptRunConfig("src", "train.py", distributed_job_config="mpi")
 
 
-def test_everything_is_read_when_it_is_submitted(ws):
+def test_configuration_is_read_at_submission(ws):
     config = ScriptRunConfig(source_directory="src", script="train.py")
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration())
     config.run_config.target = ComputeTarget(ws, "cluster")
@@ -86,7 +86,7 @@ def test_data_may_be_named_in_the_configuration_and_among_the_arguments(ws):
     assert [(one.name, one.mode) for one in job(ws, config).inputs] == [("code", "mount"), ("other", "mount")]
 
 
-def test_configurations_that_share_one_of_runs_have_each_its_own_script(ws):
+def test_script_configs_with_one_run_config_keep_their_own_scripts(ws):
     run = RunConfiguration()
     first, second = (ScriptRunConfig("src", f"{name}.py", [name], run_config=run) for name in "ab")
     first.arguments = ["later"]
@@ -97,7 +97,7 @@ def test_configurations_that_share_one_of_runs_have_each_its_own_script(ws):
     assert (run.script, run.arguments) == (None, [])
 
 
-def test_a_notebook_is_a_script_and_brings_what_runs_it(ws, monkeypatch):
+def test_notebook_is_executed_by_nbconvert(ws, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "nbconvert" else find_spec(name))
     found = prepared(ScriptRunConfig("src", "train.ipynb"), ws)
@@ -106,11 +106,11 @@ def test_a_notebook_is_a_script_and_brings_what_runs_it(ws, monkeypatch):
     assert "-m nbconvert --to notebook --execute train.ipynb" in found.job.arguments[1]
 
 
-def test_arguments_as_one_text_are_split_as_a_shell_would(ws):
+def test_arguments_as_one_text_are_split_as_by_a_shell(ws):
     assert job(ws, ScriptRunConfig("src", "train.py", "--name 'a b' --x 1")).arguments == ("--name", "a b", "--x", "1")
 
 
-def test_a_misspelt_attribute_is_an_error_and_old_ones_are_not():
+def test_misspelled_attribute_raises_and_old_attributes_do_not():
     config = RunConfiguration()
     config.auto_prepare_environment = True
     with pytest.raises(AttributeError, match="node_counts"):
@@ -153,12 +153,12 @@ def test_data_references_of_the_configuration(ws):
     ],
     ids=["text", "one", "words", "a line and a number", "what a shell reads", "path"],
 )
-def test_items_of_a_command_are_joined_into_one_line_as_by_the_sdk(ws, command, line):
+def test_command_items_are_joined_into_one_line(ws, command, line):
     found = job(ws, ScriptRunConfig("src", command=command))
     assert (found.entry_script, found.arguments) == ("bash", ("-c", line))
 
 
-def test_data_in_a_command_is_one_word_though_its_path_has_a_blank(ws):
+def test_data_path_in_a_command_is_quoted(ws):
     made = job(ws, ScriptRunConfig("src", command=["python t.py --data", ws.get_default_datastore().path("a", "d")]))
     assert made.arguments == ("-c", 'python t.py --data "$AZUREML_DATAREFERENCE_d"')
     assert [one.name for one in made.inputs] == ["d"]
@@ -181,7 +181,7 @@ def test_a_notebook_is_executed(ws):
     ],
     ids=["python36", "azureml", "conda", "none", "R"],
 )
-def test_a_python_notebook_runs_by_the_run_s_own_python_whatever_its_kernel_is_called(ws, metadata, is_named):
+def test_python_notebook_runs_with_the_runs_own_kernel(ws, metadata, is_named):
     write_tree(Path("src"), {"book.ipynb": json.dumps({"cells": [], "metadata": metadata})})
     found = job(ws, ScriptRunConfig("src", "book.ipynb"))
     assert ("kernel_name=python3" in found.arguments[1]) == is_named
@@ -218,7 +218,7 @@ def test_the_environment_s_name_and_version_are_in_the_run_s_details(ws, tmp_pat
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_what_is_replaced_is_shown_once(ws, tmp_path, capsys, caplog):
+def test_replacement_notes_are_shown_once(ws, tmp_path, capsys, caplog):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("")
     ComputeTarget.create(ws, "once-cluster", AmlCompute.provisioning_configuration("STANDARD_D2_V2"))

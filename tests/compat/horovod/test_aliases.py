@@ -100,7 +100,7 @@ IMPORT_ALL = IMPORT_EACH.format(names=MODULES, merged=MERGED) + (
 )
 
 
-def test_every_module_is_one_under_both_names():
+def test_every_module_is_identical_under_both_names():
     require_module("torch")
     assert (
         run_with_torch("import paceline.compat as c; c.install('horovod'); c.install('horovod')\n" + IMPORT_ALL) == "ok"
@@ -135,7 +135,7 @@ def test_a_real_horovod_that_is_loaded_counts(real):
     assert "the real horovod is installed" in run(code, check=False)
 
 
-def test_the_folder_of_names_comes_before_a_real_one(real):
+def test_shim_folder_precedes_a_real_horovod(real):
     assert run("import horovod; print(horovod.__name__)", paceline.compat.shim_dir(), real) == "paceline.compat.horovod"
 
 
@@ -148,7 +148,7 @@ def test_uninstalling_takes_the_name_away():
     assert run(code) == "None"
 
 
-def test_what_is_not_there_says_so():
+def test_missing_modules_name_the_reason():
     answers = {
         "mxnet": "MXNet is retired",
         **dict.fromkeys(

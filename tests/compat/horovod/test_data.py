@@ -63,14 +63,14 @@ def test_a_loader_yields_what_it_iterates():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 64])
-def test_the_batches_are_the_same_whatever_is_read_ahead(size):
+def test_batches_are_equal_for_each_queue_size(size):
     loader = Ahead(size, 5)
     assert len(loader) == 5
     assert list(loader) == [0, 10, 20, 30, 40]
     assert list(loader) == [0, 10, 20, 30, 40], "again, for the next epoch"
 
 
-def test_batches_are_read_ahead_in_a_thread_and_no_further_than_asked_for():
+def test_prefetch_thread_reads_at_most_the_queue_size():
     loader = Ahead(async_loader_queue_size=2, count=100)
     batches = iter(loader)
     assert next(batches) == 0
@@ -81,7 +81,7 @@ def test_batches_are_read_ahead_in_a_thread_and_no_further_than_asked_for():
     batches.close()
 
 
-def test_without_a_queue_there_is_no_thread():
+def test_queue_size_0_starts_no_thread():
     loader = Ahead(0, 3)
     list(loader)
     assert {thread for _, thread in loader.made} == {threading.main_thread()}
@@ -95,7 +95,7 @@ def test_nothing_of_the_next_epoch_is_read_before_its_loop_begins():
 
 
 @pytest.mark.parametrize("size", [0, 1, 64])
-def test_an_exception_is_raised_where_the_batch_is_asked_for(size):
+def test_loader_exception_is_raised_at_its_batch(size):
     seen = []
     with pytest.raises(ValueError, match="bad batch") as caught:
         seen.extend(Ahead(size, 5, bad=2))
@@ -141,7 +141,7 @@ def test_torch_s_loader_can_be_mixed_with_it():
     assert len(loader) == 3
 
 
-def test_the_wrong_order_of_bases_is_told():
+def test_wrong_base_class_order_warns():
     with pytest.warns(UserWarning, match=r"Write class Wrong\(AsyncDataLoaderMixin, BaseDataLoader\)"):
 
         class Wrong(Numbers, AsyncDataLoaderMixin):
@@ -154,7 +154,7 @@ def test_a_wrong_size_is_refused(size):
         Ahead(size, 3)
 
 
-def test_what_is_missing_is_named():
+def test_missing_loader_methods_are_named():
     with pytest.raises(NotImplementedError, match="BaseDataLoader has no _iterate"):
         list(BaseDataLoader())
     with pytest.raises(TypeError, match="no __len__"):

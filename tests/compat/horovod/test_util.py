@@ -23,7 +23,7 @@ def test_environment_variables_are_set_for_a_while(monkeypatch):
     assert (os.environ["KEPT"], "NEW" in os.environ) == ("before", False)
 
 
-def test_what_is_built(monkeypatch):
+def test_built_checks_follow_the_installed_packages(monkeypatch):
     assert util.gloo_built() is True  # with torch, whether or not the script has loaded it
     monkeypatch.setitem(sys.modules, "torch", None)
     assert util.gloo_built() is False
@@ -44,7 +44,7 @@ def test_a_cached_function_is_called_once():
 
 
 @pytest.mark.promise("autotuning-accepted-one-line-says")
-def test_autotuning_is_accepted_and_one_line_says_that_nothing_is_tuned():
+def test_autotune_is_accepted_with_a_note_that_it_has_no_effect():
     program = "from paceline.compat.horovod.common import basics; basics.init(); print(basics.size())"
     environ = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv", "HOROVOD_CONTROLLER": "gloo"}
     environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -60,7 +60,7 @@ def test_any_other_change_changes_it(tmp_path, workspace, change):
     assert of_folder(tmp_path / "one", workspace) != before
 
 
-def test_a_file_that_nobody_touched_is_read_once(tmp_path, workspace, monkeypatch):
+def test_unchanged_file_is_hashed_once(tmp_path, workspace, monkeypatch):
     write_tree(tmp_path / "one", {"a.txt": "alpha"})
     before = of_folder(tmp_path / "one", workspace)
     monkeypatch.setattr("paceline.data.datasets.content.hashlib.sha256", lambda *_: pytest.fail("read again"))
@@ -86,7 +86,7 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path, workspace):
         of_folder(tmp_path / "one", workspace)
 
 
-def test_a_selection_has_one_of_its_own_however_it_is_named(tmp_path, workspace):
+def test_selection_has_its_own_fingerprint(tmp_path, workspace):
     write_tree(tmp_path / "store", {f"x/{n}.txt": str(n) for n in range(5)})
     store = Datastore.register(workspace, "lab", tmp_path / "store")
     dataset = Dataset.File.from_files((store, "x")).skip(1).take(3).register(workspace, "some")

@@ -85,7 +85,7 @@ def test_files_are_downloaded_whole(data, tmp_path):
     assert sorted(os.listdir("out")) == ["a.csv", "b.csv", "sub"]
 
 
-def test_a_download_does_not_replace_files_unless_told(data, tmp_path):
+def test_download_replaces_files_only_with_overwrite(data, tmp_path):
     write_tree(tmp_path, {"out/b.csv": "mine"})
     with pytest.raises(DataError, match=r"out/b\.csv' is there already \(1 of 3 files are\)"):
         Dataset.File.from_files("data").download("out")
@@ -107,7 +107,7 @@ def test_nasty_names_are_files_like_any_other(tmp_path):
     assert sorted(os.path.basename(path) for path in dataset.download("out")) == sorted(names)
 
 
-def test_links_in_a_circle_and_links_that_lead_nowhere_are_no_files(data):
+def test_circular_and_broken_symlinks_are_skipped(data):
     (data / "sub/back").symlink_to(data, target_is_directory=True)
     (data / "nowhere").symlink_to(data / "missing")
     os.mkfifo(data / "pipe")
@@ -116,7 +116,7 @@ def test_links_in_a_circle_and_links_that_lead_nowhere_are_no_files(data):
     assert len(dataset.download("out")) == 3
 
 
-def test_a_full_disk_is_told_and_leaves_no_part_of_a_file(data, small_disk):
+def test_full_disk_raises_and_leaves_no_partial_file(data, small_disk):
     fill_disk(small_disk)
     with pytest.raises(TransferError, match=r"a\.csv' can't be copied to .*disk/out/a\.csv': No space left"):
         Dataset.File.from_files("data").download(small_disk / "out")
@@ -133,7 +133,7 @@ def test_files_are_taken_in_the_order_of_their_paths(data):
     assert len(first.to_path()) == 2
 
 
-def test_chosen_files_of_one_name_are_refused_in_a_run(tmp_path):
+def test_selection_with_equal_file_names_is_refused_in_a_run(tmp_path):
     write_tree(tmp_path, {"data/a/x": "1", "data/b/x": "2"})
     with pytest.raises(DataError, match=r"would be one file 'x'.*Choose by patterns"):
         Dataset.File.from_files("data").take(2).as_mount()
@@ -154,7 +154,7 @@ def test_chosen_files_of_one_name_are_refused_in_a_run(tmp_path):
         (DataReference(name="out", sources=(Source(datastore="default", path="x"),), mode="upload"), "is an output"),
     ],
 )
-def test_what_names_no_files_is_refused_at_once(data, path, message):
+def test_path_without_files_is_refused_at_once(data, path, message):
     with pytest.raises(DataError, match=message):
         Dataset.File.from_files(path)
 
@@ -220,7 +220,7 @@ def test_a_worker_gets_a_table_with_its_steps_over_the_folder_that_was_fetched(d
     assert xs(opened(DataReference.from_json(sent), data)) == [2, 3, 4]
 
 
-def test_without_a_word_on_how_it_is_read_a_table_goes_by_the_files_endings(data, tmp_path):
+def test_table_format_defaults_to_the_file_extensions(data, tmp_path):
     assert xs(TabularDataset.from_folder(ROWS, data)) == [1, 2, 3, 4]
     write_tree(tmp_path, {"odd/a.csv": "x\n1\n", "odd/b.xyz": ""})
     with pytest.raises(DataError, match=r"file extensions \['\.csv', '\.xyz'\]"):
@@ -243,7 +243,7 @@ print(len(TabularDataset.from_folder(DataReference(name="x", sources=()), {str(d
 # Tables.
 
 
-def test_delimited_files_are_read_one_after_the_other(data):
+def test_delimited_files_are_concatenated(data):
     table = Dataset.Tabular.from_delimited_files("data/**/*.csv")
     frame = table.to_pandas_dataframe()
     assert frame["x"].tolist() == [1, 2, 3, 4]
@@ -251,7 +251,7 @@ def test_delimited_files_are_read_one_after_the_other(data):
     assert frame.index.tolist() == [0, 1, 2, 3]
 
 
-def test_separator_header_encoding_and_types_are_as_told(tmp_path):
+def test_separator_header_encoding_and_types_are_honored(tmp_path):
     write_tree(tmp_path, {"a.txt": "1;é\n;b\n".encode("latin-1")})
     options = {"separator": ";", "header": False, "encoding": "latin-1"}
     frame = Dataset.Tabular.from_delimited_files("a.txt", **options).to_pandas_dataframe()
@@ -296,7 +296,7 @@ def test_steps_are_done_in_their_order(data):
         table.keep_columns("z").to_pandas_dataframe()
 
 
-def test_rows_beyond_those_taken_are_not_read(tmp_path):
+def test_take_does_not_read_further_rows(tmp_path):
     write_tree(tmp_path, {"d/a.csv": "x\n1\n2\n", "d/b.csv": b"x\n\xff\n"})
     assert xs(Dataset.Tabular.from_delimited_files("d").take(2)) == [1, 2]
     with pytest.raises(DataError, match=r"'b\.csv' can't be read as delimited"):
@@ -363,7 +363,7 @@ def test_a_frame_is_stored_and_registered(workspace):
     assert xs(Dataset.get_by_name(workspace, "f")) == [0, 0]
 
 
-def test_what_is_no_frame_or_no_target_is_refused(workspace):
+def test_register_pandas_dataframe_checks_frame_target_and_name(workspace):
     with pytest.raises(DataError, match=r"a dict can't be stored as Parquet"):
         Dataset.Tabular.register_pandas_dataframe({"x": 1}, Datastore(workspace), "f")
     with pytest.raises(DataError, match="target='frames': give a Datastore"):
@@ -379,7 +379,7 @@ def test_a_folder_is_uploaded_and_is_a_dataset(workspace, tmp_path):
     assert dataset.register(workspace, "up").version == 1
 
 
-def test_what_is_taken_of_a_registered_dataset_says_so(workspace, tmp_path):
+def test_selection_of_a_registered_dataset_keeps_its_name_and_fingerprint(workspace, tmp_path):
     # The story: a run with the training part of a split said nothing of the dataset that it came from.
     write_tree(tmp_path / "store", {f"{n}.csv": f"a\n{n}\n" for n in range(4)})
     store = Datastore.register(workspace, "split", tmp_path / "store")

@@ -50,7 +50,7 @@ def test_the_programs_with_a_library_run(tmp_path, library):
         run_python(RUNNER, json.dumps(programs_of(library)), environment=environment)
 
 
-def test_there_is_no_other_program():
+def test_every_documented_program_is_tested():
     known = [PROGRAMS[0], *(program for library in NEEDED for program in programs_of(library))]
     assert sorted(known) == sorted(PROGRAMS)
 

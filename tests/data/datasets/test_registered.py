@@ -83,7 +83,7 @@ def test_other_content_or_another_way_to_take_it_asks_for_a_new_version(workspac
 
 
 @pytest.mark.promise("added-removed-changed-since-dataset")
-def test_what_was_added_removed_and_changed_is_named(workspace, files, tmp_path):
+def test_check_names_added_removed_and_changed_files(workspace, files, tmp_path):
     made = files.register(workspace, "digits")
     assert made.check()
     assert str(made.check()) == "dataset 'digits:1' has the content that was registered"
@@ -104,7 +104,7 @@ def test_content_of_the_same_size_that_was_written_again_is_changed(workspace, f
     assert made.check().changed == (str(tmp_path / "data/a.csv"),)
 
 
-def test_files_that_two_sources_name_and_of_which_some_are_taken_are_checked_as_they_were_registered(workspace, files):
+def test_check_keeps_order_of_overlapping_sources_with_take(workspace, files):
     dataset = Dataset.File.from_files(["data/b.csv", "data", "data/a.csv"]).take(1)
     made = dataset.register(workspace, "first")
     assert made.to_path() == ["/a.csv"]
@@ -124,7 +124,7 @@ def test_only_a_registered_dataset_can_be_checked(files, workspace):
         files.register(workspace, "d").take(1).check()
 
 
-def test_an_unknown_name_or_version_names_those_there_are(workspace, files):
+def test_unknown_name_or_version_lists_the_existing_ones(workspace, files):
     with pytest.raises(DataError, match="There are: none at all"):
         Dataset.get_by_name(workspace, "digits")
     files.register(workspace, "digits")
@@ -170,7 +170,7 @@ def test_no_workspace_is_refused(files, tmp_path):
             files.register(wrong, "d")
 
 
-def test_files_of_one_workspaces_store_are_not_registered_in_another(workspace, tmp_path):
+def test_dataset_of_another_workspaces_store_is_refused(workspace, tmp_path):
     write_tree(workspace.path / "data", {"a": "1"})
     dataset = Dataset.File.from_files(("default", ""), workspace=workspace)
     with pytest.raises(DataError, match=r"datastores of this dataset are of the workspace .*ws', not of .*other"):
@@ -186,7 +186,7 @@ def test_a_record_that_a_newer_version_wrote_is_named(workspace, files):
             Dataset.get_by_name(workspace, "d")
 
 
-def test_a_full_disk_is_told_and_leaves_no_version(small_disk, files):
+def test_full_disk_raises_and_leaves_no_version(small_disk, files):
     workspace = Workspace(small_disk / "ws")
     (workspace.path / "datasets").mkdir()
     fill_disk(small_disk)
@@ -213,7 +213,7 @@ def test_processes_at_once_get_versions_of_their_own(workspace, files):
     assert sorted(got) == list(range(1, 61))
 
 
-def test_a_process_that_is_killed_leaves_whole_versions_and_holds_nobody_up(workspace, files):
+def test_killed_registration_leaves_complete_versions_and_no_lock(workspace, files):
     for lines in (1, 4, 9):
         process = start_python(REGISTER, workspace.path, 100_000)
         try:

@@ -57,19 +57,19 @@ def test_numpy_plain_python_and_single_positions_agree(length, monkeypatch):
     assert [order[position] for position in positions] == fast.tolist()
 
 
-def test_numpy_is_asked_at_the_first_slice_and_not_at_import():
+def test_numpy_is_not_loaded_at_import():
     loaded = run_python("import sys, paceline.data.sampling.order; print('numpy' in sys.modules)")
     assert loaded.strip() == "False"
 
 
-def test_it_works_where_numpy_can_not_be_imported():
+def test_order_works_without_numpy():
     ask = "from paceline.data.sampling.order import GlobalOrder\nprint(*GlobalOrder(10)[:])"
     code = f"import sys; sys.modules['numpy'] = None\n{ask}"
     assert [int(word) for word in run_python(code).split()] == FROZEN_10
 
 
 @given(st.integers(1, 5000), st.data())
-def test_slices_are_those_of_a_list(length, data):
+def test_slices_equal_those_of_a_list(length, data):
     order = GlobalOrder(length, 3, 4)
     everything = list(order)
     part = data.draw(st.slices(length))
@@ -88,7 +88,7 @@ def test_a_long_slice_is_made_of_pieces_and_taken_by_numpy_without_a_copy():
     assert part[0] == -1
 
 
-def test_positions_outside_are_index_errors_and_wrap_only_when_asked():
+def test_positions_out_of_range_raise_and_samples_wraps_them():
     order = GlobalOrder(10)
     with pytest.raises(IndexError):
         order[10]

@@ -17,7 +17,7 @@ FILES = st.dictionaries(st.text(max_size=8), st.integers(0, 1 << 40), max_size=4
 @pytest.mark.promise("file-exactly-one-part-parts")
 @settings(max_examples=40)
 @given(FILES, st.integers(1, 12), st.randoms(use_true_random=False))
-def test_every_file_is_in_one_part_and_parts_differ_by_no_more_than_the_largest_file(files, parts, rng):
+def test_split_by_size_covers_all_files_in_balanced_parts(files, parts, rng):
     sizes = list(files.items())
     made = split_by_size(sizes, parts)
     assert len(made) == parts
@@ -38,7 +38,7 @@ def test_more_parts_than_files_leaves_parts_empty():
     assert split_by_size([], 2) == [[], []]
 
 
-def test_empty_files_are_spread_too():
+def test_empty_files_are_spread_over_the_parts():
     sizes = [(f"f{number}", 0) for number in range(10)]
     assert [len(part) for part in split_by_size(sizes, 2)] == [5, 5]
 
@@ -54,13 +54,13 @@ def test_empty_files_are_spread_too():
         ([("a", -1)], 2, "a size of -1 bytes"),
     ],
 )
-def test_what_can_not_be_split_is_refused(sizes, parts, message):
+def test_invalid_split_is_refused(sizes, parts, message):
     with pytest.raises(DataError, match=message):
         split_by_size(sizes, parts)
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
-def test_every_item_is_of_one_rank(length, world_size):
+def test_partition_gives_each_item_to_one_rank(length, world_size):
     for items in (list(range(length)), range(length), np.arange(length), tuple(range(length))):
         parts = [partition(items, rank, world_size) for rank in range(world_size)]
         assert sorted(int(item) for part in parts for item in part) == list(range(length))
@@ -112,7 +112,7 @@ def test_a_list_is_not_copied():
         (None, "NoneType"),
     ],
 )
-def test_what_has_no_order_or_length_is_refused(items, message):
+def test_unordered_or_unsized_items_are_refused(items, message):
     with pytest.raises(DataError, match=message):
         partition(items, 0, 2)
 
@@ -158,13 +158,13 @@ def test_outside_any_launcher_everything_is_ours():
         ("SLURM_STEP_NUM_TASKS", "2"),
     ],
 )
-def test_under_a_launcher_missing_variables_are_an_error_and_never_a_world_of_one(variable, value):
+def test_missing_rank_variables_under_a_launcher_raise(variable, value):
     with pytest.raises(RunContextError, match=rf"RANK and WORLD_SIZE are not set.*{variable}={value}.*rank="):
         own_rank(environment={variable: value})
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_a_launcher_of_one_process_is_a_world_of_one(variable):
+def test_launcher_of_one_process_is_rank_0_of_1(variable):
     assert own_rank(environment={variable: "1"}) == (0, 1)
 
 

@@ -68,7 +68,7 @@ def test_each_sample_comes_exactly_once_at_every_world_size(length, world_size, 
 
 
 @given(LENGTHS, WORLDS, NUMBERS)
-def test_dropping_the_last_gives_each_rank_equally_many_and_none_twice(length, world_size, seed):
+def test_drop_last_gives_ranks_equal_counts_without_repeats(length, world_size, seed):
     parts = [list(sampler) for sampler in samplers(length, world_size, seed=seed, drop_last=True)]
     assert {len(part) for part in parts} == {length // world_size}
     assert len({sample for part in parts for sample in part}) == length // world_size * world_size
@@ -87,7 +87,7 @@ def test_padding_gives_each_rank_equally_many_and_repeats_only_the_first(length,
 
 @pytest.mark.promise("order-does-depend-number-workers")
 @given(LENGTHS, WORLDS, st.integers(1, 7), NUMBERS)
-def test_the_global_batches_are_those_of_one_worker(length, world_size, batch_size, seed):
+def test_global_batches_equal_those_of_one_worker(length, world_size, batch_size, seed):
     together = batch_size * world_size
     seen = consume(samplers(length, world_size, seed=seed), length // batch_size + 1, batch_size)
     order = list(GlobalOrder(length, seed))
@@ -130,7 +130,7 @@ def test_consumed_says_the_same_as_advance(length, other, world_size, used):
     assert told.state_dict(consumed=used) == counted.state_dict()
 
 
-def test_what_a_loader_has_drawn_ahead_does_not_count():
+def test_prefetched_samples_do_not_count_as_consumed():
     sampler = DistributedSampler(100, 0, 2)
     drawn = iter(sampler)
     for _ in range(50):
@@ -140,7 +140,7 @@ def test_what_a_loader_has_drawn_ahead_does_not_count():
     assert sampler.state_dict(consumed=10)["position"] == 20
 
 
-def test_in_mid_epoch_a_state_that_nobody_has_counted_is_refused():
+def test_uncounted_mid_epoch_state_is_refused():
     sampler = DistributedSampler(100, 0, 2)
     assert sampler.state_dict()["position"] == 0
     next(iter(sampler))
@@ -167,7 +167,7 @@ def test_counting_the_samples_of_all_ranks_is_noticed():
     assert sampler.state_dict()["position"] == 16
 
 
-def test_the_length_is_what_the_next_iteration_gives():
+def test_length_equals_the_next_iterations_count():
     sampler = DistributedSampler(10, 1, 3)
     assert len(sampler) == 3
     sampler.load_state_dict({**sampler.state_dict(), "position": 4})
@@ -195,7 +195,7 @@ def test_setting_the_epoch_of_the_state_keeps_its_place_and_another_begins_at_it
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(drop_last):
+def test_state_at_the_end_of_an_epoch_resumes_the_next(drop_last):
     sampler = DistributedSampler(11, 0, 2, drop_last=drop_last)
     sampler.set_epoch(4)
     sampler.advance(len(list(sampler)))
@@ -246,7 +246,7 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(change, messag
     assert sampler.state_dict() == state
 
 
-def test_what_is_no_state_is_refused():
+def test_invalid_state_is_refused():
     with pytest.raises(DataError, match=r"has no 'version'; load what DistributedSampler\.state_dict\(\) gave"):
         DistributedSampler(10, 0, 1).load_state_dict({"yielded": 3})
 
@@ -319,7 +319,7 @@ def test_a_data_loader_gives_the_samples_in_order_and_resumes_them(workers):
     assert [sample for batch in loader for sample in batch.tolist()] == expected[12:]
 
 
-def test_it_works_below_a_batch_sampler():
+def test_sampler_works_below_a_batch_sampler():
     data = pytest.importorskip("torch.utils.data")
     sampler = DistributedSampler(10, 0, 2, shuffle=False)
     batches = data.BatchSampler(sampler, batch_size=2, drop_last=True)

@@ -55,7 +55,7 @@ def test_rows_are_gathered_in_the_structure_that_was_given():
     assert numbers(tensorflow_dataset([5, 6, 7], 2, 0, 1, shuffle=False)) == [5, 6, 7]
 
 
-def test_epochs_follow_one_another_each_in_its_order():
+def test_consecutive_epochs_have_their_own_order():
     dataset = tensorflow_dataset(10, 4, 0, 1, seed=1, epoch=3, epochs=2, start=7)
     assert [len(batch) for batch in dataset] == [3, 4, 4, 2]
     assert numbers(dataset) == [*GlobalOrder(10, 1, 3)[7:], *GlobalOrder(10, 1, 4)]

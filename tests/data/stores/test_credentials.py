@@ -20,7 +20,7 @@ def test_a_secret_is_read_from_the_environment(monkeypatch):
     assert resolve({"key": "env:LAB_KEY"}, "lab").options() == {"key": SECRET}
 
 
-def test_a_secret_is_read_from_a_closed_file_and_from_a_field_of_one(tmp_path):
+def test_secret_is_read_from_a_private_file_or_json_field(tmp_path):
     (tmp_path / "plain").write_text(f"{SECRET}\n")
     (tmp_path / "fields").write_text(json.dumps({"password": SECRET}))
     for name in ("plain", "fields"):
@@ -54,13 +54,13 @@ def test_a_missing_keyring_names_the_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["env:NO_SUCH", "file:/no/such/file", "file:/"])
-def test_a_place_with_nothing_in_it_is_refused_by_its_name(place):
+def test_empty_secret_reference_is_refused_by_name(place):
     with pytest.raises(DataError, match=place):
         resolve({"key": place}, "lab")
 
 
 @pytest.mark.parametrize("place", [SECRET, f"secret:{SECRET}", "env:", "keyring:lab", 7, ""])
-def test_what_is_no_place_is_refused_and_not_shown(place):
+def test_invalid_secret_reference_is_refused_without_showing_it(place):
     with pytest.raises(DataError, match="not shown here") as caught:
         check_credentials({"key": place}, "lab")
     assert SECRET not in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_url_that_holds_a_secret_is_refused_and_not_shown(url):
     assert SECRET not in str(caught.value)
 
 
-def test_what_is_no_secret_may_be_registered():
+def test_harmless_options_may_be_registered():
     options = {
         "endpoint_url": "http://host:9000",
         "anon": True,
@@ -134,7 +134,7 @@ def test_secrets_are_cut_out_of_texts_however_they_are_written():
         assert secrets.scrub(f"refused: {form}!").replace("'", "") == "refused: ***!"
 
 
-def test_a_text_with_a_secret_of_one_letter_is_withheld():
+def test_text_with_a_one_letter_secret_is_withheld():
     assert "withheld" in Secrets({"password": "x"}).scrub("axb")
 
 

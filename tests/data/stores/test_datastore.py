@@ -17,7 +17,7 @@ from tests.helpers import fill_disk, write_tree
 FILES = {"a.txt": b"1", "sub dir/ü.txt": b"22", "empty": b""}
 
 
-def test_the_default_store_is_there_without_being_registered(workspace):
+def test_default_store_exists_without_registration(workspace):
     store = Datastore.get_default(workspace)
     assert (store.name, store.kind, store.url) == ("default", "local", str(workspace.path / "data"))
     assert store == Datastore(workspace, "default") == Datastore.get(workspace, "default")
@@ -102,7 +102,7 @@ def test_a_spoiled_file_of_a_store_is_refused_by_name(workspace):
         Datastore.get(workspace, "lab")
 
 
-def test_what_is_no_workspace_is_refused():
+def test_datastore_refuses_non_workspaces():
     with pytest.raises(DataError, match="is not a workspace"):
         Datastore(7, "lab")
 
@@ -137,7 +137,7 @@ def test_files_go_in_and_come_out_the_same(workspace, s3, bucket, tmp_path):
     assert {name: (tmp_path / "out/in/here" / name).read_bytes() for name in FILES} == FILES
 
 
-def test_upload_leaves_what_is_there_unless_told(workspace, tmp_path):
+def test_upload_replaces_files_only_with_overwrite(workspace, tmp_path):
     store = Datastore.get_default(workspace)
     write_tree(tmp_path / "src", {"a": "old"})
     store.upload(tmp_path / "src", "x")
@@ -148,7 +148,7 @@ def test_upload_leaves_what_is_there_unless_told(workspace, tmp_path):
     assert (workspace.path / "data/x/a").read_text() == "new"
 
 
-def test_download_leaves_what_is_there_unless_told(workspace, tmp_path):
+def test_download_replaces_files_only_with_overwrite(workspace, tmp_path):
     write_tree(workspace.path, {"data/x/a": "new"})
     write_tree(tmp_path, {"out/x/a": "old"})
     store = Datastore.get_default(workspace)
@@ -158,7 +158,7 @@ def test_download_leaves_what_is_there_unless_told(workspace, tmp_path):
     assert (tmp_path / "out/x/a").read_text() == "new"
 
 
-def test_upload_files_keeps_paths_below_their_common_folder_or_the_named_one(workspace, tmp_path):
+def test_upload_files_keeps_paths_below_the_common_or_given_folder(workspace, tmp_path):
     write_tree(tmp_path, {"src/a/x": "1", "src/b/y": "2"})
     store, files = Datastore.get_default(workspace), [tmp_path / "src/a/x", tmp_path / "src/b/y"]
     store.upload_files(files, target_path="one")

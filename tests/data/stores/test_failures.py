@@ -68,7 +68,7 @@ def test_a_cause_behind_another_error_counts():
     assert cause_of(error) == "denied"
 
 
-def test_a_message_names_the_store_the_file_the_reason_and_what_to_do():
+def test_storage_error_names_store_file_reason_and_next_step():
     told = translated(FileNotFoundError("x"), RECORD, Secrets(), "reading 'x'")
     assert isinstance(told, DataError)
     assert str(told) == (
@@ -90,7 +90,7 @@ def test_a_message_names_the_store_the_file_the_reason_and_what_to_do():
     ],
     ids=["refused", "no-host", "503", "denied", "missing", "full"],
 )
-def test_a_store_that_does_not_answer_is_told_from_one_that_refuses(error, is_away):
+def test_unreachable_store_and_refusal_raise_different_errors(error, is_away):
     told = translated(error, RECORD, Secrets(), "reading 'x'")
     assert isinstance(told, EngineError) is is_away
     # Whoever handles data that could not be had goes on handling it.
@@ -99,7 +99,7 @@ def test_a_store_that_does_not_answer_is_told_from_one_that_refuses(error, is_aw
     assert not is_away or "try again" in str(told).lower()
 
 
-def test_errors_of_ours_stay_as_they_are():
+def test_paceline_errors_pass_unchanged():
     error = DataError("as it is")
     assert translated(error, RECORD, Secrets(), "reading") is error
 

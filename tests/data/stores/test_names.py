@@ -17,13 +17,13 @@ def test_a_strange_name_may_be_a_file(name):
 @pytest.mark.parametrize(
     "name", ["", "..", "../a", "a/../b", "/etc/passwd", "a//b", "a/", "./a", "a\0b", "x" * 256, "é" * 128]
 )
-def test_a_name_that_would_leave_the_folder_or_fit_none_is_refused(name):
+def test_escaping_or_invalid_file_name_is_refused(name):
     with pytest.raises(DataError, match="Rename it there"):
         check_relative(name, "the store")
 
 
 @pytest.mark.parametrize(("path", "cleaned"), [("/a//b/./c", "a/b/c"), ("", ""), ("/", ""), ("a/", "a/"), (".", "")])
-def test_a_callers_path_is_put_in_one_form(path, cleaned):
+def test_path_is_normalized(path, cleaned):
     assert clean_path(path, "the store") == cleaned
 
 

@@ -64,7 +64,7 @@ def test_the_least_recently_used_goes_first(cache, tmp_path):
 
 
 @pytest.mark.promise("least-recently-used-goes-first")
-def test_what_a_view_links_to_is_never_removed(cache, tmp_path):
+def test_prune_keeps_linked_files(cache, tmp_path):
     key = put(cache, "a", bytes(100), 1000)
     cache.link(key, 100, str(tmp_path / "seen"))
     put(cache, "b", bytes(100))
@@ -80,7 +80,7 @@ def test_room_is_made_before_files_come(tmp_path):
     assert (cache.has(first, 100), cache.has(second, 100)) == (False, True)
 
 
-def test_views_of_dead_runs_are_dropped_and_those_of_living_ones_are_not(cache):
+def test_views_of_dead_runs_are_removed(cache):
     held = cache.hold_view("living")
     for run in ("living", "dead"):
         cache.view_dir(run, 0).mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_a_view_that_its_supervisor_holds_is_dropped_at_once_when_that_is_killed
     assert not cache.view_dir("here", 0).exists()
 
 
-def test_the_view_of_a_killed_run_is_dropped_by_whoever_comes_next(cache):
+def test_view_of_a_killed_run_is_removed_by_the_next(cache):
     code = (
         "import sys, time; from pathlib import Path; from paceline.data.transfer.cache import DataCache\n"
         "cache = DataCache(Path(sys.argv[1])); cache.hold_view('run_1'); cache.view_dir('run_1', 0).mkdir(parents=True)\n"
@@ -166,7 +166,7 @@ def test_a_run_id_that_would_leave_the_views_is_refused(cache, run_id):
         cache.drop_views(run_id)
 
 
-def test_abandoned_beginnings_are_removed_but_not_one_that_somebody_works_on(cache):
+def test_abandoned_partial_files_are_removed_unless_locked(cache):
     keys = ["a" * 64, "b" * 64, "c" * 64]
     held = claim(cache.part(keys[0]), 10, wait=False)
     claim(cache.part(keys[1]), 10, wait=False).close()
@@ -195,7 +195,7 @@ def test_a_size_is_read(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1 PB", "1e9", "GB"])
-def test_what_is_no_size_is_refused(text):
+def test_invalid_size_is_refused(text):
     with pytest.raises(DataError, match="is not a size"):
         parse_size(text)
 

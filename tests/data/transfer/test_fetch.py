@@ -57,7 +57,7 @@ def test_files_are_there_and_the_second_time_nothing_comes(far, take, cache):
     assert again.fingerprint == first.fingerprint
 
 
-def test_a_mount_that_can_not_be_is_a_download_and_says_so(far, take):
+def test_unmountable_store_is_downloaded_with_a_note(far, take):
     said: list[str] = []
     fetched = take(far.path("train").as_mount(), say=said.append)
     assert fetched.note == f"as_mount: datastore 'lab' ({far.kind}) can't be mounted here, so its files were downloaded"
@@ -65,14 +65,14 @@ def test_a_mount_that_can_not_be_is_a_download_and_says_so(far, take):
     assert tree(fetched.path) == ALL
 
 
-def test_one_file_named_exactly_is_the_path(far, take):
+def test_single_file_reference_is_a_file_path(far, take):
     fetched = take(far.path("train/part 3.bin").as_download())
     assert fetched.path.name == "part 3.bin"
     assert fetched.path.read_bytes() == ALL["part 3.bin"]
 
 
 @pytest.mark.parametrize("by", ["node", "rank"])
-def test_every_file_is_in_exactly_one_part_and_only_the_own_part_comes(far, take, tmp_path, by):
+def test_each_node_fetches_only_its_own_part(far, take, tmp_path, by):
     seen: dict[str, bytes] = {}
     came = 0
     for node in range(2):
@@ -138,7 +138,7 @@ def test_a_cached_file_that_a_script_wrote_into_comes_again(far, take, cache):
     assert again.fetched_bytes == 5000
 
 
-def test_a_second_attempt_replaces_the_first_ones_view(far, take):
+def test_second_attempt_replaces_the_first_view(far, take):
     first = take(far.path("train").as_download())
     (first.path / "left by a script").write_text("x")
     assert tree(take(far.path("train").as_download()).path) == ALL
@@ -156,14 +156,14 @@ def test_an_object_that_is_a_file_and_a_folder_is_an_error(workspace, s3, bucket
         take(s3_store(workspace, s3.url, bucket).path().as_download())
 
 
-def test_two_files_of_one_name_are_an_error(near, workspace, take, tmp_path):
+def test_equal_file_names_of_two_sources_raise(near, workspace, take, tmp_path):
     write_tree(tmp_path / "other", {"part 1.bin": b"x"})
     sources = (Source(datastore="lab", path="train"), Source(path=f"{tmp_path}/other"))
     with pytest.raises(DataError, match=r"has two files 'part 1.bin'"):
         take(DataReference(name="both", sources=sources, mode="download"))
 
 
-def test_several_sources_are_one_folder(near, workspace, take, tmp_path):
+def test_several_sources_form_one_folder(near, workspace, take, tmp_path):
     write_tree(tmp_path / "other", {"more.bin": b"x"})
     sources = (Source(datastore="lab", path="train"), Source(path=f"{tmp_path}/other"))
     for mode in ("mount", "download"):
@@ -171,7 +171,7 @@ def test_several_sources_are_one_folder(near, workspace, take, tmp_path):
         assert tree(fetched.path) == {**ALL, "more.bin": b"x"}
 
 
-def test_a_store_of_one_process_is_refused(workspace, take):
+def test_in_memory_store_is_refused(workspace, take):
     store = Datastore.register(workspace, "mem", "memory://x")
     with pytest.raises(DataError, match="the memory of one process"):
         take(store.path().as_download())
@@ -193,7 +193,7 @@ def test_a_store_that_tells_no_version_is_fetched_each_time(workspace, proxied, 
         assert (fetched.path.read_bytes(), fetched.fetched_bytes) == (content, 1)
 
 
-def test_a_web_server_without_ranges_is_read_all_the_same(workspace, proxied, take, web):
+def test_web_server_without_range_requests_is_read(workspace, proxied, take, web):
     from tests.data.servers import Answer
 
     write_tree(web.folder, {"a": bytes(range(256)) * 8000})
@@ -236,7 +236,7 @@ def test_two_runs_at_once_fetch_a_file_once(workspace, s3_once, bucket, proxied,
     assert sorted(gets) == sorted(set(gets))
 
 
-def test_a_fetch_that_was_killed_is_gone_on_with(workspace, s3_once, bucket, proxied, cache, take):
+def test_killed_fetch_is_resumed(workspace, s3_once, bucket, proxied, cache, take):
     s3_once.bucket(bucket, {f"{number}.bin": bytes([number]) * 50_000 for number in range(40)})
 
     def slow(answer) -> None:

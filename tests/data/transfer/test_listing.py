@@ -59,11 +59,11 @@ def test_the_whole_store_is_listed_by_path(store):
 
 
 @pytest.mark.parametrize("path", ["train", "train/", "/train", "./train"])
-def test_a_folder_has_what_is_below_it_and_not_what_begins_alike(store, path):
+def test_listing_excludes_names_with_the_same_prefix(store, path):
     assert set(names(store.files(path))) == {"a.csv", "sub folder/ü é.csv", "sub folder/q?#%41*[1].bin", "empty"}
 
 
-def test_one_file_is_itself(store, workspace):
+def test_single_file_lists_itself(store, workspace):
     sources = [Source(datastore="lab", path="train/a.csv")]
     infos = list_files(sources, workspace.path)
     assert names(infos) == {"a.csv": 1}
@@ -98,7 +98,7 @@ def test_a_path_out_of_the_store_is_refused(store):
         store.files("train/../../etc")
 
 
-def test_several_sources_are_one_list_and_a_file_that_two_mean_comes_once(store, workspace):
+def test_listing_merges_sources_without_duplicates(store, workspace):
     sources = [Source(datastore="lab", path=path) for path in ("train", "train/a.csv", "training.txt")]
     assert [info.path for info in list_files(sources, workspace.path)] == [
         "train/a.csv", "train/empty", "train/sub folder/q?#%41*[1].bin", "train/sub folder/ü é.csv", "training.txt",
@@ -114,7 +114,7 @@ def test_an_absolute_path_and_a_file_url_need_no_datastore(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["relative/path", "ftp://host/file", ""])
-def test_what_is_neither_a_url_nor_an_absolute_path_is_refused(workspace, path):
+def test_relative_path_is_refused(workspace, path):
     with pytest.raises(DataError, match="absolute path"):
         list_files([Source(path=path)], workspace.path)
 
@@ -125,7 +125,7 @@ def test_a_password_in_a_plain_url_is_refused_and_not_shown(workspace):
     assert "planted" not in str(caught.value)
 
 
-def test_http_lists_the_links_of_a_folder_and_one_file(web, workspace):
+def test_http_listing_has_linked_files_or_a_single_file(web, workspace):
     write_tree(web.folder, FILES)
     store = Datastore.register(workspace, "web", web.url)
     assert names(store.files()) == {name: len(content) for name, content in FILES.items()}
@@ -164,13 +164,13 @@ def test_an_absolute_name_is_refused_and_written_nowhere(workspace, s3, bucket, 
     assert not (tmp_path / "evil").exists()
 
 
-def test_objects_that_mark_folders_are_no_files(workspace, s3, bucket):
+def test_folder_marker_objects_are_skipped(workspace, s3, bucket):
     s3.bucket(bucket, {"a/": b"", "a/b": b"1", "c": b"", "c/d": b"2"})
     assert [info.path for info in s3_store(workspace, s3.url, bucket).files()] == ["a/b", "c/d"]
 
 
 @pytest.mark.parametrize("base", ["", "a", "a/empty"])
-def test_empty_folder_made_by_a_console_is_no_file_and_is_downloaded_as_nothing(workspace, s3, bucket, tmp_path, base):
+def test_empty_folder_marker_is_neither_listed_nor_downloaded(workspace, s3, bucket, tmp_path, base):
     # The story: the object "a/empty/" of 0 bytes made every download fail.
     s3.bucket(bucket, {"a/empty/": b"", "a/x": b"1", "a/nothing": b"", "top/": b""})
     store = s3_store(workspace, s3.url, bucket)
@@ -182,7 +182,7 @@ def test_empty_folder_made_by_a_console_is_no_file_and_is_downloaded_as_nothing(
         assert sorted(path.relative_to(tmp_path / "there").as_posix() for path in there) == expected
 
 
-def test_more_objects_than_one_answer_holds_are_all_listed(workspace, s3, bucket, proxied):
+def test_paginated_listing_is_complete(workspace, s3, bucket, proxied):
     names = [f"{number:04d}" for number in range(2 * OBJECTS_OF_AN_ANSWER + 5)]
     s3.bucket(bucket, dict.fromkeys(names, b""))
     proxy = proxied(s3.port)
@@ -223,7 +223,7 @@ def test_links_of_a_local_folder_are_followed_but_never_in_a_circle(workspace, t
     assert [info.path for info in store.files()] == ["linked/where/b", "own/a"]
 
 
-def test_a_link_to_data_that_can_not_be_had_is_an_error_and_one_that_leads_nowhere_is_none(workspace, tmp_path):
+def test_unreadable_symlink_target_raises_and_a_broken_symlink_is_skipped(workspace, tmp_path):
     write_tree(tmp_path, {"files/a": "1"})
     for name, target in {"nowhere": tmp_path / "no", "itself": "itself", "through a file": "a/b"}.items():
         (tmp_path / "files" / name).symlink_to(target)

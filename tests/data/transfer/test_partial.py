@@ -13,7 +13,7 @@ def part(tmp_path):
     return tmp_path / "x.part"
 
 
-def test_only_one_has_it_and_others_wait_in_vain_or_come_back(part):
+def test_partial_file_is_claimed_by_one_process(part):
     mine = claim(part, 10, wait=False)
     assert claim(part, 10, wait=False) is None
     assert is_claimed(part)
@@ -24,7 +24,7 @@ def test_only_one_has_it_and_others_wait_in_vain_or_come_back(part):
     again.close()
 
 
-def test_the_length_of_a_file_in_one_piece_says_how_far_it_is(part):
+def test_length_of_a_single_range_file_is_its_progress(part):
     mine = claim(part, 10, wait=False)
     mine.write(b"abcd", 0)
     mine.close()  # as a kill would: nothing was marked
@@ -34,7 +34,7 @@ def test_the_length_of_a_file_in_one_piece_says_how_far_it_is(part):
     again.close()
 
 
-def test_more_than_the_whole_is_no_beginning(part):
+def test_oversized_partial_file_restarts(part):
     part.write_bytes(b"too long by far")
     mine = claim(part, 10, wait=False)
     assert mine.missing() == [(0, 10)]
@@ -42,7 +42,7 @@ def test_more_than_the_whole_is_no_beginning(part):
     mine.close()
 
 
-def test_of_a_file_in_ranges_only_what_was_marked_counts(part, monkeypatch):
+def test_only_marked_ranges_count_as_done(part, monkeypatch):
     monkeypatch.setattr(module, "SINGLE_BYTES", 10)
     mine = claim(part, 100, wait=False)
     mine.write(b"x" * 20, 40)
@@ -86,7 +86,7 @@ def test_a_finished_file_has_its_name_and_mode_and_leaves_nothing(part, monkeypa
     assert (whole.name, whole.read_bytes(), whole.stat().st_mtime_ns) == ("whole", b"abcd", 10**18)
 
 
-def test_who_waited_for_a_finished_file_does_not_get_it_to_write(part):
+def test_waiter_does_not_claim_a_finished_file(part):
     """The waiting process has the finished file open; had it taken the lock for its own, it would truncate it."""
     import threading
 

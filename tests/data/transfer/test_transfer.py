@@ -58,7 +58,7 @@ def test_a_small_object_that_is_cut_is_fetched_again(workspace, s3, bucket, prox
     assert (fetched.path / "x.bin").read_bytes() == BODY
 
 
-def test_a_line_that_always_breaks_is_one_error_and_nothing_half_is_left(workspace, s3, bucket, proxied, take, cache):
+def test_permanently_broken_connection_raises_and_leaves_no_partial_file(workspace, s3, bucket, proxied, take, cache):
     s3.bucket(bucket, {"x.bin": BODY})
     proxy = proxied(s3.port, spoil("x.bin", cut(0)))
     with pytest.raises(EngineError, match=r"reading 'x.bin' in datastore 'lab' .* failed: .*Try again"):
@@ -81,9 +81,7 @@ def test_an_object_that_is_shorter_than_it_was_listed_is_never_taken(workspace, 
 
 
 @pytest.mark.promise("file-changes-after-listing-error")
-def test_an_object_that_changes_after_the_listing_is_refused_and_the_next_run_has_the_new_one(
-    workspace, s3, bucket, proxied, take, cache
-):
+def test_object_changed_after_listing_is_refused_and_fetched_next_time(workspace, s3, bucket, proxied, take, cache):
     s3.bucket(bucket, {"x.bin": BODY})
     new = BODY[::-1]
 
@@ -100,7 +98,7 @@ def test_an_object_that_changes_after_the_listing_is_refused_and_the_next_run_ha
     assert (take(store.path().as_download()).path / "x.bin").read_bytes() == new
 
 
-def test_what_came_of_an_old_version_is_no_beginning_of_the_new_one(workspace, s3, bucket, proxied, take, cache):
+def test_partial_file_of_an_old_version_is_discarded(workspace, s3, bucket, proxied, take, cache):
     s3.bucket(bucket, {"x.bin": BODY * 12})
 
     def keep_the_front(answer: Answer) -> None:
@@ -118,9 +116,7 @@ def test_what_came_of_an_old_version_is_no_beginning_of_the_new_one(workspace, s
     assert (take(store.path().as_download()).path / "x.bin").read_bytes() == BODY[::-1] * 12
 
 
-def test_a_large_file_comes_in_ranges_and_only_the_missing_ones_come_again(
-    workspace, s3, bucket, proxied, take, monkeypatch
-):
+def test_large_file_resumes_with_missing_ranges(workspace, s3, bucket, proxied, take, monkeypatch):
     monkeypatch.setattr("paceline.data.transfer.partial.SINGLE_BYTES", 1 << 20)
     monkeypatch.setattr(module, "SINGLE_BYTES", 1 << 20)
     monkeypatch.setattr(module, "_RANGE_BYTES", 1 << 20)
@@ -141,7 +137,7 @@ def test_a_large_file_comes_in_ranges_and_only_the_missing_ones_come_again(
     assert 0 < fetched.fetched_bytes < len(body), "what had come was kept"
 
 
-def test_a_server_that_is_killed_in_mid_download_is_one_error_and_the_next_run_goes_on(
+def test_server_killed_during_download_raises_and_the_next_run_resumes(
     workspace, s3_once, bucket, proxied, take, cache
 ):
     size = SINGLE_BYTES + (20 << 20)
@@ -183,7 +179,7 @@ def test_an_answer_of_500_is_tried_again(workspace, s3, bucket, proxied, take):
     assert (take(s3_store(workspace, proxy.url, bucket).path().as_download()).path / "x.bin").read_bytes() == BODY
 
 
-def test_an_object_that_is_gone_since_the_listing_is_one_error(workspace, s3, bucket, proxied, take, cache):
+def test_object_deleted_after_listing_raises(workspace, s3, bucket, proxied, take, cache):
     s3.bucket(bucket, {"x.bin": BODY, "y.bin": BODY})
 
     def remove(answer: Answer) -> None:
@@ -196,7 +192,7 @@ def test_an_object_that_is_gone_since_the_listing_is_one_error(workspace, s3, bu
     assert not (cache.views / "run_1/0/lab").exists()
 
 
-def test_wrong_keys_are_one_error_without_the_secret(workspace, s3, bucket, take, monkeypatch):
+def test_wrong_keys_raise_without_the_secret(workspace, s3, bucket, take, monkeypatch):
     s3.bucket(bucket, {"x.bin": BODY})
     monkeypatch.setenv("LAB_SECRET", "a wrong/secret+key")
     store = s3_store(workspace, s3.url, bucket)
@@ -215,18 +211,18 @@ def test_wrong_keys_are_one_error_without_the_secret(workspace, s3, bucket, take
     assert "wrong" not in str(caught.value)
 
 
-def test_a_bucket_that_is_not_there_is_one_error(workspace, s3, take):
+def test_missing_bucket_raises(workspace, s3, take):
     with pytest.raises(TransferError, match=r"listing '' in datastore 'lab' .* there is no such bucket"):
         take(s3_store(workspace, s3.url, "no-such-bucket").path().as_download())
 
 
 @pytest.mark.parametrize("url", ["http://no-such-host.invalid", "http://127.0.0.1:9"])
-def test_a_host_that_is_not_there_is_one_error(workspace, s3, take, url):
+def test_unreachable_host_raises(workspace, s3, take, url):
     with pytest.raises(TransferError, match="listing '' in datastore 'lab'"):
         take(s3_store(workspace, url, "bucket").path().as_download())
 
 
-def test_a_full_disk_is_one_error_that_names_the_folder(workspace, s3, bucket, take, small_disk):
+def test_full_disk_raises_and_names_the_folder(workspace, s3, bucket, take, small_disk):
     from paceline.data.transfer.cache import DataCache
 
     s3.bucket(bucket, {"x.bin": BODY * 4, "y.bin": BODY * 4})
@@ -245,7 +241,7 @@ def test_progress_ends_with_all_bytes_and_files(workspace, s3, bucket, take):
     assert told[-1] == (5 * len(BODY), 5 * len(BODY), 5, 5)
 
 
-def test_one_failed_file_fails_the_whole(workspace, s3, bucket, proxied, take, cache):
+def test_failed_file_fails_the_whole_fetch(workspace, s3, bucket, proxied, take, cache):
     s3.bucket(bucket, {f"{number}.bin": BODY for number in range(40)})
     proxy = proxied(s3.port, spoil("/7.bin", cut(0)))
     with pytest.raises(PacelineError, match=r"7\.bin"):
@@ -253,7 +249,7 @@ def test_one_failed_file_fails_the_whole(workspace, s3, bucket, proxied, take, c
     assert not list(cache.views.glob("run_1/0/*"))
 
 
-def test_many_small_files_come_over_one_sftp_connection(workspace, sshd, tmp_path):
+def test_small_files_share_one_sftp_connection(workspace, sshd, tmp_path):
     """Its library gives an answer to whichever thread reads: of several that asked, the others waited for ever."""
     names = write_tree(tmp_path / "far", {f"{number}": str(number) for number in range(40)})
     store = Datastore.register(workspace, "lab", sshd.url(names), options=sshd.options())

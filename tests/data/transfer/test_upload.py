@@ -70,7 +70,7 @@ def test_files_that_are_there_refuse_the_run_before_it_starts(store, folder, wor
     assert stored(store) == SIZES
 
 
-def test_a_file_that_came_there_meanwhile_is_not_replaced_unless_allowed(store, folder, workspace):
+def test_file_created_during_the_run_is_replaced_only_with_overwrite(store, folder, workspace):
     reference = store.path("run 1").as_upload()
     check_upload(reference, workspace.path)
     upload(reference, write_tree(folder.parent / "other", {"model.pt": b"theirs"}), workspace_dir=workspace.path)
@@ -124,7 +124,7 @@ def test_an_answer_of_503_is_tried_again(workspace, s3_once, bucket, proxied, fo
     assert stored(store) == SIZES
 
 
-def test_links_to_files_are_followed_and_what_is_no_file_is_left_out(tmp_path):
+def test_upload_follows_symlinks_and_skips_special_files(tmp_path):
     write_tree(tmp_path, {"out/a": "1", "other/b": "2"})
     (tmp_path / "out/linked").symlink_to(tmp_path / "other")
     (tmp_path / "out/up").symlink_to(tmp_path / "out")

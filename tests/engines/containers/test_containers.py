@@ -223,7 +223,7 @@ def test_a_worker_has_the_images_system_and_the_runs_folders(runs, tmp_path):
     assert log(launch) == "printed\n"
 
 
-def test_files_in_the_runs_folder_belong_to_who_submitted(runs):
+def test_files_in_the_run_folder_belong_to_the_submitting_user(runs):
     launch = runs.launch("open('outputs/x', 'w').write('1')")
     assert runs.finish(launch) == [0]
     found = (launch.run_dir / "outputs" / "x").stat()
@@ -241,7 +241,7 @@ def test_shm_size_is_the_size_of_shared_memory(runs):
     assert int(output(another, "x")) == host.f_blocks * host.f_frsize
 
 
-def test_shared_memory_of_a_given_size_is_one_for_all_workers_of_a_node(runs):
+def test_workers_of_a_node_share_memory_of_the_given_size(runs):
     launch = runs.launch(
         """\
         import os, time
@@ -276,7 +276,7 @@ def test_an_images_own_entry_point_is_not_run(runs):
     assert log(launch) == "the script\n"
 
 
-def test_no_value_of_a_variable_stands_on_a_command_line(runs):
+def test_variable_values_are_not_on_a_command_line(runs):
     secret = "hunter2-" + os.urandom(8).hex()
     launch = runs.launch(WAITS, environment_variables={"TOKEN": secret})
     [started] = runs.start(launch)
@@ -368,7 +368,7 @@ def test_a_script_that_is_killed_ends_with_the_signals_code(runs):
     assert wait(started) == 137
 
 
-def test_what_a_killed_client_leaves_is_removed(runs):
+def test_container_of_a_killed_client_is_removed(runs):
     launch = runs.launch(WAITS)
     [started] = runs.start(launch)
     wait_until(is_there(launch, "pid"), "the script runs")
@@ -384,7 +384,7 @@ def test_what_a_killed_client_leaves_is_removed(runs):
 
 
 @only_podman
-def test_a_containers_processes_are_below_whoever_started_it(runs):
+def test_container_processes_are_descendants_of_their_starter(runs):
     """So a supervisor or its guardian that kills what is below it kills them, with what the script left alone."""
     launch = runs.launch(
         """\
@@ -405,7 +405,7 @@ def test_a_containers_processes_are_below_whoever_started_it(runs):
     assert runs.machine.containers() == []
 
 
-def test_what_a_script_leaves_behind_ends_with_its_container(runs):
+def test_leftover_processes_end_with_their_container(runs):
     launch = runs.launch(
         """\
         import os, subprocess, sys, time
@@ -420,7 +420,7 @@ def test_what_a_script_leaves_behind_ends_with_its_container(runs):
     wait_until(lambda: not processes.is_alive(int(output(launch, "pid"))), "the script's child is gone")
 
 
-def test_a_container_killed_while_it_is_made_leaves_nothing(runs):
+def test_container_killed_during_creation_leaves_nothing(runs):
     for delay_ms in (15, 50, 80, 110, 150, 220):
         launch = runs.launch("import time; time.sleep(600)")
         runs.start(launch)
@@ -465,7 +465,7 @@ def test_another_interpreter_of_the_image_can_be_named(engine, machine):
 
 
 @only_podman
-def test_a_program_that_is_no_python_is_refused(engine, machine):
+def test_program_that_is_no_python_is_refused(engine, machine):
     with pytest.raises(LauncherError, match=r"its '/usr/bin/cat' does not run as Python 3\.10 or later does"):
         probe(engine, machine, python="/usr/bin/cat")
 
@@ -488,7 +488,7 @@ def test_an_image_that_is_nowhere_is_refused_with_the_engines_reason(engine, mac
 
 
 @only_podman
-def test_an_image_of_this_machine_alone_is_not_looked_for_elsewhere(engine, machine):
+def test_localhost_image_is_not_pulled(engine, machine):
     with pytest.raises(LauncherError, match="has no such image on this machine"):
         containers.check_image(engine, "localhost/missing:1", print)
 
@@ -567,7 +567,7 @@ def test_the_same_packages_are_installed_once(layer, tmp_path):
 
 
 @only_podman
-def test_packages_that_can_not_be_had_are_named_and_nothing_counts(layer, machine, tmp_path):
+def test_uninstallable_package_is_named_and_no_layer_is_kept(layer, machine, tmp_path):
     with pytest.raises(EnvironmentBuildError, match=r"No matching distribution found for tiny"):
         layer("tiny")
     assert machine.containers() == []
@@ -591,13 +591,13 @@ def test_a_killed_installation_counts_for_nothing_and_is_done_again(layer, engin
 
 
 @only_podman
-def test_exact_versions_are_installed_without_what_they_require(layer, tmp_path):
+def test_exact_versions_are_installed_without_dependencies(layer, tmp_path):
     wheel(tmp_path / "index", requires="Requires-Dist: missing\n")
     assert layer("tiny==1.0", is_exact=True).packages == ("tiny==1.0",)
 
 
 @only_podman
-def test_a_password_of_an_index_stands_on_no_command_line(layer, engine, tmp_path):
+def test_index_password_is_not_on_a_command_line(layer, engine, tmp_path):
     secret = "hunter2-" + os.urandom(8).hex()
     lines: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -699,7 +699,7 @@ def test_the_submitting_shells_python_path_stays_outside(own_podman, lab, monkey
 
 
 @only_podman
-def test_workers_of_a_run_share_memory_of_the_size_that_was_asked_for(own_podman, lab):
+def test_workers_of_a_run_share_memory_of_the_requested_size(own_podman, lab):
     run = lab.complete(
         KEEP + "found = os.statvfs('/dev/shm'); keep([found.f_blocks * found.f_frsize, os.stat('/dev/shm').st_dev])",
         custom_docker_image=IMAGE,
@@ -845,7 +845,7 @@ def test_an_image_that_is_not_there_fails_the_run_before_its_workers(own_podman,
 
 @only_podman
 @pytest.mark.parametrize("name", ["--privileged", "two words", "x;y", "line\nbreak", "../x"])
-def test_what_is_no_images_name_is_refused_before_anything_starts(lab, own_podman, name):
+def test_invalid_image_name_is_refused_at_submission(lab, own_podman, name):
     with pytest.raises(UserError, match="docker_image="):
         lab.submit("", custom_docker_image=name)
     assert not (lab.workspace_dir / "runs").exists() or not list((lab.workspace_dir / "runs").iterdir())
@@ -874,7 +874,7 @@ def test_packages_of_a_run_are_installed_on_top_of_its_image_once(own_podman, la
 
 
 @only_podman
-def test_packages_that_can_not_be_had_fail_the_run_before_its_workers(own_podman, lab, monkeypatch):
+def test_uninstallable_package_fails_the_run_before_its_workers(own_podman, lab, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     run = lab.finish("", custom_docker_image=IMAGE, pip_packages=["paceline-missing"])
     failure = run.record().failure
@@ -884,9 +884,7 @@ def test_packages_that_can_not_be_had_fail_the_run_before_its_workers(own_podman
 
 
 @only_podman
-def test_a_rerun_in_an_image_has_the_same_versions_and_its_environment_is_kept_while_it_is_used(
-    own_podman, lab, tmp_path, monkeypatch
-):
+def test_rerun_in_an_image_has_the_same_package_versions(own_podman, lab, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
@@ -911,7 +909,7 @@ def test_a_rerun_in_an_image_has_the_same_versions_and_its_environment_is_kept_w
 
 
 @only_podman
-def test_data_is_there_in_containers_under_the_same_paths(own_podman, lab, tmp_path):
+def test_data_has_the_same_paths_in_containers(own_podman, lab, tmp_path):
     for name in "abcd":
         path = tmp_path / "the store" / "mnist" / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ def test_the_digits_are_learned_as_on_this_machine(
 # Workers of Slurm's and Ray's nodes meet each other in the suite of targets.
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh"])
-def test_two_hosts_learn_together_and_what_torch_says_of_hosts_without_names_is_passed_over(
+def test_two_hosts_train_together_without_hostname_warnings(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))

@@ -143,7 +143,7 @@ def test_a_job_with_packages_inputs_and_an_output_runs_as_it_does_here(there: Pl
 
 
 @pytest.mark.parametrize("way", ["slurm, login host", "ray"])
-def test_what_this_machine_can_see_to_be_wrong_is_refused_before_anything_is_sent(
+def test_locally_detectable_errors_are_refused_before_sending(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "store" / "m").mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_what_this_machine_can_see_to_be_wrong_is_refused_before_anything_is_sen
             there.lab.submit("", inputs=[own.path("nowhere", "data")], **TWO)
 
 
-def test_what_can_not_be_stored_is_told_before_the_workers_start(
+def test_output_conflict_is_reported_before_the_workers_start(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place("ssh", request, tmp_path, monkeypatch) as there:
@@ -222,7 +222,7 @@ def _lay_over(network: Hosts, name: str, folder: Path) -> None:
 
 # Which engine brings the agents makes no difference to a container; hosts over SSH share no folder with this machine either.
 @pytest.mark.parametrize("way", ["ssh", *(pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray"))])
-def test_each_node_has_containers_of_its_own_engine_with_packages_and_data(
+def test_each_node_runs_its_own_containers_with_packages_and_data(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_module("mpi4py")
@@ -260,7 +260,7 @@ def check_mpi(found: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.promise("container-outlives-run-whoever-killed")
-def test_whoever_ends_mpis_workers_leaves_no_container_on_any_node(
+def test_ended_mpi_workers_leave_no_container_on_any_node(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With a system's Open MPI, whose version is another one than the wheel's.

@@ -71,7 +71,7 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.promise("link-counts-leads-none-leads")
-def test_links_are_resolved_where_they_were_made_and_no_other_files_are_had_through_them(there: Place) -> None:
+def test_symlinks_resolve_on_their_node_and_expose_no_other_files(there: Place) -> None:
     lab, gate = there.lab, there.folder / "gate"
     # Of the submitting machine; on nodes that do not see it there is nothing of this name.
     (lab.folder / "only-here.txt").write_text("secret")

@@ -27,7 +27,7 @@ paceline.Run.get_context().log("value", value)
 
 
 @pytest.mark.parametrize("way", ["ssh", "slurm"])
-def test_what_a_step_there_leaves_a_step_here_finds_and_the_other_way_round(
+def test_remote_and_local_steps_exchange_outputs(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place(way, request, tmp_path, monkeypatch) as there:

@@ -62,7 +62,7 @@ def controllers(engine: SlurmLab | RayLab, run: SweepRun) -> dict[int, str]:
 
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm", "ray, shared folder"])
-def test_a_controller_in_the_engine_is_looked_after_killed_and_gone_on_with(
+def test_killed_controller_in_the_engine_is_replaced(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = request.getfixturevalue(WAYS[way][0])
@@ -108,7 +108,7 @@ def test_a_controller_that_could_not_see_the_workspace_is_refused(
 # By its parameter the test is one of Slurm's, and starts no second cluster beside another engine.
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm"])
-def test_whoever_ends_the_controller_s_job_ends_the_sweep(
+def test_ending_the_controllers_job_ends_the_sweep(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = request.getfixturevalue("slurm_cluster")

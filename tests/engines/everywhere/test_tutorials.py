@@ -50,7 +50,7 @@ def printed_there(page: Path, last: str, way: str, request: pytest.FixtureReques
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm"])
-def test_the_second_tutorial_runs_on_other_machines_by_one_word(
+def test_second_tutorial_runs_on_other_machines_by_naming_the_target(
     way: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     printed, there = printed_there(HOROVOD, "sums[", way, request, tmp_path)
@@ -74,7 +74,7 @@ def test_the_fourth_tutorial_s_crash_is_survived_on_other_machines(
 
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.parametrize("page", [HOROVOD, LAPTOP], ids=lambda page: page.stem)
-def test_the_commands_for_ssh_hosts_are_those_of_the_readme(page: Path) -> None:
+def test_ssh_commands_of_the_tutorial_equal_the_readme(page: Path) -> None:
     """Which are run on two such hosts."""
     found = [block for block in blocks(page, "console") if re.search(r"\blab\b", block.text)]
     assert found

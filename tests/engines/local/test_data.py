@@ -66,7 +66,7 @@ def test_a_script_may_ask_for_an_input_by_name(lab: Lab, store: pl.Datastore) ->
     assert seen(run) == [["mnist"], sorted(ALL)]
 
 
-def test_one_file_is_a_path_to_it(lab: Lab, store: pl.Datastore) -> None:
+def test_single_file_input_is_a_path_to_the_file(lab: Lab, store: pl.Datastore) -> None:
     script = KEEP + "keep(open(sys.argv[2]).read())\n"
     run = lab.complete(script, script_params={"--file": store.path("mnist/part 3.txt").as_download()})
     assert seen(run) == ALL["part 3.txt"]
@@ -92,7 +92,7 @@ def test_every_node_or_rank_has_its_own_part(
     assert max(sizes) - min(sizes) <= max(map(len, ALL.values()))
 
 
-def test_an_input_appears_in_the_working_directory_too(lab: Lab, store: pl.Datastore) -> None:
+def test_input_appears_at_its_path_in_the_working_directory(lab: Lab, store: pl.Datastore) -> None:
     script = KEEP + "keep(sorted(os.listdir('data/mnist')))\n"
     run = lab.complete(script, inputs=[store.path("mnist").as_download("data/mnist")])
     assert seen(run) == sorted(ALL)
@@ -126,7 +126,7 @@ def test_outputs_are_stored_when_the_run_ends(
 
 
 @pytest.mark.promise("outputs-stored-run-ends-also")
-def test_outputs_of_a_failed_run_are_stored_too(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
+def test_outputs_of_a_failed_run_are_stored(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
     script = "import sys\nopen(sys.argv[2] + '/half.txt', 'w').write('x')\nraise ValueError('no more')\n"
     run = lab.finish(script, script_params={"--out": store.path("models").as_upload()})
     assert run.failure is not None
@@ -145,7 +145,7 @@ def test_outputs_of_a_canceled_run_stay_with_it(lab: Lab, store: pl.Datastore, t
     assert not (tmp_path / "store/models/half.txt").exists()
 
 
-def test_what_is_there_is_replaced_only_if_asked_for(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
+def test_existing_files_are_replaced_only_with_overwrite(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
     script = "import sys\nopen(sys.argv[2] + '/part 0.txt', 'w').write('new')\n"
     reference = store.path("mnist").as_upload()
     run = lab.finish(script, script_params={"--out": reference})
@@ -225,7 +225,7 @@ def test_a_dataset_is_recorded_with_the_run_that_used_it(lab: Lab, store: pl.Dat
     assert "no longer those that were there" in run.folder.prepare_log(0).read_text()
 
 
-def test_a_table_is_asked_for_by_name(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
+def test_tabular_input_is_read_by_name(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     (tmp_path / "store/table.csv").write_text("a,b\n1,2\n3,4\n")
     table = pl.Dataset.Tabular.from_delimited_files((store, "table.csv"))
@@ -289,7 +289,7 @@ def test_a_cache_that_can_not_be_made_is_the_data_s_failure_not_an_error_of_ours
     assert "PACELINE_DATA_CACHE" in run.failure.message
 
 
-def test_what_the_nodes_have_of_a_partition_adds_up(lab: Lab, store: pl.Datastore) -> None:
+def test_parts_of_all_nodes_cover_the_partition(lab: Lab, store: pl.Datastore) -> None:
     reference = store.path("mnist", "mnist").as_partition(by="node")
     run = lab.complete("print()\n", inputs=[reference], distributed_backend="gloo", node_count=2)
     assert run.input_datasets["mnist"]["files"] == 8

@@ -16,7 +16,7 @@ from tests.engines.lab import Lab, wait_for_end
 
 
 @pytest.mark.promise("elastic-run-goes-nodes-left")
-def test_a_run_goes_on_without_a_lost_node_and_with_it_once_it_is_back(
+def test_elastic_run_continues_without_a_lost_node_and_takes_it_back(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"

@@ -106,7 +106,7 @@ def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[
     assert saved == {f"rank_{rank}": "all of it" for rank in ranks}
 
 
-def test_the_survivors_of_a_failed_rank_get_their_grace_too(lab: Lab) -> None:
+def test_survivors_of_a_failed_rank_get_their_grace_period(lab: Lab) -> None:
     script = """
         import os, signal, sys, time
         if os.environ["PACELINE_RANK"] == "1":
@@ -194,7 +194,7 @@ def test_the_scratch_folder_goes_with_the_run(lab: Lab, mpirun: str) -> None:
 
 @pytest.mark.promise("run-goes-program-submitted-ends")
 @pytest.mark.parametrize("how", ["it exits", "it is killed with all its group"])
-def test_a_run_goes_on_when_the_program_that_submitted_it_is_gone(lab: Lab, how: str) -> None:
+def test_run_continues_after_its_submitting_program_ended(lab: Lab, how: str) -> None:
     lab.write("import os, time\nwhile not os.path.exists('outputs/go'): time.sleep(0.01)\nprint('went on')\n")
     code = "print(experiment.submit(estimator).id, flush=True)\n"
     if how != "it exits":

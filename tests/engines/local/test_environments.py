@@ -45,7 +45,7 @@ def builds(folder: Path) -> int:
     return len((folder / "builds").read_text().splitlines())
 
 
-def test_a_layer_has_the_packages_and_behind_them_those_of_the_interpreter(lab: Lab, spam: str) -> None:
+def test_layer_packages_precede_those_of_the_interpreter(lab: Lab, spam: str) -> None:
     run = lab.complete(LOOK + "import pytest\n", estimator=pl.PyTorch, pip_packages=[spam])
 
     path = seen(run)["path"]
@@ -83,13 +83,13 @@ def test_a_whole_environment_has_its_packages_and_no_others(
     assert missing.failure.exception == "ModuleNotFoundError: No module named 'click'"
 
 
-def test_what_is_meant_for_the_script_alone_is_on_its_path(lab: Lab, spam: str, tmp_path: Path) -> None:
+def test_script_gets_its_own_pythonpath_and_path(lab: Lab, spam: str, tmp_path: Path) -> None:
     run = lab.complete(LOOK, pip_packages=[spam], environment_variables={"PYTHONPATH": str(tmp_path), "PATH": "/bin"})
     assert str(tmp_path) in seen(run)["path"]
     assert seen(run)["env"]["PATH"] == "/bin"
 
 
-def test_the_interpreter_itself_runs_what_is_user_managed(lab: Lab) -> None:
+def test_user_managed_environment_uses_its_interpreter(lab: Lab) -> None:
     definition = pl.Environment.from_existing("mine", sys.prefix)
     run = lab.complete(KEEP + "keep(sys.prefix)\n", environment_definition=definition)
     assert seen(run) == sys.prefix
@@ -106,7 +106,7 @@ def test_the_environment_s_own_variables_reach_the_workers(lab: Lab) -> None:
     assert seen(run) == ["environment", "estimator"]
 
 
-def test_workers_under_mpirun_are_in_a_layer_too(lab: Lab, spam: str, any_mpirun: str) -> None:
+def test_workers_under_mpirun_run_in_a_layer(lab: Lab, spam: str, any_mpirun: str) -> None:
     run = lab.complete(
         LOOK + "from mpi4py import MPI\nkeep(MPI.COMM_WORLD.size, 'size')\n",
         estimator=pl.PyTorch,
@@ -118,7 +118,7 @@ def test_workers_under_mpirun_are_in_a_layer_too(lab: Lab, spam: str, any_mpirun
     assert "/environments/" in seen(run, 1)["spam"]
 
 
-def test_workers_of_several_nodes_share_one_environment(lab: Lab, tmp_path: Path) -> None:
+def test_nodes_of_a_run_share_one_environment(lab: Lab, tmp_path: Path) -> None:
     source = make_source(tmp_path / "watched", "spam")
     run = lab.complete(LOOK, pip_packages=[str(source)], distributed_backend="gloo", node_count=2)
     assert builds(source.parent) == 1
@@ -148,9 +148,7 @@ def test_canceling_ends_the_build(lab: Lab, tmp_path: Path) -> None:
     wait_until(lambda: not processes_below(lab.folder), "no process of the run is left")
 
 
-def test_a_package_that_can_not_be_had_is_named_with_the_reason(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, spam: str
-) -> None:
+def test_uninstallable_package_is_named_with_the_reason(lab: Lab, monkeypatch: pytest.MonkeyPatch, spam: str) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(Path(spam).parent))
     for kind in (pl.Estimator, pl.PyTorch):
@@ -208,7 +206,7 @@ def test_after_a_kill_in_mid_build_the_next_run_builds_it_right(lab: Lab, tmp_pa
 
 
 @pytest.mark.promise("rerun-exact-versions")
-def test_a_rerun_has_the_same_versions_though_there_are_newer_ones(
+def test_rerun_keeps_package_versions_despite_newer_releases(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = KEEP + "import spam, eggs\nkeep([spam.VERSION, eggs.VERSION])\n"

@@ -25,7 +25,7 @@ def test_a_command_runs_beside_a_worker(lab: Lab, backend: str, request: pytest.
 
 
 @pytest.mark.promise("command-beside-worker-folder-variables")
-def test_a_terminal_here_is_one_there(lab: Lab) -> None:
+def test_exec_forwards_a_terminal(lab: Lab) -> None:
     run = lab.submit(WAITS)
     wait_for_status(run, states.RUNNING)
     ours, theirs = pty.openpty()

@@ -118,7 +118,7 @@ def test_the_culprit_is_named_though_its_victim_exits_long_before(lab: Lab) -> N
     assert "rank 0 lost its connection" in str(report)
 
 
-def test_a_culprit_that_never_ends_after_its_exception_is_named_all_the_same(lab: Lab) -> None:
+def test_failed_rank_that_never_exits_is_named(lab: Lab) -> None:
     script = CONNECTED + (
         "import atexit\n"
         "if rank == 0:\n"
@@ -149,7 +149,7 @@ def test_the_first_of_two_that_fail_by_themselves_is_named(lab: Lab) -> None:
     assert report.victims == ((0, "failed after it: ValueError: second"),)
 
 
-def test_a_rank_that_exits_with_0_does_not_hide_one_that_fails(lab: Lab) -> None:
+def test_rank_that_exits_with_0_does_not_hide_a_failed_rank(lab: Lab) -> None:
     script = (
         "import os, sys, time\nif os.environ['PACELINE_RANK'] == '0':\n    sys.exit(0)\ntime.sleep(0.5)\nsys.exit(4)\n"
     )
@@ -160,7 +160,7 @@ def test_a_rank_that_exits_with_0_does_not_hide_one_that_fails(lab: Lab) -> None
     assert exit_codes(run) == {"0": 0, "1": 4}
 
 
-def test_a_victim_of_a_rank_that_left_with_0_is_told_apart(lab: Lab) -> None:
+def test_victim_of_a_rank_that_exited_with_0_is_explained(lab: Lab) -> None:
     script = CONNECTED + (
         "if rank == 0:\n    sys.exit(0)\nif not peer.recv(1):\n    raise ConnectionResetError('Connection reset by peer')\n"
     )
@@ -198,7 +198,7 @@ def test_a_missing_import_is_named(lab: Lab, parent: dict[str, Any]) -> None:
 
 
 @pytest.mark.promise("exception-waiting-raises-same-report")
-def test_the_report_is_what_waiting_raises(lab: Lab) -> None:
+def test_waiting_raises_the_failure_report(lab: Lab) -> None:
     run = lab.submit("print('before')\nraise ValueError('bad batch')\n")
     with pytest.raises(pl.errors.RunFailedError, match="ValueError: bad batch") as caught:
         run.wait_for_completion()

@@ -32,7 +32,7 @@ def test_each_worker_sees_its_own_gpu(lab: Lab, backend: dict[str, Any], nodes: 
     assert [seen(run, rank) for rank in range(4)] == ["0", "1", "GPU-5f", "3"]
 
 
-def test_each_worker_may_see_those_of_its_node(lab: Lab, backend: dict[str, Any]) -> None:
+def test_each_worker_sees_all_gpus_of_its_node(lab: Lab, backend: dict[str, Any]) -> None:
     run = lab.complete(LOOK, node_count=2, process_count_per_node=2, gpu_visibility="node", **backend)
     assert [seen(run, rank) for rank in range(4)] == ["0,1", "0,1", "GPU-5f,3", "GPU-5f,3"]
 
@@ -68,7 +68,7 @@ def test_more_workers_than_gpus_are_refused_before_anything_starts(lab: Lab) -> 
         lab.experiment.submit(estimator)
 
 
-def test_a_script_that_takes_the_device_of_its_local_rank_is_told_what_to_say(lab: Lab) -> None:
+def test_invalid_device_ordinal_suggests_gpu_visibility(lab: Lab) -> None:
     script = "raise RuntimeError('CUDA error: invalid device ordinal')\n"
     run = lab.finish(script, use_gpu=True)
     assert run.failure is not None

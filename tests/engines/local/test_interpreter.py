@@ -99,7 +99,7 @@ def test_under_each_kind_of_parent(lab: Lab, parent: dict[str, Any], any_other: 
 
 
 @pytest.mark.promise("worker-needs-python-3-10")
-def test_a_python_that_is_too_old_or_none_is_refused_before_anything_starts(lab: Lab) -> None:
+def test_too_old_or_missing_python_is_refused_at_submission(lab: Lab) -> None:
     lab.write("print()\n")
     old = lab.folder / "python3.9"
     old.write_text("#!/bin/sh\necho 3.9\n")
@@ -110,7 +110,7 @@ def test_a_python_that_is_too_old_or_none_is_refused_before_anything_starts(lab:
     assert not (lab.workspace_dir / "runs").exists() or not os.listdir(lab.workspace_dir / "runs")
 
 
-def test_nothing_of_the_submitting_python_is_on_the_path_of_one_without_site_packages(lab: Lab) -> None:
+def test_bare_interpreter_sees_no_packages_of_the_submitting_python(lab: Lab) -> None:
     # The same interpreter, but a fresh virtual environment of it: only its own packages are there.
     venv = lab.folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)

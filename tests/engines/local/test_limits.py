@@ -243,7 +243,7 @@ def test_a_memory_error_of_pythons_own_is_recognised(lab: Lab) -> None:
     assert "MemoryError" in run.failure.message
 
 
-def test_a_kill_by_somebody_else_is_not_taken_for_memory(lab: Lab) -> None:
+def test_external_sigkill_is_not_reported_as_out_of_memory(lab: Lab) -> None:
     run = lab.finish("import os; os.kill(os.getpid(), 9)\n")
 
     assert run.failure is not None

@@ -43,7 +43,7 @@ def test_print_without_a_newline_and_binary_garbage_are_kept_to_the_byte(lab: La
         assert "\x00" in mine
 
 
-def test_output_is_there_while_the_script_runs(lab: Lab, parent: dict[str, Any]) -> None:
+def test_output_is_readable_while_the_script_runs(lab: Lab, parent: dict[str, Any]) -> None:
     gate = lab.folder / "gate"
     script = f"""
         import os, time

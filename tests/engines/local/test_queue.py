@@ -39,7 +39,7 @@ def test_runs_start_in_order_of_submission(lab: Lab) -> None:
 
 
 @pytest.mark.promise("runs-share-cores-gpus-order")
-def test_no_more_runs_at_once_than_there_are_cores(lab: Lab) -> None:
+def test_concurrent_runs_never_exceed_the_core_count(lab: Lab) -> None:
     script = """
         import os, time
         here = os.path.join(os.environ["PACELINE_WORKSPACE"], "running")

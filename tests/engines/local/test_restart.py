@@ -76,7 +76,7 @@ def test_a_killed_mpirun_starts_the_run_over(lab: Lab, mpirun: str) -> None:
 
 @pytest.mark.promise("script-s-own-exception-tried")
 @pytest.mark.parametrize("end", ["raise ValueError('wrong')", "import sys; sys.exit(3)"])
-def test_what_the_script_does_wrong_by_itself_is_not_tried_again(lab: Lab, end: str) -> None:
+def test_script_error_is_not_restarted_by_default(lab: Lab, end: str) -> None:
     run = lab.finish("print('once')\n" + end, max_restarts=3)
 
     assert run.status == states.FAILED
@@ -85,7 +85,7 @@ def test_what_the_script_does_wrong_by_itself_is_not_tried_again(lab: Lab, end: 
 
 
 @pytest.mark.promise("script-s-own-exception-tried")
-def test_an_exception_is_tried_again_if_that_is_asked_for(lab: Lab) -> None:
+def test_exception_is_restarted_with_restart_on_exception(lab: Lab) -> None:
     script = """
         import os
         print(os.environ["PACELINE_CHECKPOINT_DIR"])
@@ -102,7 +102,7 @@ def test_an_exception_is_tried_again_if_that_is_asked_for(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("script", ["def\n", "import os\nimport no_such_module\n", "import helper\n"])
-def test_a_script_that_can_not_be_loaded_is_started_once_even_then_and_told_why(lab: Lab, script: str) -> None:
+def test_script_with_a_syntax_error_is_not_restarted(lab: Lab, script: str) -> None:
     run = lab.finish(script, {"helper.py": "if True:\npass\n"}, max_restarts=3, restart_on_exception=True)
 
     assert len(run.record().attempts) == 1
@@ -162,7 +162,7 @@ def test_a_run_without_attempts_left_fails_for_the_port_and_leaves_no_lease(lab:
 
 
 @pytest.mark.promise("run-starts-over-after-lost")
-def test_restarts_come_to_an_end(lab: Lab) -> None:
+def test_restarts_end_at_max_restarts(lab: Lab) -> None:
     run = lab.finish("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", max_restarts=2)
 
     assert run.status == states.FAILED
@@ -188,7 +188,7 @@ for step in range(start, 30):
 
 
 @pytest.mark.promise("metrics-several-attempts-one-series")
-def test_metrics_of_attempts_that_went_on_from_checkpoints_are_those_of_one(lab: Lab) -> None:
+def test_metrics_of_resumed_attempts_equal_one_run(lab: Lab) -> None:
     run = lab.complete(TRAINING, max_restarts=2)
 
     assert len(run.record().attempts) == 3

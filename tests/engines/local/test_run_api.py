@@ -17,7 +17,7 @@ from tests.engines.parents import BELOW_MPIRUN
 
 
 @BELOW_MPIRUN
-def test_what_every_rank_logs_is_kept_apart_and_merged(lab: Lab, parent: dict[str, Any]) -> None:
+def test_metrics_of_ranks_are_kept_apart_and_merged(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, paceline
         from paceline.compat.azureml import Run
@@ -108,7 +108,7 @@ def test_a_worker_tags_uploads_and_shows_images(lab: Lab) -> None:
         run.download_file("none")
 
 
-def test_two_ranks_that_upload_one_name_are_told(lab: Lab) -> None:
+def test_second_upload_of_one_name_raises_on_its_rank(lab: Lab) -> None:
     script = KEEP + (
         "import paceline\n"
         "open(f'mine_{os.environ[\"PACELINE_RANK\"]}', 'w').write(os.environ['PACELINE_RANK'])\n"
@@ -205,7 +205,7 @@ def test_a_value_that_was_logged_survives_the_workers_sigkill(lab: Lab) -> None:
 
 
 @pytest.mark.promise("there-silent-world-one")
-def test_a_disturbed_environment_is_an_error_not_a_world_of_one(lab: Lab) -> None:
+def test_missing_rank_variable_raises_run_context_error(lab: Lab) -> None:
     script = "import os, paceline\ndel os.environ['PACELINE_RANK']\npaceline.Run.get_context()\n"
     report = lab.finish(script).failure
 
@@ -243,7 +243,7 @@ def test_details_have_the_sdks_keys(lab: Lab) -> None:
     assert sorted(set(azureml.Run(failed.experiment, failed.id).get_details()) - set(details)) == ["error", "warnings"]
 
 
-def test_the_source_comes_back_as_it_was(lab: Lab) -> None:
+def test_restored_snapshot_equals_the_submitted_source(lab: Lab) -> None:
     run = lab.complete("print('old')\n", {"sub/data.txt": "old"})
     lab.write("print('new')\n", {"sub/data.txt": "new"})
     again = lab.complete("print('new')\n")

@@ -111,7 +111,7 @@ def test_a_source_may_hold_files_named_like_modules_of_ours_and_of_python(lab: L
     assert run.failure.exception == "ValueError"
 
 
-def test_paceline_is_ours_whatever_the_source_holds(lab: Lab) -> None:
+def test_paceline_is_imported_despite_a_module_of_that_name_in_the_source(lab: Lab) -> None:
     # It is loaded before the script; two of one name in a process would be worse.
     script = "import paceline\nprint(paceline.Run.get_context().id)\n"
     run = lab.complete(script, {"paceline.py": "WHO = 'the source'\n"})
@@ -172,7 +172,7 @@ def test_a_childs_failure_is_not_the_workers(lab: Lab, parent: dict[str, Any]) -
 
 
 @BELOW_THE_SUPERVISOR
-def test_a_child_that_raises_is_not_taken_for_its_worker(lab: Lab, parent: dict[str, Any]) -> None:
+def test_exception_in_a_forked_child_does_not_fail_the_worker(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os
         child = os.fork()
@@ -227,7 +227,7 @@ def test_a_script_may_remove_and_make_outputs_again(lab: Lab, remove: str) -> No
     assert not run.folder.work.exists()
 
 
-def test_what_the_script_leaves_beside_outputs_is_kept(lab: Lab) -> None:
+def test_files_written_beside_outputs_are_kept(lab: Lab) -> None:
     script = """
         import helper
         open("left.txt", "w").write("kept")
@@ -245,7 +245,7 @@ def test_what_the_script_leaves_beside_outputs_is_kept(lab: Lab) -> None:
 
 
 @pytest.mark.promise("source-copied-uncommitted-edits-included")
-def test_a_script_sees_the_source_as_it_was_when_it_was_submitted(lab: Lab) -> None:
+def test_script_runs_the_source_of_the_submission(lab: Lab) -> None:
     gate = lab.folder / "gate"
     script = f"""
         import os, time

@@ -16,7 +16,7 @@ from tests.engines.lab import KEEP, SYSTEM, WHEEL, Lab, exit_codes, log_text, se
 KEEP_ENVIRONMENT = KEEP + "keep(dict(os.environ))\n"
 
 
-def test_one_process_runs_as_a_world_of_one(lab: Lab) -> None:
+def test_single_process_has_world_size_1(lab: Lab) -> None:
     run = lab.complete(KEEP_ENVIRONMENT + "print('hello')\n", estimator=pl.PyTorch)
 
     found = seen(run)
@@ -60,7 +60,9 @@ def test_mpirun_gives_each_worker_its_rank_and_local_rank(lab: Lab, mpirun: str,
 
 
 @pytest.mark.parametrize("engine", ["gloo", WHEEL, SYSTEM], ids=["gloo", "mpi-wheel", "mpi-system"])
-def test_a_worker_finds_what_every_framework_reads(lab: Lab, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_environment_has_the_variables_of_each_framework(
+    lab: Lab, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if engine != "gloo":
         use_mpirun(engine, monkeypatch)
     backend = "gloo" if engine == "gloo" else "mpi"
@@ -111,7 +113,7 @@ def test_a_worker_finds_what_every_framework_reads(lab: Lab, engine: str, monkey
 
 
 @pytest.mark.promise("another-launcher-gave-submitting-shell")
-def test_what_another_launcher_gave_the_submitting_shell_is_dropped(
+def test_launcher_variables_of_the_submitting_shell_are_dropped(
     lab: Lab, parent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = {
@@ -145,9 +147,7 @@ def test_what_another_launcher_gave_the_submitting_shell_is_dropped(
 
 
 @pytest.mark.promise("user-set-never-overwritten")
-def test_what_the_user_has_set_is_never_overwritten(
-    lab: Lab, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_variables_are_never_overwritten(lab: Lab, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("PYTHONUNBUFFERED", "0")
     mine = {"MASTER_ADDR": "127.0.0.2", "HOROVOD_CROSS_SIZE": "9", "NAME": "a 'b' \"c\" $d `e`\n;ü=", "EMPTY": ""}

@@ -106,7 +106,7 @@ def at_hand(python_with_tensorflow: Path) -> Iterator[None]:
 # The strategy itself is tried with Keras 3, below.
 @pytest.mark.promise("strategies-tensorflow-table-names-work")
 @pytest.mark.proof
-def test_two_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:
+def test_two_tensorflow_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:
     require_engine("tf_keras", find_spec("tf_keras"))
     estimator = pl.TensorFlow(
         EXAMPLE,
@@ -131,7 +131,7 @@ def test_two_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("strategies-tensorflow-table-names-work")
-def test_fit_under_keras_3_fails_and_the_report_says_what_works(lab: Lab, at_hand: None) -> None:
+def test_fit_under_keras_3_fails_with_alternatives(lab: Lab, at_hand: None) -> None:
     require_engine("keras", find_spec("keras"))
     estimator = pl.TensorFlow(
         EXAMPLE, entry_script="train.py", node_count=2, distributed_backend="tensorflow", environment_variables=QUIET
@@ -164,7 +164,7 @@ def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab, at_hand: None)
 
 
 @pytest.mark.promise("strategies-tensorflow-table-names-work")
-def test_a_parameter_server_holds_what_workers_train(lab: Lab, at_hand: None) -> None:
+def test_parameter_server_holds_the_trained_variables(lab: Lab, at_hand: None) -> None:
     run = lab.complete(
         PARAMETER_SERVER,
         estimator=pl.TensorFlow,

@@ -145,9 +145,7 @@ def test_a_command_runs_beside_a_worker_on_its_node(cluster: RayLab, lab: Lab) -
     check_exec(lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"}))
 
 
-def test_who_finds_no_room_says_for_what_it_waits_and_a_job_that_somebody_stops_is_canceled_with_its_grace(
-    cluster: RayLab, lab: Lab
-) -> None:
+def test_waiting_run_reports_demand_and_a_stopped_job_is_canceled_with_grace(cluster: RayLab, lab: Lab) -> None:
     first = lab.submit(WAITING, process_count_per_node=2, **{**TWO, "node_count": 3})
     wait_until_running(first)
     # The run's nodes report at the address by which the cluster knows this one, and nobody at another.
@@ -171,7 +169,7 @@ def test_who_finds_no_room_says_for_what_it_waits_and_a_job_that_somebody_stops_
 @pytest.mark.promise("elastic-run-goes-nodes-left")
 @pytest.mark.proof
 @pytest.mark.timeout(600)
-def test_an_elastic_run_goes_on_with_the_nodes_that_ray_has(cluster: RayLab, plain_lab: Lab) -> None:
+def test_elastic_run_continues_with_rays_remaining_nodes(cluster: RayLab, plain_lab: Lab) -> None:
     """A node crashes, which Ray takes for alive for a while, and comes back as another."""
     gate = cluster.folder / "gate_elastic"
     gate.unlink(missing_ok=True)
@@ -201,7 +199,7 @@ def test_an_elastic_run_goes_on_with_the_nodes_that_ray_has(cluster: RayLab, pla
 
 
 @pytest.mark.promise("cluster-can-never-hold-refused")
-def test_what_the_cluster_can_never_hold_is_refused_before_anything_starts(lab: Lab) -> None:
+def test_demand_larger_than_the_cluster_is_refused_at_submission(lab: Lab) -> None:
     with pytest.raises(
         TargetError, match=r"the run needs 4 nodes with 1 CPU each, on different nodes; the cluster has"
     ):
@@ -211,7 +209,7 @@ def test_what_the_cluster_can_never_hold_is_refused_before_anything_starts(lab: 
     assert not list((lab.workspace_dir / "runs").glob("*"))
 
 
-def test_a_wrong_token_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_token_is_reported(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "wrong")
     with pytest.raises(TargetError, match="does not take this token"):
         lab.submit("", compute_target="cluster")

@@ -181,7 +181,7 @@ def test_a_script_that_fails_does_so_with_its_own_exit_code(slurm: SlurmLab, lab
 
 
 @pytest.mark.promise("names-characters-reach-everything-they")
-def test_names_with_characters_of_the_shell_reach_everything_as_they_are(slurm: SlurmLab, tmp_path: Path, lab: Lab):
+def test_names_with_shell_characters_pass_unchanged(slurm: SlurmLab, tmp_path: Path, lab: Lab):
     nasty = Lab(tmp_path / "w s'\"$(touch x);&#%j")
     nasty.folder.mkdir()
     add(
@@ -199,7 +199,7 @@ def test_names_with_characters_of_the_shell_reach_everything_as_they_are(slurm: 
 
 
 @pytest.mark.promise("cluster-can-never-hold-refused")
-def test_a_refusal_comes_before_there_is_a_run_and_names_what_was_asked_for(slurm: SlurmLab, lab: Lab):
+def test_refusal_precedes_the_run_and_names_the_request(slurm: SlurmLab, lab: Lab):
     add(lab, "wrong", partition="no such; $(partition)")
     with pytest.raises(
         TargetError, match=r"Slurm refuses the job: invalid partition specified: no such.*--partition=no such"
@@ -252,7 +252,7 @@ def with_pmix(slurm: SlurmLab, lab: Lab) -> None:
 
 @pytest.mark.promise("srun-starts-mpi-s-workers")
 @pytest.mark.usefixtures("any_mpirun")
-def test_srun_starts_mpi_s_workers_each_at_its_place_with_what_mpirun_gives_them(slurm: SlurmLab, lab: Lab):
+def test_srun_starts_mpi_workers_with_the_same_places_as_mpirun(slurm: SlurmLab, lab: Lab):
     script = KEEP + (
         "from mpi4py import MPI\n"
         "world = MPI.COMM_WORLD\n"
@@ -353,7 +353,7 @@ def test_pmix_library_that_srun_can_not_load_is_named_with_its_package(slurm: Sl
 
 
 @pytest.mark.promise("however-many-runs-wait-slurm")
-def test_runs_that_wait_say_why_for_one_question_and_are_canceled_at_once(
+def test_waiting_runs_report_reasons_with_one_query_and_are_canceled_at_once(
     slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     add(lab, "later", options=["--begin=now+1hour"])
@@ -394,7 +394,7 @@ def test_cancel_gives_the_workers_their_grace_and_leaves_no_process(slurm: Slurm
     assert not processes_below(lab.folder)
 
 
-def test_scancel_by_anybody_is_seen(slurm: SlurmLab, lab: Lab):
+def test_scancel_from_outside_cancels_the_run(slurm: SlurmLab, lab: Lab):
     run = begin(lab)
     slurm.run("scancel", job_id(run))
     assert wait_for_end(run) == "Canceled"
@@ -471,7 +471,7 @@ def test_a_lost_node_is_replaced_and_the_run_goes_on(slurm: SlurmLab, lab: Lab):
 @pytest.mark.promise("elastic-run-goes-nodes-left")
 @pytest.mark.proof
 @pytest.mark.timeout(600)
-def test_an_elastic_run_goes_on_with_the_nodes_that_slurm_leaves_it(slurm: SlurmLab, lab: Lab, tmp_path: Path):
+def test_elastic_run_continues_with_slurms_remaining_nodes(slurm: SlurmLab, lab: Lab, tmp_path: Path):
     """A node is lost and comes back, and the job is preempted and gets a smaller allocation."""
     gate, (here, other) = tmp_path / "gate", slurm.hosts.names
     run = submit(lab, COUNTS, arguments=[str(gate)], node_count=(1, 2), distributed_backend="gloo", elastic_seconds=1)
@@ -546,7 +546,7 @@ def test_a_submission_waits_for_a_controller_that_is_away(slurm: SlurmLab, lab: 
 
 
 @pytest.mark.promise("run-through-login-host-one")
-def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
+def test_run_through_a_login_host_equals_one_from_the_cluster(
     slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     first = slurm.hosts.names[0]
@@ -611,7 +611,7 @@ def accounts() -> Iterator[SlurmLab]:
 
 
 @pytest.mark.proof
-def test_accounting_tells_who_has_canceled_a_job_that_squeue_has_forgotten(
+def test_sacct_names_the_user_who_canceled_a_finished_job(
     accounts: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     for name, value in accounts.environment.items():

@@ -74,7 +74,7 @@ def arrays(run: SweepRun) -> dict[str, list[str]]:
 
 
 @pytest.mark.promise("slurm-many-trials-one-job")
-def test_trials_are_tasks_of_arrays_one_after_the_other(slurm: SlurmLab, lab: Lab) -> None:
+def test_trials_run_as_tasks_of_consecutive_arrays(slurm: SlurmLab, lab: Lab) -> None:
     run = submit(lab, {"x": pl.choice(*range(7))}, sampler="grid", trials=7, concurrent=2, array_size=4)
     assert wait_for_end(run) == states.COMPLETED
     assert [(row["status"], row["score"]) for row in run.trial_rows()] == [(states.COMPLETED, x) for x in range(7)]
@@ -104,7 +104,7 @@ def test_arrays_go_through_a_login_host(
 
 
 @pytest.mark.promise("slurm-many-trials-one-job")
-def test_the_end_of_one_trial_is_that_of_its_task_alone(slurm: SlurmLab, lab: Lab) -> None:
+def test_ending_one_trial_ends_only_its_array_task(slurm: SlurmLab, lab: Lab) -> None:
     points = [{"x": 0, "stay": 600}, {"x": 1, "stay": 600}, {"x": 2, "stay": 0}, {"x": 3, "stay": 600}]
     run = submit(
         lab,

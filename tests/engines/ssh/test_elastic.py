@@ -35,9 +35,7 @@ def gate(ssh_network: Hosts) -> Iterator[Path]:
 
 
 @pytest.mark.promise("elastic-run-goes-nodes-left")
-def test_a_run_goes_on_without_the_hosts_that_are_lost_and_with_those_that_come_back(
-    lab: Lab, ssh_network: Hosts, gate: Path
-) -> None:
+def test_elastic_run_continues_without_lost_hosts_and_takes_them_back(lab: Lab, ssh_network: Hosts, gate: Path) -> None:
     hosts = ssh_network
     settings = {
         "hosts": list(hosts.names),

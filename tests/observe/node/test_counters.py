@@ -15,7 +15,7 @@ from tests.helpers import wait_until
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the kernel's sock_diag")
 
 
-def test_what_a_process_sends_and_gets_over_tcp():
+def test_tcp_counters_follow_sent_and_received_bytes():
     try:
         list(connections())
     except OSError as error:
@@ -40,7 +40,7 @@ def test_what_a_process_sends_and_gets_over_tcp():
             assert found[-1][1] > 0
 
 
-def test_where_the_kernel_does_not_tell_nothing_is_said(monkeypatch):
+def test_missing_kernel_permission_gives_no_counters(monkeypatch):
     def refuses():
         raise PermissionError
 

@@ -54,7 +54,7 @@ def test_a_dump_that_is_not_whole_is_known():
     assert not dumps.is_whole(OLD.partition("Current")[0])
 
 
-def test_what_py_spy_says():
+def test_py_spy_dump_is_parsed():
     frames = [
         {"name": "recv", "filename": "libc.so", "line": 0},
         {"name": "step", "filename": "/ws/train.py", "line": 3},
@@ -86,7 +86,7 @@ def one(number: int, kind: str = "gloo:all_reduce", **values):
     return {**given, **shapes, **values}
 
 
-def test_what_is_not_over_is_under_way():
+def test_unfinished_collectives_are_in_progress():
     entries = [
         one(1),
         one(2, state="completed", retired=False),

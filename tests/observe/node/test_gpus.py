@@ -44,7 +44,7 @@ def test_our_own_variable_comes_first(monkeypatch):
     assert devices() == ("5",)
 
 
-def test_the_driver_s_tool_is_asked_for_their_numbers(nvidia_smi, tmp_path):
+def test_gpu_indices_come_from_nvidia_smi(nvidia_smi, tmp_path):
     nvidia_smi(f'echo "$@" > {tmp_path}/asked; seq 0 3')
     assert devices() == ("0", "1", "2", "3")
     assert (tmp_path / "asked").read_text().split() == ["--query-gpu=index", "--format=csv,noheader"]
@@ -59,16 +59,16 @@ def test_the_driver_s_tool_is_asked_for_their_numbers(nvidia_smi, tmp_path):
         "exit 0",
     ],
 )
-def test_a_tool_that_finds_none_means_none(nvidia_smi, script):
+def test_nvidia_smi_without_gpus_returns_none(nvidia_smi, script):
     nvidia_smi(script)
     assert devices() == ()
 
 
-def test_without_the_tool_there_are_none(nvidia_smi):
+def test_missing_nvidia_smi_returns_no_gpus(nvidia_smi):
     assert devices() == ()
 
 
-def test_a_tool_that_can_not_be_run_means_none(tmp_path, monkeypatch):
+def test_unrunnable_nvidia_smi_returns_no_gpus(tmp_path, monkeypatch):
     write_program(tmp_path / "bin/nvidia-smi", "not a program")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/nowhere")
     assert devices() == ()

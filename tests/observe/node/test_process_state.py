@@ -15,7 +15,7 @@ from tests.helpers import wait_until
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
 
-def test_a_process_that_is_stopped_and_one_that_is_gone():
+def test_stopped_process_has_state_t_and_a_dead_one_has_none():
     with subprocess.Popen(["sleep", "1000"]) as process:
         os.kill(process.pid, signal.SIGSTOP)
         wait_until(lambda: (process_state.state_of(process.pid) or {}).get("state") == "T", "it is stopped")
@@ -26,7 +26,7 @@ def test_a_process_that_is_stopped_and_one_that_is_gone():
     assert process_state.state_of(process.pid) is None
 
 
-def test_a_writer_of_a_full_pipe_and_who_should_read_it():
+def test_writer_of_a_full_pipe_names_its_reader():
     read, write = os.pipe()
     with subprocess.Popen(["cat", "/dev/zero"], stdout=write) as process:
         os.close(write)

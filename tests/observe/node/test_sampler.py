@@ -58,7 +58,7 @@ def functions(found, where):
 
 
 @pytest.mark.promise("paceline-profile-samples-workers-while")
-def test_without_py_spy_main_threads_are_sampled_by_signal_and_it_is_said(worker, tmp_path, monkeypatch):
+def test_missing_py_spy_samples_main_threads_by_signal_with_a_note(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(sampler, "py_spy", lambda: None)
     output = tmp_path / "told"
     asked = {"ranks": [2, 7], "seconds": 1.5, "rate": 100}
@@ -76,7 +76,7 @@ def test_without_py_spy_main_threads_are_sampled_by_signal_and_it_is_said(worker
     assert (tmp_path / "stacks_2").stat().st_size == 0
 
 
-def test_py_spy_that_is_refused_is_told_and_signals_go_on(worker, tmp_path, monkeypatch):
+def test_refused_py_spy_falls_back_to_signals_with_a_note(worker, tmp_path, monkeypatch):
     refused = tmp_path / "refuses"
     refused.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2\nexit 1\n")
     refused.chmod(0o755)
@@ -87,7 +87,7 @@ def test_py_spy_that_is_refused_is_told_and_signals_go_on(worker, tmp_path, monk
     assert notes[0].startswith("py-spy may not look into processes here")
 
 
-def test_where_py_spy_has_met_no_whole_stack_the_worker_is_asked(worker, tmp_path, monkeypatch):
+def test_empty_py_spy_result_falls_back_to_signals(worker, tmp_path, monkeypatch):
     met_none = tmp_path / "met-none"
     met_none.write_text('#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\n: > "$2"\n')
     met_none.chmod(0o755)

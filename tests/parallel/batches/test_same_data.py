@@ -54,12 +54,12 @@ def test_augmentation_from_the_usual_generators_is_equal_and_leaves_them_alone(d
     assert draw() == first
 
 
-def test_augmentation_from_a_generator_of_its_own_says_nothing() -> None:
+def test_augmentation_with_its_own_generator_is_not_reported() -> None:
     own = np.random.default_rng()
     assert read_twice(data.DataLoader(Drawn(own.random), batch_size=2)) == {0: None, 4: None}
 
 
-def test_with_workers_the_samples_are_read_by_one_of_them() -> None:
+def test_loader_with_workers_reads_samples_in_a_worker() -> None:
     class Here(Drawn):
         def __getitem__(self, index: int) -> Any:
             assert torch.utils.data.get_worker_info() is not None
@@ -86,7 +86,7 @@ def test_samples_are_alike_as_two_machines_may_read_them(other: Callable[[Any], 
     assert are_alike(summarise((x, torch.tensor(3))), summarise((other(x), torch.tensor(3)))) is same
 
 
-def test_as_many_complex_numbers_are_compared_as_real_ones() -> None:
+def test_complex_tensors_are_compared_as_real_ones() -> None:
     x = torch.arange(64.0)
     other = torch.where(x > 40, -x, x)
     assert not are_alike(summarise(x + 0j), summarise(other + 0j))

@@ -35,7 +35,7 @@ def text_at(path: Path) -> str | None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_checkpoint_is_there_after_its_commit_and_not_before(tmp_path: Path, name: str) -> None:
+def test_checkpoint_appears_at_its_commit(tmp_path: Path, name: str) -> None:
     path = tmp_path / "deep" / name
     saving = write(path, "1")
     assert text_at(path) is None
@@ -54,7 +54,7 @@ def test_a_new_checkpoint_takes_the_place_of_the_former(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_one_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+def test_abandoned_checkpoint_leaves_no_files(tmp_path: Path) -> None:
     write(tmp_path / "a", "1").commit()
     write(tmp_path / "a", "2").abandon()
     assert text_at(tmp_path / "a") == "1"
@@ -92,7 +92,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None], die_befo
 
 
 @pytest.mark.promise("checkpoint-complete-absent-whoever-killed")
-def test_a_kill_between_any_two_changes_leaves_the_former_or_the_new_one(
+def test_kill_at_any_point_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "count" / "a", "1").commit()
@@ -150,7 +150,7 @@ def test_folders_that_are_not_ours_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link to nothing", "folder with files"])
-def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path, kind: str) -> None:
+def test_path_that_is_no_checkpoint_is_not_replaced(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a"
     if kind == "file":
         path.write_text("mine")
@@ -182,7 +182,7 @@ def test_the_newest_may_lie_where_its_successor_was_to_be(tmp_path: Path) -> Non
     assert text_at(tmp_path / "step_4") == "4"
 
 
-def test_the_lock_is_held_while_it_is_written(tmp_path: Path) -> None:
+def test_lock_is_held_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     saving = write(tmp_path / "a", "1")
     fd = os.open(saving.folder / "lock", os.O_RDWR)
     try:
@@ -193,7 +193,7 @@ def test_the_lock_is_held_while_it_is_written(tmp_path: Path) -> None:
         saving.abandon()
 
 
-def test_without_the_variable_there_is_no_folder_of_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_checkpoint_variable_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ParallelError, match="PACELINE_CHECKPOINT_DIR"):
         folders.steps_dir()
     monkeypatch.setenv("PACELINE_CHECKPOINT_DIR", str(tmp_path))

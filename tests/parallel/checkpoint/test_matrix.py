@@ -67,7 +67,7 @@ def distances(
 @pytest.mark.promise("checkpoint-layout-loads-into-other")
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize(("of", "to"), PAIRS)
-def test_what_one_layout_saves_another_goes_on_from(
+def test_checkpoint_of_one_layout_resumes_on_another(
     of: str, to: str, distances: Callable[[str], dict[str, float]]
 ) -> None:
     apart = distances(f"{of} -> {to}")
@@ -78,7 +78,7 @@ def test_what_one_layout_saves_another_goes_on_from(
 
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize("layout", SAVING)
-def test_what_is_saved_is_equal_to_the_plain_loop(layout: str, distances: Callable[[str], dict[str, float]]) -> None:
+def test_training_that_saves_equals_the_plain_loop(layout: str, distances: Callable[[str], dict[str, float]]) -> None:
     apart = distances(f"{layout} saves")
     assert apart["steps"] == 3
     assert apart["loss"] <= LIMIT

@@ -69,7 +69,7 @@ def test_the_loss_with_three_changes_of_size_is_that_without(tmp_path: Path) -> 
 
 
 @pytest.mark.promise("sample-seen-twice-epoch-goes")
-def test_an_epoch_that_goes_on_with_other_numbers_of_workers_sees_every_sample_once(tmp_path: Path) -> None:
+def test_epoch_resumed_on_other_worker_counts_sees_each_sample_once(tmp_path: Path) -> None:
     for size, batches in ((2, 2), (4, 3), (1, 0)):
         assert_well(run(size, tmp_path, "epoch", str(batches)))
     seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("seen_*.json")}

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import CheckpointError
 
 
-def test_what_was_read_goes_with_the_error_of_who_read_it() -> None:
+def test_read_tensors_are_freed_with_their_error() -> None:
     # Not above: it loads torch, which collecting the tests does not.
     from paceline.parallel.checkpoint.store import on_all
 

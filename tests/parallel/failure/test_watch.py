@@ -57,7 +57,7 @@ def run(tmp_path: Path, code: str, size: int = 2) -> list[Ended]:
 
 
 @pytest.mark.promise("first-error-rank-reports-ranks")
-def test_the_first_traceback_is_what_every_rank_reports(tmp_path: Path) -> None:
+def test_every_rank_reports_the_first_traceback(tmp_path: Path) -> None:
     code = """
 par = spread(Fails(), microbatches=2)
 for _ in range(3):
@@ -72,7 +72,7 @@ for _ in range(3):
             assert "in forward" in end.output
 
 
-def test_an_error_in_a_stage_is_what_every_rank_reports(tmp_path: Path) -> None:
+def test_every_rank_reports_an_error_in_a_pipeline_stage(tmp_path: Path) -> None:
     code = """
 from paceline.parallel import PipelineParallel
 armed = []
@@ -100,7 +100,7 @@ for _ in range(3):
     assert "rank 1, stage 1, microbatch 1 failed first" in ended[0].output
 
 
-def test_an_error_of_the_script_between_two_steps_is_told_too(tmp_path: Path) -> None:
+def test_error_between_two_steps_is_reported_by_other_ranks(tmp_path: Path) -> None:
     code = """
 par = spread(nn.Linear(3, 2))
 par.step((x, y))
@@ -265,7 +265,7 @@ for strategy in (DataParallel(), FullyShard()):
 
 
 @pytest.mark.parametrize("strategy", ["DataParallel()", "PipelineParallel()", "TensorParallel()"])
-def test_a_step_that_one_rank_leaves_out_is_seen(strategy: str, tmp_path: Path) -> None:
+def test_step_skipped_by_one_rank_is_detected(strategy: str, tmp_path: Path) -> None:
     code = f"""
 from paceline.parallel import PipelineParallel, TensorParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -287,7 +287,7 @@ except ParallelError as error:
         assert "rank 0 in epoch 0 at sample 8, step 1; rank 1 in epoch 0 at sample 12, step 1" in end.output
 
 
-def test_a_call_on_one_rank_alone_is_named(tmp_path: Path) -> None:
+def test_call_on_one_rank_only_is_named(tmp_path: Path) -> None:
     code = """
 from paceline.parallel import failure as failure_line
 failure_line.STUCK_S = 1.0
@@ -305,7 +305,7 @@ par.step((x, y))
     assert "called full_state_dict() where rank 1 called step()" in said, said
 
 
-def test_a_rank_that_waits_for_one_at_its_end_says_so(tmp_path: Path) -> None:
+def test_rank_waiting_for_an_ended_rank_is_reported(tmp_path: Path) -> None:
     code = """
 par = spread(nn.Linear(3, 2))
 par.step((x, y))
@@ -317,7 +317,7 @@ if RANK == 0:
     assert "rank 1 has come to the end of its script, and rank 0 waits for it in save()" in ended[0].output
 
 
-def test_nothing_is_said_at_a_good_end(tmp_path: Path) -> None:
+def test_successful_end_prints_nothing(tmp_path: Path) -> None:
     code = """
 par = spread(nn.Linear(3, 2))
 par.step((x, y))

@@ -41,7 +41,7 @@ def measured(**changed: object) -> Measured:
 
 
 @pytest.mark.promise("auto-takes-fastest-layout-fits")
-def test_a_forecast_is_what_its_formulas_say() -> None:
+def test_forecast_follows_its_formulas() -> None:
     data = forecast(measured(), resolve(DataParallel(2), 2), 4, 4)
     # Four rows lie on the line through (2, 4 ms) and (8, 10 ms).
     assert data.parameter_bytes == data.gradient_bytes == 16 * MIB
@@ -64,7 +64,7 @@ def test_a_forecast_is_what_its_formulas_say() -> None:
     assert groups.step_s > pipe.step_s
 
 
-def test_what_can_not_be_says_why() -> None:
+def test_impossible_layout_has_a_reason() -> None:
     layout = resolve(PipelineParallel(2), 2)
     assert forecast(measured(), layout, 1, 1).reason == "microbatches=2 or more for 2 stages"
     assert forecast(measured(reason="it has no batch"), layout, 4, 4).reason == "it has no batch"
@@ -72,7 +72,7 @@ def test_what_can_not_be_says_why() -> None:
     assert forecast(measured(), eight, 8, 8).reason == "the model has 4 blocks to cut between"
 
 
-def test_a_layout_of_three_axes_with_parts_of_sequences_is_among_those_of_its_workers() -> None:
+def test_three_axis_layout_with_context_parallelism_is_forecast() -> None:
     """`explain` raised for it, for the third axis was left out and the others are fewer workers."""
     used = resolve(DataParallel(2) @ FullyShard(2) @ ContextParallel(2), 8)
     found = all_forecasts(measured(), 8, 4, 4, used)
@@ -80,7 +80,7 @@ def test_a_layout_of_three_axes_with_parts_of_sequences_is_among_those_of_its_wo
     assert list(found)[-1] == name_of_layout(used)
 
 
-def test_every_layout_of_so_many_workers_is_there_once() -> None:
+def test_each_layout_of_a_worker_count_is_forecast_once() -> None:
     names = [name_of_layout(resolve(strategy, 4)) for strategy in candidates(4)]
     assert len(names) == len(set(names)) == 8
     found = all_forecasts(measured(), 4, 4, 4)

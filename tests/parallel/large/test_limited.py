@@ -67,7 +67,7 @@ def test_a_model_that_no_worker_could_hold_is_trained_and_saved(saved: Path) -> 
 @pytest.mark.promise("model-worker-could-hold-trained")
 @pytest.mark.timeout(3000)
 @pytest.mark.proof
-def test_what_it_has_saved_is_loaded_on_another_layout(saved: Path) -> None:
+def test_saved_weights_are_loaded_on_another_layout(saved: Path) -> None:
     (first, *_) = reports_of(saved, "FullyShard")
     reports = trained(saved, "PipelineParallel", str(saved / "weights"))
     # Training goes on from the weights that were saved.
@@ -81,7 +81,7 @@ def test_what_it_has_saved_is_loaded_on_another_layout(saved: Path) -> None:
 
 
 @pytest.mark.promise("model-worker-could-hold-trained")
-def test_one_worker_alone_can_not(tmp_path: Path) -> None:
+def test_single_worker_refuses_a_model_larger_than_its_memory(tmp_path: Path) -> None:
     require_engine("torch", find_spec("torch"))
     command = (str(_PROGRAM), str(tmp_path), "DataParallel", str(WIDTH), str(BLOCKS), str(MARGIN_MIB))
     (ended,) = run_on_ranks(1, tmp_path / "output", *command)

@@ -82,12 +82,12 @@ def test_a_model_on_the_meta_device_asks_its_modules() -> None:
         ("Large", "Large.rows"),
     ],
 )
-def test_what_reads_values_that_are_not_there_is_told_so(kind: str, message: str) -> None:
+def test_reading_values_of_an_empty_model_raises(kind: str, message: str) -> None:
     with pytest.raises(ParallelError, match=message), parallel.empty():
         getattr(models, kind)()
 
 
-def test_a_parameter_that_nobody_fills_is_refused_by_name() -> None:
+def test_uninitialized_parameter_is_refused_by_name() -> None:
     with parallel.empty():
         model = models.Never()
     with pytest.raises(ParallelError, match="rows has no values, and Never does not say"):

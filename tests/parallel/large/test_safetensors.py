@@ -38,7 +38,7 @@ def written(folder: Path, name: str = "model.safetensors") -> Path:
     return folder / name
 
 
-def test_what_was_written_is_read_whole_and_by_parts(tmp_path: Path) -> None:
+def test_safetensors_are_read_whole_and_in_slices(tmp_path: Path) -> None:
     for found in (safetensors.Folder(written(tmp_path)), safetensors.Folder(tmp_path)):
         for name, value in values().items():
             assert torch.equal(found.read(name), value)
@@ -62,7 +62,7 @@ def test_the_formats_own_library_reads_and_writes_the_same(tmp_path: Path) -> No
     assert all(torch.equal(back.read(name), value) for name, value in values().items())
 
 
-def test_what_is_no_safetensors_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_invalid_safetensors_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ParallelError, match="there is neither"):
         safetensors.Folder(tmp_path)
     (tmp_path / safetensors.INDEX).write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))

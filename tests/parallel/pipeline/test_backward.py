@@ -17,7 +17,7 @@ def with_torch() -> None:
     from paceline.parallel.pipeline.stages import _explained
 
 
-def test_a_block_that_changed_what_its_backward_pass_needs_is_told_in_one_sentence() -> None:
+def test_in_place_change_of_a_saved_tensor_is_explained() -> None:
     x, slow = torch.ones(2, 3, requires_grad=True), torch.ones(3, 3)
     losses = []
     # Two microbatches go forward before the first one goes back, as in 1F1B.
@@ -34,7 +34,7 @@ def test_a_block_that_changed_what_its_backward_pass_needs_is_told_in_one_senten
     assert "\n" not in str(told.value)
 
 
-def test_other_errors_are_left_as_they_are() -> None:
+def test_other_backward_errors_pass_unchanged() -> None:
     with pytest.raises(RuntimeError, match="does not require grad") as told, _explained(0):
         torch.ones(1).backward()
     assert not isinstance(told.value, ParallelError)

@@ -10,7 +10,7 @@ import pytest
 from paceline.parallel import strategy
 
 
-def test_the_weights_of_what_was_measured_can_go() -> None:
+def test_measured_weights_are_freed() -> None:
     # Not above: they load torch, which collecting the tests does not.
     import torch
 
@@ -45,7 +45,7 @@ def test_the_weights_of_what_was_measured_can_go() -> None:
     assert [name for name, ref in weights.items() if ref() is not None] == []
 
 
-def test_the_time_is_taken_without_a_gpu_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_synchronizes_only_a_used_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from paceline.parallel.pipeline.costs import now

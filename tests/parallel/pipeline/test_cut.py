@@ -74,7 +74,7 @@ def test_with_little_memory_no_other_cut_that_fits_is_faster(
             find_cuts(row, stages, microbatches=microbatches, memory_bytes=least - 1)
 
 
-def test_of_two_equal_cuts_the_one_with_less_to_carry_is_taken() -> None:
+def test_cut_with_less_traffic_wins_a_tie() -> None:
     row = blocks([1.0, 0.0, 1.0])
     row = [Block(**{**vars(block), "live_bytes": size}) for block, size in zip(row, (0, 9, 5), strict=True)]
     assert find_cuts(row, 2, bandwidth_bytes_s=1e30).starts == (2,)
@@ -110,7 +110,7 @@ def test_a_tied_parameter_counts_once_in_a_stage() -> None:
     assert find_cuts(row, 2).memory_bytes == (40, 40)
 
 
-def test_a_tie_is_kept_in_one_stage_where_that_costs_little() -> None:
+def test_tied_blocks_stay_in_one_stage_if_cheap() -> None:
     row = blocks([1.0, 1.0, 0.02, 1.0, 1.0])
     assert find_cuts(row, 2, tied=[frozenset({1, 2})]).starts == (3,)
     assert find_cuts(row, 2, tied=[frozenset({2, 3})]).starts == (2,)

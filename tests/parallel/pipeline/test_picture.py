@@ -23,7 +23,7 @@ def test_a_png_is_written(tmp_path: Path) -> None:
     assert path.stat().st_size > 2000
 
 
-def test_without_matplotlib_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_names_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:

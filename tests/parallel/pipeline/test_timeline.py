@@ -113,7 +113,7 @@ def test_a_worker_with_two_stages_goes_back_in_the_order_of_the_microbatches() -
     ]
 
 
-def test_a_prediction_goes_round_in_groups_and_nobody_waits_once_all_have_begun() -> None:
+def test_interleaved_forward_schedule_has_no_bubbles_after_the_start() -> None:
     assert drawn("forward", 2, 3, 2) == [
         "0:F0 0:F1 2:F0 2:F1 0:F2 ..   2:F2 ..",
         "..   1:F0 1:F1 3:F0 3:F1 1:F2 ..   3:F2",

@@ -80,7 +80,7 @@ def test_fused_attention_is_cut_by_heads_in_each_of_its_pieces() -> None:
     assert inner(plan_of(own.Tokens(own.Fused()), parts=3)) == {}
 
 
-def test_gpt2s_own_layers_are_cut_as_linear_ones() -> None:
+def test_gpt2_conv1d_layers_are_split_like_linear_ones() -> None:
     require_engine("transformers", find_spec("transformers"))
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -108,7 +108,7 @@ def test_a_gated_pair_is_cut_together() -> None:
     "between",
     ["LayerNorm(32)", "LayerNorm(32, elementwise_affine=False)", "Softmax(-1)", "PReLU()"],
 )
-def test_what_mixes_features_or_learns_between_two_layers_keeps_them_whole(between: str) -> None:
+def test_feature_mixing_or_learned_module_between_layers_prevents_a_split(between: str) -> None:
     """A number that learns would get a part of its gradient on each rank, without a word."""
     hidden = 32
     plan = plan_of(own.Tokens(own.Pair(eval(f"nn.{between}"), hidden)))
@@ -131,7 +131,7 @@ def test_weights_of_zero_hide_nothing() -> None:
     assert not plan_of(own.Tokens(pair)).groups
 
 
-def test_an_output_that_is_used_elsewhere_too_keeps_its_layer_whole() -> None:
+def test_output_used_elsewhere_prevents_a_split() -> None:
     class Leaking(own.Pair):
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.up(x)
@@ -213,7 +213,7 @@ def test_a_model_without_pairs_has_its_lone_linear_layers_cut() -> None:
     assert plan_of(models.Cnn("batch"), torch.randn(2, 1, 6, 6)).placements == {"last": "colwise"}
 
 
-def test_the_search_leaves_the_model_as_it_was() -> None:
+def test_planning_leaves_the_model_unchanged() -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 8), nn.ReLU())
     model[0].weight.requires_grad_(False)
@@ -260,12 +260,12 @@ def test_of_several_patterns_the_first_counts() -> None:
     assert [group.row for group in plan.groups] == ["blocks.1.down"]
 
 
-def test_blocks_in_a_row_are_one_name() -> None:
+def test_consecutive_block_names_are_folded() -> None:
     names = ["tok", *(f"blocks.{index}.{part}" for index in range(12) for part in ("up.0", "down")), "head", "4"]
     assert fold(names) == ["tok", "blocks.{0..11}.up.0", "blocks.{0..11}.down", "head", "4"]
 
 
-def test_what_is_missing_in_the_row_is_seen() -> None:
+def test_folded_names_show_gaps() -> None:
     assert fold(["h.0.q", "h.2.q", "h.3.q"]) == ["h.{0,2,3}.q"]
     assert fold(["norm1.weight", "norm2.weight"]) == ["norm1.weight", "norm2.weight"]
     assert fold([]) == []

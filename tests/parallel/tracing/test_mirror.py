@@ -17,7 +17,7 @@ def with_torch() -> None:
     from paceline.parallel.tracing.fingerprint import Fingerprint
 
 
-def test_a_tensor_at_the_place_in_memory_of_one_that_is_gone_is_another_one():
+def test_new_tensor_at_a_reused_address_is_recognized():
     model, copied = nn.Identity(), nn.Identity()
     model.mask, copied.mask = torch.tensor(-1.0), torch.tensor(-1.0)
     mirror = AttributeMirror(model, copied, by_version=True)
@@ -29,6 +29,6 @@ def test_a_tensor_at_the_place_in_memory_of_one_that_is_gone_is_another_one():
         assert float(copied.mask) == step + 0.5
 
 
-def test_a_fingerprint_holds_what_it_knows_by_identity():
+def test_fingerprint_keeps_its_tensors_alive():
     taken = [Fingerprint().of(torch.ones(2)) for _ in range(20)]
     assert len(set(taken)) == 20

@@ -46,7 +46,7 @@ def _on_each_collection() -> Iterator[None]:
         gc.callbacks.remove(count)
 
 
-def test_what_the_garbage_collector_calls_is_no_part_of_the_forward() -> None:
+def test_finalizers_during_tracing_are_not_recorded() -> None:
     with _on_each_collection():
         traced = _tracer(models.Chain()).trace((torch.ones(2, 4),), {})
     assert [read.text for read in traced.reads.found.values()] == ["Chain.scale"]

@@ -47,7 +47,7 @@ def test_parameters_keep_their_names_and_their_identity() -> None:
     assert names[0] == [name for name in whole if name in names[0]]
 
 
-def test_the_order_of_parameters_is_the_models_whatever_the_order_of_names() -> None:
+def test_stage_parameters_keep_the_models_order() -> None:
     model = models.Transformer(tied=False)
     names = ["head", "blocks.3", "tok", "blocks.0", "norm"]
     orders = {
@@ -100,7 +100,7 @@ def test_buffers_that_are_not_saved_stay_unsaved() -> None:
     assert set(dict(stage.named_buffers())) == {"kept", "left"}
 
 
-def test_what_skips_stages_is_carried_through_them() -> None:
+def test_skip_connections_pass_through_intermediate_stages() -> None:
     segments = cut(models.LongSkip(), ["blocks.1", "blocks.2", "last"], torch.zeros(3, 12))
     # The output of tanh goes into the first block and, three stages on, into the last layer.
     sent = [[value.name for value in segment.sends] for segment in segments]

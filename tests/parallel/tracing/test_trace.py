@@ -37,7 +37,7 @@ def x() -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_parts_of_each_model_give_what_the_whole_gives(name: str) -> None:
+def test_parts_of_each_model_compute_the_whole(name: str) -> None:
     torch.manual_seed(0)
     inputs, _ = models.CASES[name].batch(4)
     parts.assert_parts_equal_whole(models.CASES[name].make(), inputs)
@@ -236,7 +236,7 @@ def test_a_block_called_twice(x: Tensor) -> None:
     assert "a (call 2)" in parts.assert_parts_equal_whole(Model(), x)
 
 
-def test_batch_normalisation_called_twice_stays_in_one_part(x: Tensor) -> None:
+def test_batch_norm_called_twice_stays_in_one_part(x: Tensor) -> None:
     class Model(own.Blocks):
         def __init__(self) -> None:
             super().__init__()
@@ -296,7 +296,7 @@ def test_a_second_shape_needs_a_block_that_runs_on_shapes(x: Tensor) -> None:
         tracer.trace((x[:2],), {})
 
 
-def test_tracing_leaves_the_model_as_it_is(x: Tensor) -> None:
+def test_tracing_leaves_the_model_unchanged(x: Tensor) -> None:
     model = models.CASES["cnn_batch"].make()
     images, _ = models.CASES["cnn_batch"].batch(4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -369,7 +369,7 @@ def test_a_buffer_that_is_replaced_is_refused(x: Tensor) -> None:
         parts.traced(Model(), x)
 
 
-def test_a_graph_with_the_calls_of_an_earlier_one_is_made_once(x: Tensor) -> None:
+def test_graph_with_known_calls_is_built_once(x: Tensor) -> None:
     """Story: every graph was made twice, to see whether a second call does the same, also where its calls were those of an
     earlier graph; so each number of rows took twice as long as it had to."""
     # An iterator's place is nothing that a graph is known to read.
@@ -414,7 +414,7 @@ def test_a_number_that_is_counted_is_refused_outside_of_blocks(x: Tensor) -> Non
     parts.assert_parts_equal_whole(nn.Sequential(Counts(6, 6), Counts(6, 6)), x, stages=(2,))
 
 
-def test_autocast_of_its_own_is_refused(x: Tensor) -> None:
+def test_autocast_inside_a_model_is_refused(x: Tensor) -> None:
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
@@ -441,7 +441,7 @@ def Blocks_of(*blocks: nn.Module) -> nn.Module:  # noqa: N802
     return nn.Sequential(*blocks)
 
 
-def test_an_opened_module_that_can_not_be_traced_is_one_block(x: Tensor) -> None:
+def test_untraceable_module_is_one_block(x: Tensor) -> None:
     class Chooses(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -566,7 +566,7 @@ def test_a_wrapper_around_a_wrapper_is_opened(x: Tensor) -> None:
     assert parts.assert_parts_equal_whole(model, x, stages=(2,)) == ["inner.inner.1"]
 
 
-def test_hooks_of_blocks_run_and_those_of_the_model_are_refused(x: Tensor) -> None:
+def test_block_hooks_run_and_model_hooks_are_refused(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].register_forward_hook(lambda module, args, output: output * 2)
     parts.assert_parts_equal_whole(model, x)

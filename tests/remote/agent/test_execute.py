@@ -59,7 +59,7 @@ def serve(tmp_path):
 
 @pytest.mark.promise("folder-takes-place-request-paceline")
 @pytest.mark.parametrize("forge", ["a link", "a link above", "of another user"])
-def test_request_that_somebody_else_put_there_is_not_served(tmp_path, monkeypatch, forge):
+def test_request_of_another_user_is_not_served(tmp_path, monkeypatch, forge):
     # Story: a folder of another user's, in the place of the request that the supervisor had checked, said what to run.
     folder = tmp_path / "exec" / "x"
     folder.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_request_that_somebody_else_put_there_is_not_served(tmp_path, monkeypatc
         execute.CommandFiles(str(folder), str(tmp_path / "output"))
 
 
-def test_what_comes_goes_in_and_what_it_says_comes_out(serve):
+def test_stdin_stdout_and_stderr_are_forwarded(serve):
     channel = serve("sh", "-c", "cat; echo wrong >&2; exit 3")
     channel.write(b"one\n")
     channel.write(b"\x00\xff")
@@ -86,7 +86,7 @@ def test_what_comes_goes_in_and_what_it_says_comes_out(serve):
     assert (channel.said("out"), channel.said("err")) == (b"one\n\x00\xff", b"wrong\n")
 
 
-def test_what_lies_in_the_pipe_is_said_however_late_a_busy_machine_comes_to_it():
+def test_buffered_output_is_sent_after_the_command_ended():
     said, ours = [], os.pipe()
 
     class Slow:
@@ -106,13 +106,13 @@ def test_what_lies_in_the_pipe_is_said_however_late_a_busy_machine_comes_to_it()
 
 
 @pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])
-def test_what_can_not_be_started_has_a_shell_s_exit_code(serve, program, code):
+def test_unstartable_command_has_the_shells_exit_code(serve, program, code):
     channel = serve(program)
     assert channel.exit_code() == code
     assert channel.said("err").startswith(f"paceline exec: '{program}': ".encode())
 
 
-def test_a_terminal_has_the_size_that_is_told(serve):
+def test_terminal_is_resized_on_request(serve):
     channel = serve("sh", "-c", "stty size; read line; stty size; echo $TERM", terminal=[10, 30])
     wait_until(lambda: b"10 30" in channel.said("out"), "its first size")
     channel.tell(size=[20, 50])
@@ -123,7 +123,7 @@ def test_a_terminal_has_the_size_that_is_told(serve):
 
 
 @pytest.mark.parametrize("how", ["told", "folder", "signal"])
-def test_it_leaves_nothing_when_nobody_waits_for_it(serve, how):
+def test_disconnected_client_ends_the_command_and_its_children(serve, how):
     # It ignores the hang-up, and so does what it has started in a session of its own.
     channel = serve("sh", "-c", "trap '' HUP; setsid sleep 600 & echo $!; wait")
     wait_until(lambda: channel.said("out").endswith(b"\n"), "it runs")
@@ -140,7 +140,7 @@ def test_it_leaves_nothing_when_nobody_waits_for_it(serve, how):
     assert not processes.is_alive(child)
 
 
-def test_what_nobody_reads_does_not_fill_the_disk(serve, tmp_path):
+def test_unread_output_is_bounded_on_disk(serve, tmp_path):
     channel = serve("sh", "-c", "yes")
     wait_until(lambda: channel.output.exists() and channel.output.stat().st_size > execute._AHEAD_BYTES, "it is full")
     size = channel.output.stat().st_size

@@ -49,7 +49,7 @@ def test_a_file_or_a_link_is_removed_as_a_tree_is(tmp_path):
 @pytest.mark.parametrize(
     ("how", "left"), [("keep", ["mine"]), ("replace", ["d", "link"]), ("merge", ["d", "link", "mine"])]
 )
-def test_what_is_there_is_kept_or_replaced_or_added_to(tmp_path, how, left):
+def test_existing_tree_is_kept_replaced_or_merged(tmp_path, how, left):
     write_tree(tmp_path / "tree", {"mine": "x"})
     bring(tmp_path / "tree", how)
     assert sorted(os.listdir(tmp_path / "tree")) == left
@@ -57,7 +57,7 @@ def test_what_is_there_is_kept_or_replaced_or_added_to(tmp_path, how, left):
 
 
 @pytest.mark.parametrize("how", ["keep", "replace", "merge"])
-def test_what_breaks_off_leaves_nothing(tmp_path, how):
+def test_interrupted_write_leaves_no_files(tmp_path, how):
     write_tree(tmp_path / "tree", {"mine": "x"})
     arrival = AtomicWrite(str(tmp_path / "tree"), how)
     arrival.take(entry(".", "dir", mode=0o755), b"")

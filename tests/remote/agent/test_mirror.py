@@ -81,7 +81,7 @@ def test_new_lines_go_between_the_pieces_of_a_large_file(top, start):
     assert {one["kind"] for one in sent.of("checkpoints/large")} == {BULK}
 
 
-def test_what_changes_while_it_is_read_is_taken_back_and_sent_again(top, start):
+def test_file_changed_during_reading_is_sent_again(top, start):
     sent = Sent()
     path = top / "checkpoints/large"
     path.write_bytes(bytes(3 * CHUNK_BYTES))
@@ -101,7 +101,7 @@ def test_what_changes_while_it_is_read_is_taken_back_and_sent_again(top, start):
     assert b"".join(last) == b"1" * (3 * CHUNK_BYTES)
 
 
-def test_what_only_grows_goes_by_its_new_bytes_and_anew_once_it_has_shrunk(top, start):
+def test_growing_file_is_sent_by_new_bytes_and_whole_after_shrinking(top, start):
     sent, log = Sent(), top / "attempts/1/rank_0.log"
     start(top, sent)
     wait_until(lambda: sent.of("attempts/1/rank_0.log"), "the empty log")
@@ -117,7 +117,7 @@ def test_what_only_grows_goes_by_its_new_bytes_and_anew_once_it_has_shrunk(top, 
     assert found == [(0, "new", b""), (0, "", b"one\n"), (4, "", b"two\n"), (0, "shrunk", b"on")]
 
 
-def test_what_the_supervisor_has_is_not_sent(top, start):
+def test_files_known_to_the_supervisor_are_not_sent(top, start):
     sent = Sent()
     found = os.stat(write_tree(top, {"outputs/o": "o"}) / "outputs/o")
     one = start(top, sent, {"outputs/o": [1, found.st_mtime_ns, 0], "metrics/rank_0.jsonl": [2, 0, 0]})
@@ -126,7 +126,7 @@ def test_what_the_supervisor_has_is_not_sent(top, start):
     assert sent.of("outputs/o") == sent.of("metrics/rank_0.jsonl") == []
 
 
-def test_files_in_passing_are_not_sent_and_ends_come_after_what_was_written(top, start):
+def test_temporary_files_are_skipped_and_ends_are_sent_last(top, start):
     sent = Sent()
     write_tree(
         top, {"attempts/1/error_0.held": "x", "attempts/1/.start_0.json.1": "{", "attempts/1/start_0.json": "{}"}
@@ -141,7 +141,7 @@ def test_files_in_passing_are_not_sent_and_ends_come_after_what_was_written(top,
     assert not [name for name in before if (name.endswith(".held") or "/." in name)]
 
 
-def test_what_a_script_puts_among_the_logs_is_sent_and_no_link_or_list_of_the_supervisors(top, start):
+def test_script_files_in_logs_are_sent_but_supervisor_files_are_not(top, start):
     sent = Sent()
     write_tree(
         top, {"logs/plots/a.txt": "mine", "logs/rank_0.log": "x", "events.jsonl": "x", "attempts/1/exec_0a.jsonl": "x"}
@@ -151,7 +151,7 @@ def test_what_a_script_puts_among_the_logs_is_sent_and_no_link_or_list_of_the_su
     assert names == {"logs/plots/a.txt", "attempts/1/exec_0a.jsonl", "metrics/rank_0.jsonl"}
 
 
-def test_a_checkpoint_that_the_script_removes_is_said_to_be_gone(top, start):
+def test_removed_checkpoint_is_reported_as_gone(top, start):
     sent = Sent()
     path = top / "checkpoints/old"
     path.write_bytes(b"x")
@@ -168,7 +168,7 @@ def flushed(one: Mirror, sent: Sent) -> None:
     wait_until(lambda: any(frame.get("re") == 1 for frame in sent.frames), "all that there is")
 
 
-def test_a_link_goes_as_an_equal_one_or_as_what_it_leads_to_and_none_that_leads_out(top, start, tmp_path):
+def test_symlinks_are_sent_as_links_or_content_but_never_from_outside(top, start, tmp_path):
     write_tree(tmp_path, {"mine": "secret"})
     write_tree(top, {"outputs/step/a": "1", "work/w": "w", "checkpoints/9.pt": "nine"})
     for name, target in {
@@ -195,7 +195,7 @@ def test_a_link_goes_as_an_equal_one_or_as_what_it_leads_to_and_none_that_leads_
 
 
 @pytest.mark.parametrize("name", ["outputs/a", "metrics/rank_0.jsonl"])
-def test_what_becomes_a_link_before_it_is_read_is_not_read_through_it(top, start, tmp_path, monkeypatch, name):
+def test_file_replaced_by_a_symlink_is_not_followed(top, start, tmp_path, monkeypatch, name):
     """As a script in a container may try, which sees less of the node than its agent does."""
     write_tree(tmp_path, {"mine": "secret"})
     write_tree(top, {"outputs/a": "1"})
@@ -213,7 +213,7 @@ def test_what_becomes_a_link_before_it_is_read_is_not_read_through_it(top, start
     assert not [one for one in sent.frames if b"secret" in one["data"]]
 
 
-def test_what_was_sent_and_is_a_link_out_of_the_run_now_is_gone(top, start):
+def test_sent_file_replaced_by_an_outside_symlink_is_gone(top, start):
     sent = Sent()
     (top / "checkpoints/a").write_text("1")
     one = start(top, sent)
@@ -226,7 +226,7 @@ def test_what_was_sent_and_is_a_link_out_of_the_run_now_is_gone(top, start):
     assert {frame["how"] for frame in sent.of("checkpoints/a")} == {"left", "gone"}
 
 
-def test_a_disk_that_can_not_keep_a_log_short_is_told_once(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_hole_punching_is_reported_once(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def punch(fd: int, gap: object) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 

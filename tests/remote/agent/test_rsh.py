@@ -30,7 +30,7 @@ def answer(listener: socket.socket, text: bytes, heard: list[bytes]) -> threadin
     return thread
 
 
-def test_it_ends_with_the_command_s_exit_code_and_says_what_went_wrong(agent, capsys):
+def test_rsh_returns_the_exit_code_and_prints_the_error(agent, capsys):
     heard: list[bytes] = []
     thread = answer(agent, b'{"code": 7, "text": "no such host"}\n', heard)
     assert rsh.main(["host", "echo", "a b;"]) == 7

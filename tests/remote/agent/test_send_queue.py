@@ -27,7 +27,7 @@ def read_frames(fd: int, count: int) -> list:
     return [header for header, _ in found]
 
 
-def test_what_is_urgent_goes_first_and_each_kind_keeps_its_order(pipe):
+def test_urgent_frames_go_first_and_each_kind_stays_in_order(pipe):
     out = SendQueue(pipe[1], 60)
     for kind, name in ((BULK, "b1"), (LIVE, "l1"), (BULK, "b2"), (URGENT, "u"), (LIVE, "l2")):
         out.put({"name": name}, kind=kind)
@@ -37,7 +37,7 @@ def test_what_is_urgent_goes_first_and_each_kind_keeps_its_order(pipe):
     out.join()
 
 
-def test_it_says_that_it_is_there_when_all_is_quiet(pipe):
+def test_idle_queue_sends_pings(pipe):
     out = SendQueue(pipe[1], 0.01)
     out.start()
     assert read_frames(pipe[0], 2) == [{"op": "ping"}] * 2
@@ -45,7 +45,7 @@ def test_it_says_that_it_is_there_when_all_is_quiet(pipe):
     out.join()
 
 
-def test_who_waits_for_room_is_told_when_the_other_side_is_gone(pipe):
+def test_blocked_put_returns_when_the_peer_is_gone(pipe):
     out = SendQueue(pipe[1], 60)
     for _ in range(5):
         out.put({}, bytes(CHUNK_BYTES), kind=BULK)
@@ -58,7 +58,7 @@ def test_who_waits_for_room_is_told_when_the_other_side_is_gone(pipe):
     out.join()
 
 
-def test_what_is_queued_is_written_before_it_ends(pipe):
+def test_finish_writes_queued_frames_first(pipe):
     out = SendQueue(pipe[1], 60)
     out.put({"op": "last"})
     out.finish()

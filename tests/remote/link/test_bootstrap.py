@@ -40,7 +40,7 @@ def test_a_node_without_the_library_is_sent_it_once(open_link, tmp_path):
     assert os.stat(first.hello.library).st_ino == made
 
 
-def test_a_library_in_which_somebody_has_cleaned_up_is_replaced(open_link, tmp_path):
+def test_damaged_library_copy_is_replaced(open_link, tmp_path):
     library = Path(open_link().hello.library)
     (library / "paceline/remote/agent/agent.py").unlink()
     assert open_link("node-1").run(["echo", "here"]).stdout == b"here\n"
@@ -53,7 +53,7 @@ def test_a_library_that_the_node_sees_is_not_sent(open_link, library, tmp_path):
     assert not (tmp_path / "node/lib").exists()
 
 
-def test_names_with_spaces_quotes_and_line_breaks_are_taken_as_they_are(open_link, tmp_path):
+def test_folder_names_with_special_characters_work(open_link, tmp_path):
     folder = tmp_path / "no de'\"; $(touch x)\n größe"
     assert open_link(folder=str(folder)).hello.library.startswith(str(folder))
     assert not (tmp_path / "x").exists()
@@ -65,7 +65,7 @@ def test_the_words_pass_through_shells(open_link):
     assert link.run(["echo", "here"]).stdout == b"here\n"
 
 
-def test_what_a_shell_says_before_is_passed_over(open_link):
+def test_login_shell_output_is_ignored(open_link):
     noise = "echo Welcome; head -c 300000 /dev/zero; echo 'PACELINE-x {}'; echo warning >&2;"
     link = open_link(words=["sh", "-c", f"{noise} exec {shlex.join(WORDS)}"])
     assert link.run(["echo", "here"]).stdout == b"here\n"
@@ -82,7 +82,7 @@ def test_a_node_without_python_is_named(open_link):
 
 
 @pytest.mark.promise("nothing-installed-host-python-3")
-def test_a_python_that_is_too_old_is_named(open_link):
+def test_too_old_python_is_named_in_the_error(open_link):
     old = "import sys;sys.version_info=(3,8,10);sys.executable='/opt/old';exec(sys.stdin.buffer.readline())"
     with pytest.raises(LinkError, match=r"its Python \(/opt/old\) is 3\.8\.10, and Paceline needs 3\.10"):
         open_link(words=[sys.executable, "-c", old])
@@ -94,20 +94,20 @@ def test_python_2_is_named(open_link):
         open_link(words=["sh", "-c", f"echo {shlex.quote(told)} >&2; exit 1"])
 
 
-def test_what_ssh_says_is_in_the_error(open_link):
+def test_ssh_error_text_is_in_the_link_error(open_link):
     with pytest.raises(LinkError, match=r"exit code 255.*No route to host") as raised:
         open_link(words=["sh", "-c", "echo 'ssh: connect to host a port 22: No route to host' >&2; exit 255"])
     assert (raised.value.exit_code, raised.value.stderr) == (255, "ssh: connect to host a port 22: No route to host")
 
 
-def test_who_never_answers_is_given_up_and_ended(open_link, tmp_path):
+def test_unresponsive_agent_times_out_and_is_killed(open_link, tmp_path):
     with pytest.raises(LinkError, match=r"node-0: no agent answered within 2 s\. It said: Password:"):
         open_link(words=["sh", "-c", f"echo $$ > {tmp_path}/pid; echo Password:; exec sleep 600"], timeout_s=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_who_takes_nothing_until_time_is_up_has_not_answered(open_link):
+def test_process_that_never_reads_counts_as_no_answer(open_link):
     """It was told as a program that could not be started: the error at the time limit is an OSError as well."""
     with pytest.raises(LinkError, match=r"node-0: no agent answered within 0 s\."):
         open_link(words=["sleep", "600"], timeout_s=0)
@@ -128,7 +128,7 @@ def test_a_full_disk_is_named_and_nothing_half_sent_is_left(open_link, small_dis
 
 @pytest.mark.promise("folder-somebody-else-may-write")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a folder somebody else's")
-def test_a_folder_that_somebody_else_has_made_in_tmp_is_refused(open_link, tmp_path):
+def test_folder_of_another_user_in_tmp_is_refused(open_link, tmp_path):
     (tmp_path / "tmp/node").mkdir(parents=True)
     (tmp_path / "tmp").chmod(0o1777)
     os.chown(tmp_path / "tmp/node", 12345, 12345)
@@ -136,7 +136,7 @@ def test_a_folder_that_somebody_else_has_made_in_tmp_is_refused(open_link, tmp_p
         open_link(folder=str(tmp_path / "tmp/node"))
 
 
-def test_a_link_goes_over_a_socket_too(library, tmp_path):
+def test_link_works_over_a_socket(library, tmp_path):
     mine, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(WORDS, stdin=theirs, stdout=theirs)
@@ -162,7 +162,7 @@ def test_the_agent_finds_its_machine(open_link, tmp_path, monkeypatch):
     assert hello.folder == str(tmp_path / "node")
 
 
-def test_a_copy_of_the_library_is_what_is_here(open_link, library, tmp_path):
+def test_copied_library_equals_the_local_one(open_link, library, tmp_path):
     there = Path(open_link().hello.library) / "paceline"
     shutil.rmtree(there / "remote/agent/__pycache__", ignore_errors=True)
     for name in ("remote/agent/boot.py", "py.typed", "__init__.py"):

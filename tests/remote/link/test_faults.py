@@ -85,7 +85,7 @@ def test_a_killed_guardian_takes_the_agent_with_it(open_link, tmp_path):
 
 
 @pytest.mark.promise("node-hears-nothing-supervisor-ends")
-def test_an_agent_that_is_cut_off_without_a_word_leaves_nothing(open_link, tmp_path):
+def test_partitioned_agent_ends_its_processes(open_link, tmp_path):
     """A relay between the two that is stopped passes nothing on and closes nothing, as a pulled cable does."""
     relay = tmp_path / "relay"
     relay.write_text(RELAY)
@@ -103,7 +103,7 @@ def test_an_agent_that_is_cut_off_without_a_word_leaves_nothing(open_link, tmp_p
     wait_until(lambda: link.lost, "the loss")
 
 
-def test_an_agent_that_stands_still_is_lost_and_holds_up_nobody(open_link, tmp_path):
+def test_stopped_agent_is_lost_without_blocking_callers(open_link, tmp_path):
     link = open_link(silence_s=QUICK_S)
     pids = start_family(link, tmp_path)
     os.kill(link.hello.pid, signal.SIGSTOP)
@@ -133,7 +133,7 @@ def test_ssh_s_last_word_says_why_a_node_is_lost(open_link, tmp_path):
         (b"Connection reset by a proxy\n", "what came is not an agent's: a header of "),
     ],
 )
-def test_half_a_frame_or_none_is_a_lost_node(data, why):
+def test_truncated_frame_means_a_lost_node(data, why):
     mine, theirs = socket.socketpair()
     fd = mine.detach()
     heard: list = []

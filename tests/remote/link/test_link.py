@@ -26,7 +26,7 @@ def link(open_link):
     return open_link()
 
 
-def test_a_short_command_is_waited_for(link):
+def test_run_returns_output_and_exit_code(link):
     done = link.run(["sh", "-c", "cat; echo $HOME >&2; exit 3"], input=b"\0in")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"\0in", f"{os.environ['HOME']}\n".encode())
 
@@ -39,7 +39,7 @@ def test_a_function_answers_without_a_process(link):
         link.call("paceline.nowhere:f", {})
 
 
-def test_a_command_s_end_is_told_at_once(link, tmp_path):
+def test_end_of_a_command_is_reported_at_once(link, tmp_path):
     told = threading.Event()
     link.on_end = told.set
     link.start(["true"], env={}, cwd="", log=str(tmp_path / "log"))
@@ -47,7 +47,7 @@ def test_a_command_s_end_is_told_at_once(link, tmp_path):
     assert len(link.ends()) == 1
 
 
-def test_a_command_that_takes_too_long_is_killed(link, tmp_path):
+def test_command_over_its_timeout_is_killed(link, tmp_path):
     with pytest.raises(LinkError, match=r"node-0: no answer to .*sh -c .* within 2 s"):
         link.run(["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600"], timeout_s=2)
     pid = int((tmp_path / "pid").read_text())
@@ -84,13 +84,13 @@ def test_an_exact_environment_has_nothing_else(link, tmp_path):
         ({"argv": ["echo", "a\0b"]}, OSError, "null"),
     ],
 )
-def test_what_can_not_be_started_is_an_error_that_names_it(link, tmp_path, values, error, named):
+def test_unstartable_command_raises_an_error_with_its_name(link, tmp_path, values, error, named):
     given = {"argv": ["true"], "env": {}, "cwd": str(tmp_path), "log": str(tmp_path / "log")} | values
     with pytest.raises(error, match=named):
         link.start(given.pop("argv"), **given)
 
 
-def test_signals_reach_what_was_started_and_nothing_else(link, tmp_path):
+def test_signals_reach_started_processes_only(link, tmp_path):
     script = "trap 'exit 7' TERM; sleep 600 & echo $! > pid; mv pid child; while :; do sleep 0.01; done"
     pid = link.start(["sh", "-c", script], env={}, cwd=str(tmp_path), log=str(tmp_path / "log"))
     wait_until((tmp_path / "child").exists, "the child")
@@ -123,7 +123,7 @@ def start_beside(run_id: str) -> subprocess.Popen[str]:
     return subprocess.Popen(["sh", "-c", script], env=environment, text=True, **pipes)
 
 
-def test_what_an_engine_has_started_of_a_run_is_the_agent_s_once_it_has_adopted_it(link):
+def test_agent_adopts_processes_started_by_an_engine(link):
     before, of_another = start_beside("adopted"), start_beside("another")
     after: list[subprocess.Popen[str]] = []
     try:
@@ -153,7 +153,7 @@ def test_what_an_engine_has_started_of_a_run_is_the_agent_s_once_it_has_adopted_
                     pipe.close()
 
 
-def test_a_link_that_is_closed_says_so(link, monkeypatch):
+def test_closed_link_raises_and_is_not_lost(link, monkeypatch):
     """Also where the agent is gone before this side has gone on to close its own: it counted as lost then."""
     connection = link._connection
     close = connection.close

@@ -54,7 +54,7 @@ def own_disk(tmp_path):
     return [*words[:-1], words[-1].format(shlex.join(bootstrap_words(sys.executable)))]
 
 
-def test_a_node_gets_the_run_and_gives_back_what_it_wrote(make_nodes, run_folder, library):
+def test_node_receives_the_run_and_returns_its_files(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     assert (seen.run_dir / "snapshot/data/a b\n.txt").read_text() == "x"
@@ -108,7 +108,7 @@ def test_outputs_of_nodes_with_disks_of_their_own_are_joined(make_nodes, open_li
     assert sorted(_own_notes(run_folder)) == ["0", "1"]
 
 
-def test_nodes_that_see_one_folder_bring_its_notes_once(make_nodes, run_folder, library):
+def test_shared_folder_of_two_nodes_is_fetched_once(make_nodes, run_folder, library):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -119,7 +119,7 @@ def test_nodes_that_see_one_folder_bring_its_notes_once(make_nodes, run_folder, 
     assert (run_folder.outputs / "x").exists()
 
 
-def test_a_new_attempt_goes_on_from_what_earlier_ones_left(make_nodes, open_link, own_disk, run_folder, library):
+def test_new_attempt_continues_from_earlier_files(make_nodes, open_link, own_disk, run_folder, library):
     append_line(run_folder.metric_log(0), {"step": 1})
     write_tree(run_folder.checkpoints, {"step 1/model\n": "old"})
     nodes = make_nodes(links=[open_link("node-0", own_disk)])
@@ -136,7 +136,7 @@ def test_a_new_attempt_goes_on_from_what_earlier_ones_left(make_nodes, open_link
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["b"]
 
 
-def test_what_a_lost_node_had_not_sent_all_nodes_have_once_it_is_back(
+def test_unsent_files_of_a_lost_node_reach_all_nodes_on_return(
     make_nodes, open_link, own_disk, run_folder, library, tmp_path
 ):
     write_tree(run_folder.checkpoints, {"step_1": "1"})
@@ -155,7 +155,7 @@ def test_what_a_lost_node_had_not_sent_all_nodes_have_once_it_is_back(
     assert (run_folder.checkpoints / "step_2").read_text() == "2"
 
 
-def test_what_the_script_has_removed_is_not_brought_back_by_a_node_that_was_away(
+def test_returning_node_does_not_restore_removed_checkpoints(
     make_nodes, open_link, own_disk, run_folder, library, tmp_path
 ):
     write_tree(run_folder.checkpoints, {"step_1": "1", "step_2": "2"})
@@ -178,7 +178,7 @@ def test_what_the_script_has_removed_is_not_brought_back_by_a_node_that_was_away
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["step_2"]
 
 
-def test_what_is_older_than_the_newest_checkpoint_holds_up_nobody(
+def test_older_checkpoints_do_not_delay_the_start(
     make_nodes, open_link, own_disk, run_folder, library, tmp_path, monkeypatch
 ):
     write_tree(run_folder.checkpoints, {"step_3": "3"})
@@ -222,7 +222,7 @@ def test_a_long_log_is_kept_within_its_limit_on_both_disks(make_nodes, run_folde
         assert log.stat().st_blocks * 512 < limit + 2 * 80_000, log
 
 
-def test_what_comes_back_has_its_strange_names(make_nodes, run_folder, library):
+def test_fetched_files_keep_unusual_names(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -260,7 +260,7 @@ def test_a_large_checkpoint_does_not_hold_up_new_lines(make_nodes, run_folder, l
         assert file.read() == b"end\n"
 
 
-def test_processes_are_asked_for_and_signalled_where_they_run(make_nodes, run_folder, library):
+def test_processes_are_probed_and_signaled_on_their_node(make_nodes, run_folder, library):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -284,7 +284,7 @@ def test_processes_are_asked_for_and_signalled_where_they_run(make_nodes, run_fo
     assert nodes.loads({1: asked})[1]["ranks"]["1"]["pid"] == os.getpid()
 
 
-def test_a_process_of_the_run_is_signalled_whoever_has_started_it(make_nodes, run_folder, library):
+def test_process_of_the_run_started_by_others_is_signaled(make_nodes, run_folder, library):
     # Story: workers in docker's containers are its daemon's children, and mpirun's were never told to end.
     nodes = make_nodes()
     nodes.send(run_folder, library)
@@ -301,7 +301,7 @@ def test_a_process_of_the_run_is_signalled_whoever_has_started_it(make_nodes, ru
         assert process.returncode == -(signal.SIGTERM if is_reached else signal.SIGKILL)
 
 
-def test_what_can_not_be_started_is_an_error(make_nodes, run_folder, library):
+def test_unstartable_program_raises_file_not_found(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -310,7 +310,7 @@ def test_what_can_not_be_started_is_an_error(make_nodes, run_folder, library):
         nodes.start(wrong, seen.run_dir, {})
 
 
-def test_a_lost_node_is_told_and_the_others_give_what_they_have(make_nodes, open_link, own_disk, run_folder, library):
+def test_lost_node_is_reported_and_other_nodes_are_fetched(make_nodes, open_link, own_disk, run_folder, library):
     nodes = make_nodes(links=[open_link(f"node-{rank}", own_disk) for rank in range(2)])
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -342,7 +342,7 @@ def test_a_node_whose_folder_another_sees_as_well_loses_nothing(make_nodes, run_
     assert (run_folder.outputs / "x").read_text() == "x\n"
 
 
-def test_a_node_that_is_lost_while_it_gives_is_replaced_by_one_that_sees_the_same(make_nodes, run_folder, library):
+def test_node_lost_during_fetch_is_replaced_by_one_with_the_same_folder(make_nodes, run_folder, library):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -378,7 +378,7 @@ def test_a_disk_that_fills_up_there_is_seen(make_nodes, run_folder, library, sma
 
 
 @pytest.mark.parametrize("file", ["attempts/1/rank_0.log", "outputs/large"])
-def test_a_disk_that_fills_up_here_stops_no_end_and_is_told(make_nodes, run_folder, library, small_disk, file):
+def test_full_local_disk_does_not_stop_the_run_and_is_reported(make_nodes, run_folder, library, small_disk, file):
     moved = type(run_folder)(small_disk / run_folder.run_id)
     write_tree(moved.path, {"run.json": run_folder.record.read_bytes(), "outputs/.k": ""})
     nodes = make_nodes()
@@ -395,7 +395,7 @@ def test_a_disk_that_fills_up_here_stops_no_end_and_is_told(make_nodes, run_fold
     assert (moved.outputs / "small").read_text() == "small\n"
 
 
-def test_what_was_not_fetched_is_when_the_nodes_are_given_back(make_nodes, run_folder, library):
+def test_unfetched_files_are_fetched_on_close(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -405,7 +405,7 @@ def test_what_was_not_fetched_is_when_the_nodes_are_given_back(make_nodes, run_f
     assert not seen.run_dir.exists()
 
 
-def test_what_could_not_be_fetched_stays_where_it_is(make_nodes, run_folder, library, small_disk):
+def test_unfetchable_files_stay_on_the_node(make_nodes, run_folder, library, small_disk):
     moved = type(run_folder)(small_disk / run_folder.run_id)
     write_tree(moved.path, {"run.json": run_folder.record.read_bytes(), "outputs/.k": ""})
     nodes = make_nodes()
@@ -441,9 +441,7 @@ def next_run(tmp_path):
 
 
 @pytest.mark.promise("killed-agent-supervisor-leaves-node")
-def test_next_run_on_a_node_brings_home_and_removes_what_a_killed_agent_left(
-    make_nodes, run_folder, library, next_run, capfd
-):
+def test_next_run_fetches_and_removes_leftovers_of_a_killed_agent(make_nodes, run_folder, library, next_run, capfd):
     files = [("outputs/model", 3), ("checkpoints/step_2/w.pt", 5), ("attempts/1/rank_0.log", 7), ("outputs/same", 2)]
     write_tree(
         run_folder.path, {"attempts/1/rank_0.log": "x" * 4, "outputs/mine": "of another node", "outputs/same": ""}
@@ -487,7 +485,7 @@ def test_next_run_names_leftovers_that_are_large_and_prune_brings_them_home(
     assert (run_folder.outputs / "model").read_text() == "xxx"
 
 
-def test_leftovers_of_removed_runs_go_and_those_of_other_workspaces_stay(
+def test_leftovers_of_removed_runs_are_deleted_but_not_of_other_workspaces(
     make_nodes, open_link, run_folder, library, tmp_path
 ):
     left = left_behind(make_nodes(), run_folder, library)
@@ -523,7 +521,7 @@ def test_processes_that_a_killed_agent_left_are_ended_before_its_files_are_broug
     assert not left.exists()
 
 
-def test_one_node_runs_a_command_on_another_by_the_remote_shell(make_nodes, run_folder, library):
+def test_remote_shell_runs_a_command_on_another_node(make_nodes, run_folder, library):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -537,7 +535,7 @@ def test_one_node_runs_a_command_on_another_by_the_remote_shell(make_nodes, run_
     assert "'node-7' is no node of this run; its nodes are node-0, node-1." in run_folder.rank_log(1, 0).read_text()
 
 
-def test_what_was_asked_for_by_the_remote_shell_hangs_up_with_it(make_nodes, run_folder, library):
+def test_killed_remote_shell_ends_its_command(make_nodes, run_folder, library):
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -560,9 +558,7 @@ def in_a_shell(seen, text: str, **environment: str) -> Command:
     return dataclasses.replace(command(seen, text, **environment), shells=(made,))
 
 
-def test_the_remote_shell_is_what_was_made_for_the_node_and_run_by_the_interpreter_that_is_there(
-    make_nodes, run_folder, library, tmp_path
-):
+def test_remote_shell_uses_the_nodes_own_interpreter(make_nodes, run_folder, library, tmp_path):
     # As in a container, where there may be no file of the node's own interpreter.
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
@@ -578,7 +574,7 @@ def test_the_remote_shell_is_what_was_made_for_the_node_and_run_by_the_interpret
     wait_until(lambda: f"yes, its own, {run_folder.run_id}\n" in driver_log(run_folder), "its output")
 
 
-def test_what_ends_by_itself_in_a_shell_that_was_made_for_it_is_not_hung_up(make_nodes, run_folder, library):
+def test_finished_remote_command_is_not_hung_up(make_nodes, run_folder, library):
     # Story: mpirun's end told podman to signal containers that were being removed, and the log had its complaints.
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
@@ -593,7 +589,7 @@ def test_what_ends_by_itself_in_a_shell_that_was_made_for_it_is_not_hung_up(make
     assert "hung up" not in driver_log(run_folder)
 
 
-def test_nodes_are_given_back_even_if_one_is_lost(make_nodes, run_folder, library):
+def test_nodes_are_released_even_if_one_is_lost(make_nodes, run_folder, library):
     given_back = []
     nodes = make_nodes(2, on_close=lambda: given_back.append(True))
     nodes.send(run_folder, library)
@@ -603,7 +599,7 @@ def test_nodes_are_given_back_even_if_one_is_lost(make_nodes, run_folder, librar
     assert given_back == [True]
 
 
-def test_a_snapshot_in_which_somebody_has_cleaned_up_is_sent_again(make_nodes, run_folder, library):
+def test_damaged_snapshot_copy_is_sent_again(make_nodes, run_folder, library):
     first = make_nodes()
     seen = first.send(run_folder, library)
     (seen.run_dir / "snapshot/train.py").unlink()
@@ -612,7 +608,7 @@ def test_a_snapshot_in_which_somebody_has_cleaned_up_is_sent_again(make_nodes, r
     assert (Path(seen.run_dir) / "snapshot/train.py").exists()
 
 
-def test_a_node_that_does_not_answer_is_asked_once_and_not_waited_for_again(make_nodes, open_link, run_folder, library):
+def test_unresponsive_node_is_waited_for_once(make_nodes, open_link, run_folder, library):
     nodes = make_nodes(links=[open_link(silence_s=6.0)])
     nodes.send(run_folder, library)
     link = nodes._links[0]
@@ -629,7 +625,7 @@ def test_a_node_that_does_not_answer_is_asked_once_and_not_waited_for_again(make
     wait_until(lambda: not link.is_stuck, "a sign of life")
 
 
-def test_kills_for_memory_are_counted_from_when_they_were_first_asked_for(make_nodes, monkeypatch):
+def test_oom_kills_are_counted_from_the_first_query(make_nodes, monkeypatch):
     nodes = make_nodes(2)
     for link, counts in zip(nodes._links, ([7, 8, 8], [5, LinkError("no answer"), 5]), strict=True):
         monkeypatch.setattr(link, "oom_kills", _each(counts))
@@ -656,9 +652,7 @@ def test_ports_can_be_changed(make_nodes):
     assert before != nodes.ports
 
 
-def test_files_that_a_script_leaves_beside_its_outputs_come_home_when_the_nodes_are_given_back(
-    make_nodes, run_folder, library
-):
+def test_files_beside_outputs_are_fetched_on_close(make_nodes, run_folder, library):
     """They went with the node's copy of the run's folder."""
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)

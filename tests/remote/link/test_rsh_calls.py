@@ -78,7 +78,7 @@ def test_a_command_that_ends_before_its_start_is_answered_gets_no_signal_later(l
     assert (links[0].answers, links[1].signals) == ([(1, 0, "")], [])
 
 
-def test_who_is_killed_while_the_command_is_being_started_takes_it_along(links: list[Any]) -> None:
+def test_shell_killed_during_start_ends_its_command(links: list[Any]) -> None:
     """The hang-up came before there was a process to send it to, and was forgotten: the command ran on."""
     links[1].may_start.clear()
     links[0].on_rsh(RSH)
@@ -93,7 +93,7 @@ def test_who_is_killed_while_the_command_is_being_started_takes_it_along(links: 
     assert not links[0].answers
 
 
-def test_a_host_that_is_no_node_is_refused_with_the_names_of_those_that_are(links: list[Any]) -> None:
+def test_unknown_host_is_refused_with_the_node_names(links: list[Any]) -> None:
     for link in links:
         link.hello = type("Hello", (), {"host": link.name})
     links[0].on_rsh({**RSH, "host": "me@c"})

@@ -51,7 +51,7 @@ def copy(tmp_path: Path) -> Replica:
     return Replica(tmp_path / "copy", take_record=(tmp_path / "record").write_bytes)
 
 
-def test_a_file_has_its_name_once_it_is_whole(here):
+def test_file_appears_only_when_complete(here):
     here.apply(*part("outputs/a", b"one ", end=False))
     assert not (here.top / "outputs").exists()
     here.apply(*part("outputs/a", b"two", at=4))
@@ -61,7 +61,7 @@ def test_a_file_has_its_name_once_it_is_whole(here):
     assert os.listdir(here.top) == ["outputs"]
 
 
-def test_what_came_in_part_goes_with_its_node(here):
+def test_partial_files_are_removed_with_their_node(here):
     here.apply(*part("outputs/a", b"one", end=False), rank=0)
     here.apply(*part("outputs/b", b"one", end=False), rank=1)
     here.close(0)
@@ -84,14 +84,14 @@ def test_what_came_in_part_goes_with_its_node(here):
         ((0, 6), (0, 5), b"0!"),
     ],
 )
-def test_of_two_files_of_one_name_the_later_stays_or_that_of_the_lower_rank(here, first, second, left):
+def test_newer_file_or_lower_rank_wins_a_name_conflict(here, first, second, left):
     for count, (rank, mtime) in enumerate((first, second)):
         text = str(rank) + "!" * (count and first[0] == second[0])
         here.apply(*part("outputs/o", text.encode(), mtime=mtime), rank=rank)
     assert (here.top / "outputs/o").read_bytes() == left
 
 
-def test_what_grows_is_written_where_it_belongs(here):
+def test_growing_file_is_written_at_its_offset(here):
     log = here.top / "attempts/1/rank_0.log"
     here.apply(grow("attempts/1/rank_0.log", 0, "new"), b"one\n")
     here.apply(grow("attempts/1/rank_0.log", 4), b"two\n")
@@ -102,7 +102,7 @@ def test_what_grows_is_written_where_it_belongs(here):
     assert log.read_bytes() == b""
 
 
-def test_two_nodes_that_see_one_file_bring_it_once(here):
+def test_shared_file_of_two_nodes_is_applied_once(here):
     for how, name in (("grow", "metrics/rank_0.jsonl"), ("append", "notes.jsonl")):
         here.apply(grow(name, 0, "new", how=how), b"one\ntwo\n", rank=0)
         here.apply(grow(name, 0, "new", how=how), b"one\n", rank=1)
@@ -117,7 +117,7 @@ def test_two_nodes_that_do_not_both_add_to_the_notes_of_here(here):
     assert (here.top / "notes.jsonl").read_bytes() == b"mine\na\nb\n"
 
 
-def test_what_a_node_has_removed_is_removed_unless_it_is_anothers(here):
+def test_removal_applies_only_to_the_nodes_own_files(here):
     def gone(name: str, *stamp: int) -> dict[str, Any]:
         return {"file": name, "how": "gone", "stamp": [*stamp, 9]}
 
@@ -141,7 +141,7 @@ def test_no_name_leaves_the_folder(here, copy, tmp_path, name):
         assert os.listdir(replica.top) == ["out"]
 
 
-def test_a_file_for_which_there_is_no_room_is_an_error_once_it_is_to_have_its_name(small_disk):
+def test_file_without_disk_space_raises_when_completed(small_disk):
     replica = Replica(small_disk)
     piece = b"x" * 700_000
     replica.apply(*part("outputs/a", piece, end=False))
@@ -184,7 +184,7 @@ def test_a_link_leads_to_the_runs_own_files_or_is_left_out_by_name_or_refused(he
     assert (copy.top / "outputs/a").is_symlink() == bool(made)
 
 
-def test_what_comes_in_a_links_place_is_not_written_through_it(here, copy):
+def test_file_that_replaces_a_symlink_does_not_follow_it(here, copy):
     for replica in (here, copy):
         replica.apply(*part("checkpoints/9.pt", b"nine"))
         replica.apply(link("outputs/latest", "../checkpoints"))
@@ -207,7 +207,7 @@ def test_nothing_is_written_behind_a_link_that_is_not_the_users(copy, tmp_path):
     "name",
     [*OWN, "run.json", "left_out.jsonl", "data.json", "events.jsonl", "logs/rank_0.log"],
 )
-def test_what_nodes_do_not_write_is_not_taken_from_them(here, name):
+def test_files_that_nodes_may_not_write_are_refused(here, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "outputs"), b"")):
         with pytest.raises(ReplicaError, match="not one that the other side may send"):
             here.apply(header, data)
@@ -215,14 +215,14 @@ def test_what_nodes_do_not_write_is_not_taken_from_them(here, name):
 
 
 @pytest.mark.parametrize("name", [*OWN, "outputs"])
-def test_what_is_of_this_machine_alone_is_taken_from_nobody(copy, name):
+def test_local_only_files_are_refused_from_peers(copy, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "checkpoints"), b"")):
         with pytest.raises(ReplicaError, match="not one that the other side may send"):
             copy.apply(header, data)
     assert os.listdir(copy.top) == []
 
 
-def test_nothing_is_added_to_what_a_link_leads_to(here, tmp_path):
+def test_append_does_not_follow_symlinks(here, tmp_path):
     (here.top / "metrics").mkdir()
     (tmp_path / "mine").write_text("")
     for name, how in (("metrics/rank_0.jsonl", "grow"), ("notes.jsonl", "append")):
@@ -255,7 +255,7 @@ def test_a_file_and_a_folder_may_take_each_others_place(here, copy):
     assert (here.top / "outputs/a/x").read_text() == "x"
 
 
-def test_what_a_node_leaves_out_is_noted_once(here):
+def test_excluded_file_is_noted_once(here):
     for _ in range(2):
         here.apply({"file": "outputs/pipe", "how": "left", "why": "a pipe"})
     here.apply({"file": "uploads", "how": "left", "why": "a link"})
@@ -265,12 +265,12 @@ def test_what_a_node_leaves_out_is_noted_once(here):
     assert os.listdir(here.top) == ["left_out.jsonl"], "no folder is made for it: the output may be stored and gone"
 
 
-def test_a_supervisor_notes_itself_what_is_left_out(copy):
+def test_copy_of_the_supervisor_does_not_note_excluded_files(copy):
     copy.apply({"file": "outputs/pipe", "how": "left", "why": "a pipe"})
     assert os.listdir(copy.top) == []
 
 
-def test_the_record_is_put_in_its_place_by_who_knows_it(copy, tmp_path):
+def test_record_is_written_by_its_own_handler(copy, tmp_path):
     copy.apply(*part("run.json", b"{}"))
     copy.apply(*part("outputs/run.json", b"mine", key=2))
     copy.close()
@@ -293,7 +293,7 @@ def test_frames_that_are_applied_once_more_change_nothing(copy):
         assert (copy.top / "logs/driver.log").read_bytes() == b"one\ntwo\n"
 
 
-def test_a_file_whose_beginning_has_not_come_is_no_file(copy):
+def test_file_part_without_its_beginning_is_refused(copy):
     with pytest.raises(ReplicaError, match="the beginning has not come"):
         copy.apply(*part("outputs/a", b"two", at=4))
     assert not (copy.top / "outputs/a").exists()
@@ -302,12 +302,12 @@ def test_a_file_whose_beginning_has_not_come_is_no_file(copy):
 @pytest.mark.parametrize(
     "header", [{}, {"file": "outputs/a"}, {"file": "outputs/a", "how": "x"}, {"file": 3, "how": "dir"}]
 )
-def test_what_is_no_change_is_refused(copy, header):
+def test_invalid_change_is_refused(copy, header):
     with pytest.raises(ReplicaError, match="no change of a file"):
         copy.apply(header)
 
 
-def test_what_is_known_is_what_has_come(copy):
+def test_known_files_are_the_received_ones(copy):
     copy.apply(grow("metrics/rank_0.jsonl", 0, "new"), b"one\n")
     copy.apply(*part("outputs/a", b"x"))
     copy.apply(*part("outputs/b", b"x", key=2))

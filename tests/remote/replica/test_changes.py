@@ -65,7 +65,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes_module, "CHUNK_BYTES", 1000)
 
 
-def test_what_grows_is_sent_from_where_it_was(two: Two) -> None:
+def test_growing_file_is_sent_from_its_last_offset(two: Two) -> None:
     two.write({"logs/driver.log": "x" * 10_000, "attempts/1/rank_0.log": ""})
     two.sync()
     with open(two.there / "logs/driver.log", "a") as log:
@@ -78,7 +78,7 @@ def test_what_grows_is_sent_from_where_it_was(two: Two) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 50, 80])
-def test_what_was_replaced_is_sent_whole_whatever_its_size(two: Two, size: int) -> None:
+def test_replaced_file_is_sent_whole(two: Two, size: int) -> None:
     two.write({"attempts/1/rank_0.log": "o" * 50})
     two.sync()
     write_tree(two.there, {"attempts/1/.new": "n" * size})
@@ -87,7 +87,7 @@ def test_what_was_replaced_is_sent_whole_whatever_its_size(two: Two, size: int) 
     assert two.text("attempts/1/rank_0.log") == "n" * size
 
 
-def test_what_was_cut_is_sent_whole(two: Two) -> None:
+def test_truncated_file_is_sent_whole(two: Two) -> None:
     two.write({"attempts/1/rank_0.log": "one\ntwo\n"})
     two.sync()
     os.truncate(two.there / "attempts/1/rank_0.log", 2)
@@ -95,7 +95,7 @@ def test_what_was_cut_is_sent_whole(two: Two) -> None:
     assert two.text("attempts/1/rank_0.log") == "on"
 
 
-def test_what_only_the_copy_was_looked_at_is_taken_for_the_file_that_is_there(two: Two) -> None:
+def test_restart_from_the_copy_sends_only_changed_files(two: Two) -> None:
     two.write({"metrics/rank_0.jsonl": "1\n2\n", "outputs/o": "o", "attempts/1/rank_0.log": "new run\n"})
     two.sync(final=True)
     two.frames.clear()
@@ -108,7 +108,7 @@ def test_what_only_the_copy_was_looked_at_is_taken_for_the_file_that_is_there(tw
     assert two.text("attempts/1/rank_0.log") == "quite another\n"
 
 
-def test_notes_of_both_sides_are_kept_and_what_both_had_is_not_sent_again(two: Two) -> None:
+def test_notes_of_both_sides_are_merged_without_duplicates(two: Two) -> None:
     for top in (two.there, two.here):
         write_tree(top, {"notes.jsonl": "both\n", "events.jsonl": "first\n"})
     two.changes.skip(["notes.jsonl", "events.jsonl", "data.json"])
@@ -160,7 +160,7 @@ def test_files_links_and_folders_come_whole(two: Two) -> None:
     assert two.sync(final=True) == [], "it is told once"
 
 
-def test_what_is_of_one_machine_alone_stays_there(two: Two) -> None:
+def test_local_only_files_are_not_sent(two: Two) -> None:
     names = (
         "lock",
         "ballast",
@@ -189,7 +189,7 @@ def test_a_file_that_is_being_written_waits_until_it_rests(two: Two, monkeypatch
     assert two.text("checkpoints/1.pt") == "half"
 
 
-def test_a_file_that_was_replaced_by_an_equally_large_and_old_one_goes_again(two: Two) -> None:
+def test_file_replaced_with_equal_size_and_time_is_sent_again(two: Two) -> None:
     for text in ("old", "new"):
         two.write({"outputs/.beside": text})
         os.utime(two.there / "outputs/.beside", (1, 1))
@@ -198,7 +198,7 @@ def test_a_file_that_was_replaced_by_an_equally_large_and_old_one_goes_again(two
         assert two.text("outputs/latest.pt") == text
 
 
-def test_what_was_removed_there_goes_here_and_its_folder(two: Two) -> None:
+def test_removed_file_and_empty_folder_are_removed_in_the_copy(two: Two) -> None:
     two.write({"checkpoints/step/1.pt": "a", "checkpoints/other/1.pt": "a", "outputs/latest/x": "x"})
     two.sync()
     (two.there / "checkpoints/step/1.pt").unlink()
@@ -235,7 +235,7 @@ def whole(two: Two, name: str, meanwhile: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_changes_while_it_is_read_is_taken_back_and_goes_again(two: Two, small_pieces: None) -> None:
+def test_file_changed_during_reading_is_sent_again(two: Two, small_pieces: None) -> None:
     two.write({"checkpoints/1.pt": "a" * 2500})
     two.sync()
     two.write({"checkpoints/1.pt": "b" * 2500})
@@ -246,9 +246,7 @@ def test_what_changes_while_it_is_read_is_taken_back_and_goes_again(two: Two, sm
 
 
 @pytest.mark.parametrize("size", [0, 500, 1500])
-def test_what_shrinks_while_it_is_read_comes_as_far_as_it_goes_and_then_as_it_is(
-    two: Two, small_pieces: None, size: int
-) -> None:
+def test_file_shrunk_during_reading_is_sent_again(two: Two, small_pieces: None, size: int) -> None:
     two.write({"attempts/1/error_0.json": "a" * 2500})
     frames = two.changes.small(iter(["attempts/1/error_0.json"]))
     two.replica.apply(*next(frames))
@@ -260,7 +258,7 @@ def test_what_shrinks_while_it_is_read_comes_as_far_as_it_goes_and_then_as_it_is
     assert two.text("attempts/1/error_0.json") == "a" * size
 
 
-def test_what_shrinks_while_it_is_read_and_only_grows_goes_anew(two: Two, small_pieces: None) -> None:
+def test_log_shrunk_during_reading_is_sent_whole(two: Two, small_pieces: None) -> None:
     two.write({"attempts/1/rank_0.log": "a" * 2500})
     frames = two.changes.small(iter(["attempts/1/rank_0.log"]))
     two.replica.apply(*next(frames))
@@ -353,7 +351,7 @@ def change_something(rnd: random.Random, top: Path) -> None:
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["tells", "is-asked"])
-def test_whatever_changes_both_folders_are_alike_in_the_end(
+def test_random_changes_leave_both_folders_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
 ) -> None:
     """Also where the other side keeps what is known, asks again and again, and the answer breaks off anywhere."""

@@ -64,9 +64,7 @@ def test_a_folder_a_file_and_a_pattern_are_trees_of_their_files(
     assert names(found, f"{top}/a/**/*.csv") == ["deep/2.csv"]
 
 
-def test_a_tree_is_named_by_names_and_content_wherever_it_lies(
-    folder: RunFolder, store: pl.Datastore, tmp_path: Path
-) -> None:
+def test_tree_name_depends_on_names_and_content_only(folder: RunFolder, store: pl.Datastore, tmp_path: Path) -> None:
     write_tree(tmp_path / "copy", {"1.txt": "one", "deep/2.csv": "two", "link.txt": "three"})
     other = DataReference(name="other", sources=(Source(path=str(tmp_path / "copy")),))
     found = packed(folder, store.path("a"), other)
@@ -87,7 +85,7 @@ def test_datastores_travel_by_record_and_places_of_secrets(folder: RunFolder, tm
     }
 
 
-def test_packages_are_taken_without_what_an_install_leaves(folder: RunFolder, tmp_path: Path) -> None:
+def test_packages_are_packed_without_build_leftovers(folder: RunFolder, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "spam", "1.0")
     project = write_tree(tmp_path / "egg", {"pyproject.toml": "", "egg.py": "", "build/x": "", "egg.egg-info/y": ""})
     environment = Environment(pip_packages=(str(wheel), f"-e {project}", "einops"))
@@ -98,14 +96,14 @@ def test_packages_are_taken_without_what_an_install_leaves(folder: RunFolder, tm
     assert names(found, str(project)) == ["egg.py", "pyproject.toml"]
 
 
-def test_what_is_not_there_is_named(folder: RunFolder, store: pl.Datastore, tmp_path: Path) -> None:
+def test_missing_input_is_named_in_the_error(folder: RunFolder, store: pl.Datastore, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is nothing at 'nowhere'"):
         packed(folder, store.path("nowhere"))
     with pytest.raises(EnvironmentSpecError, match=r"there is no '.*none\.whl'"):
         packed(folder, environment=Environment(pip_packages=(str(tmp_path / "none.whl"),)))
 
 
-def test_a_run_that_was_brought_hands_on_what_came_with_it(folder: RunFolder, store: pl.Datastore) -> None:
+def test_transferred_run_passes_on_its_packed_trees(folder: RunFolder, store: pl.Datastore) -> None:
     first = packed(folder, store.path("a"))
     (tree,) = first.manifest.trees
     write_tree(folder.path.parent.parent / "carried" / tree, {"1.txt": "one"})
@@ -129,7 +127,7 @@ def test_outputs_to_folders_of_this_machine_go_home_unless_they_are_reached_from
     assert pack(make_job(inputs=outputs), folder, reached="lab").manifest.home == ("plain",)
 
 
-def test_what_was_not_copied_and_is_sent_is_a_tree_without_secrets(folder: RunFolder, tmp_path: Path) -> None:
+def test_linked_source_is_packed_without_secrets(folder: RunFolder, tmp_path: Path) -> None:
     source = write_tree(
         tmp_path / "code", {"data/x.txt": "one", "data/.env": "K=1", "big/x": "", "one.bin": "1", ".env": "K=1"}
     )

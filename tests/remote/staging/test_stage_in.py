@@ -47,7 +47,7 @@ def bring(
     return as_here(there)
 
 
-def test_a_run_that_nothing_came_with_is_read_as_it_is(tmp_path: Path) -> None:
+def test_run_without_packed_files_is_unchanged(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "ws" / "runs")
     os.close(fd)
     here, reference = as_here(folder), DataReference(name="x", sources=(Source(datastore="lab", path="a"),))
@@ -61,9 +61,7 @@ def test_a_run_that_nothing_came_with_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("between", "mode"), [(False, "mount"), (True, "download")])
-def test_an_input_lies_where_its_files_were_brought(
-    tmp_path: Path, store: pl.Datastore, between: bool, mode: str
-) -> None:
+def test_input_points_to_its_transferred_files(tmp_path: Path, store: pl.Datastore, between: bool, mode: str) -> None:
     reference = store.path("a").as_mount()
     came = bring(tmp_path, reference, between=str(tmp_path / "between") if between else None)
 
@@ -75,13 +73,13 @@ def test_an_input_lies_where_its_files_were_brought(
     assert came.manifest.contents.keys() == {reference.name}
 
 
-def test_one_file_stays_one_and_a_plain_path_is_a_place_too(tmp_path: Path, store: pl.Datastore) -> None:
+def test_single_file_and_plain_path_are_staged(tmp_path: Path, store: pl.Datastore) -> None:
     reference = DataReference(name="x", sources=(Source(path=f"{tmp_path}/store/a/2.txt"),))
     (source,) = bring(tmp_path, reference).reference(reference).sources
     assert source.path == "2.txt"
 
 
-def test_another_datastore_is_read_by_its_own_record_and_an_output_is_left_as_it_is(tmp_path: Path) -> None:
+def test_datastore_record_is_transferred_and_outputs_are_unchanged(tmp_path: Path) -> None:
     far = pl.Datastore.register(pl.Workspace(tmp_path / "ws"), "far", "s3://bucket/x", credentials={"key": "env:KEY"})
     reference, output = far.path("train"), far.path("out", "out").as_upload()
     came = bring(tmp_path, reference, output)
@@ -114,7 +112,7 @@ def test_packages_are_read_where_they_were_brought_and_recorded_where_they_were(
 
 @pytest.mark.promise("list-linked-names-somebody-else")
 @pytest.mark.parametrize("forge", [None, "other text", "one file more", "one file less"])
-def test_tree_that_somebody_has_changed_in_a_datastore_is_refused(tmp_path: Path, forge: str | None) -> None:
+def test_tampered_tree_in_a_datastore_is_refused(tmp_path: Path, forge: str | None) -> None:
     """Its files are imported, installed or unpickled by the submitter's run."""
     source = write_tree(tmp_path / "pkg", {"setup.py": "", "spam.py": "x = 1", "tool.sh": "#!/bin/sh"})
     (source / "tool.sh").chmod(0o755)

@@ -29,7 +29,7 @@ def texts(top: Path) -> dict[str, str]:
     return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file()}
 
 
-def test_links_are_files_and_what_is_none_is_left_out_and_named(folder: RunFolder, tmp_path: Path) -> None:
+def test_symlinks_become_files_and_special_files_are_excluded(folder: RunFolder, tmp_path: Path) -> None:
     top = write_tree(folder.uploads / "model", {"a.pt": "one", "deep/b.pt": "three"})
     work = write_tree(folder.work, {"c.pt": "elsewhere", "d/e.pt": "below"})
     (top / "out").symlink_to(write_tree(tmp_path / "out", {"a": "not the run's"}))
@@ -53,7 +53,7 @@ def test_links_are_files_and_what_is_none_is_left_out_and_named(folder: RunFolde
     assert os.listdir(folder.uploads) == ["model"]
 
 
-def test_outputs_are_noted_one_beside_the_other(folder: RunFolder) -> None:
+def test_sizes_of_several_outputs_are_recorded(folder: RunFolder) -> None:
     for name in ("model", "other"):
         write_tree(folder.uploads / name, {"a": "x"})
         leave(DataReference(name=name, sources=MODEL.sources, mode="upload"), folder, lambda text: None)
@@ -68,9 +68,7 @@ def test_a_name_that_no_store_takes_fails_where_the_run_is(folder: RunFolder) ->
     assert not folder.left.exists()
 
 
-def test_an_output_in_whose_place_is_a_link_leaves_nothing_of_what_that_leads_to(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_symlinked_output_folder_is_not_followed(folder: RunFolder, tmp_path: Path) -> None:
     write_tree(tmp_path / "out", {"a": "not the run's"})
     folder.uploads.mkdir()
     (folder.uploads / "model").symlink_to(tmp_path / "out")

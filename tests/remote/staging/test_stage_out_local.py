@@ -92,7 +92,7 @@ def trip(tmp_path: Path) -> Trip:
     return Trip(tmp_path)
 
 
-def test_what_has_come_is_stored_and_only_then_the_run_has_ended(trip: Trip) -> None:
+def test_run_ends_after_its_outputs_are_stored(trip: Trip) -> None:
     assert not settle(trip.folder)
     trip.come_back()
 
@@ -114,7 +114,7 @@ def test_what_has_come_is_stored_and_only_then_the_run_has_ended(trip: Trip) -> 
 
 
 @pytest.mark.promise("output-dataset-one-run-completed")
-def test_an_output_that_is_to_be_a_dataset_is_one_when_its_run_is_completed(tmp_path: Path) -> None:
+def test_output_is_registered_as_a_dataset_on_completion(tmp_path: Path) -> None:
     trip = Trip(tmp_path)
     wanted = trip.output.register_on_complete("models", "of a run", {"a": "b"})
     record = store.stored(trip.folder)
@@ -209,7 +209,7 @@ def test_a_run_that_stored_nothing_there_stores_nothing_here(trip: Trip, status:
     assert not trip.folder.home.exists()
 
 
-def test_a_cancel_before_it_is_stored_is_heeded(trip: Trip) -> None:
+def test_cancel_before_storing_is_honored(trip: Trip) -> None:
     trip.come_back()
     write_json(trip.folder.cancel_request, {"by": "ada"})
     settle(trip.folder)
@@ -218,7 +218,7 @@ def test_a_cancel_before_it_is_stored_is_heeded(trip: Trip) -> None:
     assert (trip.folder.uploads / "model" / "a.pt").exists()
 
 
-def test_half_of_it_is_not_stored(trip: Trip) -> None:
+def test_incomplete_output_is_not_stored(trip: Trip) -> None:
     trip.come_back(left={"model": {"a.pt": 3, "deep/b.pt": 5, "lost.pt": 7}})
     settle(trip.folder)
     assert trip.record.failure is not None
@@ -228,7 +228,7 @@ def test_half_of_it_is_not_stored(trip: Trip) -> None:
     assert trip.texts() == {}
 
 
-def test_what_a_killed_look_has_left_half_is_not_stored_and_an_empty_folder_is(trip: Trip, tmp_path: Path) -> None:
+def test_partial_files_are_not_stored_and_an_empty_output_is(trip: Trip, tmp_path: Path) -> None:
     trip.come_back()
     (trip.folder.uploads / "model" / ".a.pt.4711").write_text("o")
     settle(trip.folder)
@@ -255,7 +255,7 @@ def test_only_the_machine_that_has_the_folder_stores(trip: Trip, monkeypatch: py
     assert (trip.record.status, trip.texts()) == (states.COMPLETED, FILES)
 
 
-def test_only_who_has_submitted_the_run_stores(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_submitting_user_stores_outputs(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
     trip.come_back()
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
@@ -266,7 +266,7 @@ def test_only_who_has_submitted_the_run_stores(trip: Trip, monkeypatch: pytest.M
     assert (trip.record.status, trip.record.waiting_for) == (states.COMPLETED, None)
 
 
-def test_what_could_not_be_stored_is_refused_at_once(tmp_path: Path) -> None:
+def test_output_conflict_is_refused_at_submission(tmp_path: Path) -> None:
     write_tree(tmp_path / "store" / "m", {"old.pt": ""})
     with pytest.raises(DataError, match="there are 1 files already"):
         Trip(tmp_path)

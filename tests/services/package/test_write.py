@@ -59,7 +59,7 @@ def asked(port: int, key: str | None = None) -> tuple[int, Any]:
 
 
 @pytest.mark.promise("packaged-service-built-serves-container")
-def test_it_serves_by_its_start_command_where_there_is_no_paceline(
+def test_package_serves_without_an_installed_paceline(
     workspace: Workspace, source: Path, tmp_path: Path, bare: dict[str, str], free_port: int
 ) -> None:
     Model.register(workspace, source / "two.txt", "factor")
@@ -137,7 +137,7 @@ def test_a_script_of_the_azure_sdk_finds_its_names_in_the_package(
         server.communicate(timeout=60)
 
 
-def test_the_versions_are_those_of_the_run(workspace: Workspace, source: Path, tmp_path: Path) -> None:
+def test_package_has_the_runs_package_versions(workspace: Workspace, source: Path, tmp_path: Path) -> None:
     # As a run in an environment that was built for it is remembered.
     environment = Environment(locked_pip=["scikit-learn==1.4.2", "numpy==1.26.4"], pip_packages=["scikit-learn"])  # type: ignore[arg-type]
     folder = workspace.package(
@@ -165,7 +165,7 @@ def test_the_versions_are_those_of_the_run(workspace: Workspace, source: Path, t
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(
+def test_invalid_package_request_is_refused_and_writes_nothing(
     workspace: Workspace, source: Path, values: dict[str, Any], message: str
 ) -> None:
     given: dict[str, Any] = {

@@ -72,7 +72,7 @@ def resident(server) -> int:
     return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_read(server):
+def test_body_over_the_limit_is_refused_with_413(server):
     answer = server.score(b"1" * (LIMIT + 1))
     assert answer.status_code == 413
     assert answer.json() == {"message": f"the body has more than {LIMIT} bytes, which is max_body_bytes."}
@@ -130,7 +130,7 @@ def test_a_body_that_is_packed_is_not_unpacked(server):
     ],
     ids=["empty", "words", "minus", "two lengths", "chunk", "long path", "many headers", "tls"],
 )
-def test_what_is_no_request_is_refused(server, data):
+def test_invalid_http_request_is_refused(server, data):
     with connection(server) as made:
         with contextlib.suppress(ConnectionError):
             made.sendall(data)
@@ -168,13 +168,13 @@ def test_a_client_that_goes_before_its_answer_is_forgotten(server):
     assert server.score("1").json() == {"size": 1}
 
 
-def test_requests_one_after_the_other_without_waiting_are_all_answered(server):
+def test_pipelined_requests_are_all_answered(server):
     one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
     found = answer_to(server, one * 4 + one.replace(b"host:", b"connection: close\r\nhost:"))
     assert found.count(b'{"size": 1}') == 5
 
 
-def test_requests_before_one_that_can_t_be_read_leave_no_traceback(server):
+def test_pipelined_requests_before_an_invalid_one_leave_no_traceback(server):
     """The connection was closed while they were in hand, and uvicorn tells the last request of a connection alone."""
     one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
     assert answer_to(server, one * 4 + b"POST /score HTTP/1.1\r\nhost\r\n\r\n").startswith(b"HTTP/1.1 400 ")
@@ -215,14 +215,14 @@ def test_ten_thousand_connections_do_not_keep_it_from_answering(server):
     ],
     ids=range(6),
 )
-def test_a_path_that_is_none_of_ours_is_not_found(server, path):
+def test_unknown_path_returns_404(server, path):
     with httpx.Client(timeout=PATIENCE_S) as client:
         request = client.build_request("POST", server.url, content="1")
         request.url = httpx.URL(server.url, raw_path=path.encode())
         assert client.send(request).status_code == 404
 
 
-def test_no_client_writes_lines_of_its_own_into_the_log(server):
+def test_clients_can_not_forge_log_lines(server):
     server.client.get("/%0aforged", headers={"x-request-id": "a\tb"})
     answer_to(server, b"GET /\xc3\xa4\x1b[31m HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     deadline = time.monotonic() + PATIENCE_S
@@ -372,7 +372,7 @@ def test_pages_of_an_allowed_origin_may_ask_and_read(tmp_path):
         assert server.score("1", headers={"origin": "null"}).headers["access-control-allow-origin"] == "null"
 
 
-def test_with_keys_a_page_needs_one_and_any_host_name_serves(tmp_path):
+def test_cross_origin_request_needs_a_key_if_keys_are_set(tmp_path):
     keys = {"primary": "p" * 32}
     (tmp_path / "keys.json").write_text(json.dumps(keys))
     page = {"origin": "https://app.example", "host": "service.example"}

@@ -53,7 +53,7 @@ def test_an_update_to_a_new_model_loses_no_request(tmp_path):
         server.wait(lambda state: [each["revision"] for each in state["workers"]] == ["3", "3"])
 
 
-def test_a_model_that_can_t_be_loaded_leaves_the_one_before(tmp_path):
+def test_unloadable_model_leaves_the_previous_revision(tmp_path):
     with serving(tmp_path, VERSIONED, models=[model(tmp_path, "1")], revision="1") as server:
         broken = model(tmp_path, "2")
         os.remove(tmp_path / "model-2" / "m.txt")
@@ -91,7 +91,7 @@ def test_more_and_fewer_processes_under_load(tmp_path):
 
 
 @pytest.mark.promise("keys-asked-replaced-while-serves")
-def test_keys_are_asked_for_and_replaced_while_it_serves(tmp_path):
+def test_keys_are_required_and_replaced_while_serving(tmp_path):
     (tmp_path / "keys.json").write_text(json.dumps(KEYS))
     with serving(tmp_path, ECHO, keys_file="keys.json", host="0.0.0.0") as server:
         client = httpx.Client(base_url=f"http://127.0.0.1:{server.state['port']}", timeout=PATIENCE_S)
@@ -176,7 +176,7 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path, round):
         assert server.state["state"] == "stopped"
 
 
-def test_a_request_in_hand_is_answered_after_sigterm_and_those_beyond_the_limit_are_not(tmp_path):
+def test_running_request_is_answered_after_sigterm_within_the_limit(tmp_path):
     script = """
     import json, time
     def init(): pass
@@ -273,7 +273,7 @@ def test_a_model_that_was_changed_after_its_registration_is_not_loaded(tmp_path)
     assert "'m.txt' can't be read" in refusal(tmp_path)
 
 
-def test_several_models_lie_below_one_folder(tmp_path):
+def test_several_models_share_one_model_folder(tmp_path):
     script = """
     import os
     def init(): pass
@@ -293,7 +293,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
     assert "not a listening socket" in refusal(tmp_path, ECHO, listen_fd=97)
 
 
-def test_it_lives_at_once_and_is_ready_after_init(tmp_path):
+def test_server_is_live_at_once_and_ready_after_init(tmp_path):
     script = """
     import os, time
     def init():

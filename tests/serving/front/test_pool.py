@@ -43,7 +43,7 @@ def pids(server) -> list[int]:
 
 
 @pytest.mark.promise("model-process-killed-only-had")
-def test_of_a_process_that_is_killed_only_what_it_had_in_hand_is_lost_and_answered(tmp_path):
+def test_killed_model_process_loses_only_its_running_request(tmp_path):
     with serving(tmp_path, SLEEPS, workers=2) as server:
         server.wait(lambda state: len(pids(server)) == 2)
         with load(server, 8, 0.002) as calls:
@@ -61,7 +61,7 @@ def test_of_a_process_that_is_killed_only_what_it_had_in_hand_is_lost_and_answer
     assert "SIGKILL" in server.log
 
 
-def test_a_process_whose_socket_has_closed_is_given_nothing_until_its_end_is_told():
+def test_process_with_a_closed_socket_gets_no_requests():
     # Story: a request that came in this moment was answered with 500, once in some ten thousand beside kills.
     class Socket:
         is_closed = False
@@ -78,7 +78,7 @@ def test_a_process_whose_socket_has_closed_is_given_nothing_until_its_end_is_tol
     assert not one.is_idle
 
 
-def test_with_one_process_requests_wait_until_the_next_is_there(tmp_path):
+def test_requests_wait_for_the_replacement_process(tmp_path):
     with serving(tmp_path, SLEEPS) as server, ThreadPoolExecutor(4) as threads:
         first = threads.submit(server.score, "60")
         server.wait(lambda state: 'requests_running{service="svc"} 1' in server.client.get("/metrics").text)
@@ -93,7 +93,7 @@ def test_with_one_process_requests_wait_until_the_next_is_there(tmp_path):
 
 
 @pytest.mark.promise("model-process-hangs-grows-replaced")
-def test_past_the_time_limit_the_answer_is_504_and_the_process_another_one(tmp_path):
+def test_request_over_its_timeout_returns_504_and_restarts_the_process(tmp_path):
     with serving(tmp_path, SLEEPS, timeout_s=1.0) as server:
         before = server.score('"pid"').json()
         answer = server.score("100")
@@ -104,7 +104,7 @@ def test_past_the_time_limit_the_answer_is_504_and_the_process_another_one(tmp_p
         assert 'reason="time-out"} 1' in server.client.get("/metrics").text
 
 
-def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
+def test_requests_over_the_queue_limit_return_503_with_retry_after(tmp_path):
     with serving(tmp_path, SLEEPS, max_queue=2) as server:
         with ThreadPoolExecutor(8) as threads:
             found = list(threads.map(lambda _: server.score("0.5"), range(8)))
@@ -116,7 +116,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
         assert refused.json() == {"message": "2 requests wait already; come again."}
 
 
-def test_a_request_that_waits_too_long_is_told_to_come_again(tmp_path):
+def test_request_that_waits_too_long_returns_503(tmp_path):
     with serving(tmp_path, SLEEPS, timeout_s=1.0) as server:
         with ThreadPoolExecutor(4) as threads:
             found = [each.status_code for each in threads.map(lambda _: server.score("0.8"), range(4))]
@@ -153,7 +153,7 @@ def test_a_script_that_ends_its_process_is_answered_and_goes_on(tmp_path):
         assert server.score("1").json() == "fine"
 
 
-def test_a_process_that_loads_no_more_is_tried_again_with_pauses(tmp_path):
+def test_process_that_fails_to_load_is_restarted_with_backoff(tmp_path):
     script = """
     import os
     def init():
@@ -176,7 +176,7 @@ def test_a_process_that_loads_no_more_is_tried_again_with_pauses(tmp_path):
         assert server.score("1").json() == "fine"
 
 
-def test_what_a_script_has_started_ends_with_it(tmp_path):
+def test_children_of_a_script_end_with_it(tmp_path):
     script = """
     import subprocess
     def init():
@@ -219,7 +219,7 @@ def _ignore(server, body) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sdk", "typed"])
-def test_scripts_that_take_batches_are_given_what_waits(tmp_path, kind):
+def test_batching_script_gets_the_waiting_requests(tmp_path, kind):
     script = {
         "sdk": """
         import json, time
@@ -289,7 +289,7 @@ def gauge(server, name: str) -> int:
 
 
 @pytest.mark.promise("requests-clients-disconnected-computed-running")
-def test_requests_of_clients_that_have_disconnected_are_dropped_and_a_running_script_is_told(tmp_path):
+def test_requests_of_disconnected_clients_are_dropped(tmp_path):
     """They were computed one after the other, and the next client waited for all of them."""
     with serving(tmp_path, COUNTS, max_queue=8) as server:
         first = leave(server, b"long")
@@ -309,7 +309,7 @@ def test_requests_of_clients_that_have_disconnected_are_dropped_and_a_running_sc
 
 
 @pytest.mark.promise("requests-clients-disconnected-computed-running")
-def test_a_batch_is_told_when_the_clients_of_all_its_requests_have_disconnected(tmp_path):
+def test_batch_is_disconnected_once_all_its_clients_are(tmp_path):
     script = """
     import time
     from paceline.serving import is_client_disconnected

@@ -48,7 +48,7 @@ def test_rows_are_answered_by_name_of_the_output(classifier):
 
 
 @pytest.mark.promise("pickle-loaded-said")
-def test_it_is_said_that_a_pickle_was_loaded(classifier):
+def test_pickle_model_is_logged_with_a_warning(classifier):
     assert "runs what is in it, for it is a pickle" in classifier.log
 
 
@@ -68,7 +68,7 @@ def test_it_is_said_that_a_pickle_was_loaded(classifier):
     ],
     ids=range(10),
 )
-def test_what_the_model_can_t_take_is_refused(classifier, body, said):
+def test_invalid_model_input_returns_400(classifier, body, said):
     answer = classifier.score(body)
     assert (answer.status_code, said in answer.json()["message"]) == (400, True), answer.text
 
@@ -127,7 +127,7 @@ def test_the_inference_protocol(classifier):
     ],
     ids=range(12),
 )
-def test_tensors_that_are_none_are_refused(classifier, inputs, said):
+def test_invalid_tensors_return_400(classifier, inputs, said):
     answer = classifier.client.post("/v2/models/digits/infer", json={"inputs": inputs})
     assert (answer.status_code, said in answer.json()["error"]) == (400, True), answer.text
 
@@ -284,7 +284,7 @@ def test_onnx(tmp_path):
     ],
     ids=["none", "two", "weights", "framework", "dict", "broken"],
 )
-def test_what_can_t_be_served_as_it_is_is_told(tmp_path, files, options, said):
+def test_unservable_model_file_is_reported(tmp_path, files, options, said):
     for name, data in files.items():
         path = tmp_path / "model" / name
         path.parent.mkdir(parents=True, exist_ok=True)

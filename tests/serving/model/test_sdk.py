@@ -51,14 +51,14 @@ def test_init_runs_once_and_finds_the_model(echo):
 
 
 @pytest.mark.promise("sdk-s-contract-holds-init")
-def test_the_body_is_given_as_text_whatever_its_type(echo):
+def test_body_is_passed_as_text_for_each_content_type(echo):
     answer = echo.score('{"a": "ä"}', headers={"content-type": "text/plain"})
     assert (answer.status_code, answer.json()) == (200, {"got": {"a": "ä"}})
     assert answer.headers["content-type"] == "application/json"
     assert float(answer.headers["x-ms-run-fn-exec-ms"]) > 0
 
 
-def test_a_body_that_is_no_utf_8_is_refused(echo):
+def test_body_that_is_not_utf8_returns_400(echo):
     answer = echo.score(b"\xff")
     assert answer.status_code == 400
     assert "decoded as UTF-8" in answer.json()["message"]
@@ -70,14 +70,14 @@ def test_a_query_is_given_as_json(echo):
     assert answer.json() == {"got": {"a": 1, "b": [1, 2], "c": "a", "d": None, "a2": ["x", 2]}}
 
 
-def test_what_json_does_not_know_is_sent_as_what_it_holds(echo):
+def test_numpy_values_are_encoded_as_json(echo):
     assert echo.score(json.dumps("array")).json() == {"x": [0.0, 1.0, 2.0], "n": 2, "s": "text"}
     # As Azure's server does: a text is a value like any other.
     assert echo.score(json.dumps("text")).json() == "[1]"
 
 
 @pytest.mark.promise("sdk-s-contract-holds-init")
-def test_an_exception_is_told_in_the_log_alone(echo):
+def test_exception_text_is_in_the_log_only(echo):
     answer = echo.score(json.dumps("raise"))
     assert answer.status_code == 500
     assert answer.json() == {"message": "An unexpected error occurred in scoring script. Check the logs for more info."}
@@ -202,7 +202,7 @@ def test_rawhttp_gives_the_request_and_takes_a_response(tmp_path):
     ],
     ids=["no init", "no run", "no data", "stars", "init fails", "import fails", "no python", "exits"],
 )
-def test_a_script_that_can_t_be_served_ends_the_server_with_one_sentence(tmp_path, script, said):
+def test_unservable_script_ends_the_server_with_one_error_line(tmp_path, script, said):
     assert said in refusal(tmp_path, script)
 
 

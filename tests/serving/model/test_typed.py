@@ -64,7 +64,7 @@ def test_a_request_brings_the_parameters_by_name(typed):
     ],
     ids=range(12),
 )
-def test_what_does_not_fit_is_refused_in_one_line(typed, body, said):
+def test_invalid_input_returns_400_with_one_line(typed, body, said):
     answer = typed.score(body)
     assert answer.status_code == 400
     message = answer.json()["message"]
@@ -78,7 +78,7 @@ def test_an_exception_spoils_no_other_answer_of_its_batch(typed):
 
 
 @pytest.mark.promise("function-type-hints-given-fits")
-def test_openapi_says_what_it_takes(typed):
+def test_openapi_describes_input_and_output(typed):
     document = typed.client.get("/openapi.json").json()
     openapi_spec_validator.validate(document)
     assert document["components"]["schemas"]["ServiceInput"]["required"] == ["x"]
@@ -96,5 +96,5 @@ def test_openapi_says_what_it_takes(typed):
     ],
     ids=["nothing", "complex", "unknown", "positional"],
 )
-def test_a_signature_that_can_t_be_served_is_told_at_the_start(tmp_path, script, said):
+def test_unservable_signature_ends_the_server_at_start(tmp_path, script, said):
     assert said in refusal(tmp_path, script)

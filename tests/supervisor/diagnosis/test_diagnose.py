@@ -103,7 +103,7 @@ def test_a_worker_that_lost_another_is_a_victim_though_it_failed_first(text):
 
 
 @pytest.mark.parametrize("text", OWN)
-def test_a_worker_with_a_fault_of_its_own_is_to_blame(text):
+def test_worker_with_its_own_error_is_blamed(text):
     blamed = raised(1, text, at=5)
     assert not blamed.is_victim
     assert first_failure([raised(0, LOST[0], at=3), blamed, raised(2, LOST[0], at=4)]) is blamed
@@ -117,7 +117,7 @@ def test_the_last_lines_tell_of_a_victim_that_died_without_an_exception(text):
 
 
 @pytest.mark.parametrize("code", [137, 139])
-def test_a_killed_or_crashed_worker_is_to_blame_whatever_its_log_says(code):
+def test_killed_or_crashed_worker_is_blamed_despite_its_log(code):
     blamed = exited(1, code, 5.0, "ConnectionResetError: retrying")
     assert first_failure([raised(0, LOST[0], at=3), blamed]) is blamed
 
@@ -129,7 +129,7 @@ def test_of_several_faults_the_first_to_leave_its_script_counts():
     assert first_failure([quick, slow]) is slow
 
 
-def test_if_all_are_victims_the_first_one_is_named():
+def test_first_victim_is_named_if_all_are_victims():
     assert first_failure([raised(0, LOST[0], at=4), raised(1, LOST[0], at=3)]).rank == 1
 
 
@@ -138,7 +138,7 @@ def test_at_the_same_time_the_lowest_rank_counts():
 
 
 @pytest.mark.parametrize("ends", [[], [exited(0, 0)], [exited(0, 0), exited(1, 143, stopped=True)], [exited(0, None)]])
-def test_where_nobody_failed_nobody_is_blamed(ends):
+def test_successful_workers_are_not_blamed(ends):
     assert first_failure(ends) is None
     assert reported(*ends) is None
 
@@ -149,25 +149,25 @@ def test_a_worker_that_was_stopped_is_not_to_blame():
     assert report.victims == ((0, "was ended by Paceline because of it."),)
 
 
-def test_a_worker_that_failed_later_of_its_own_is_told_too():
+def test_later_independent_failure_is_reported():
     report = reported(raised(0, "ValueError: a", at=3), raised(1, "KeyError: b", at=4), exited(2, 5, 6.0))
     assert report.victims == ((1, "failed after it: KeyError: b"), (2, "failed after it: exit code 5"))
 
 
-def test_an_error_that_all_workers_have_is_told_once():
+def test_error_shared_by_all_workers_is_reported_once():
     # Story: three ranks refused the same batch in five lines each, and the report had all fifteen.
     report = reported(raised(0, "ValueError: a", at=3), raised(1, "ValueError: a", at=4))
     assert report.victims == ((1, "failed after it with the same error."),)
 
 
-def test_a_worker_that_waited_for_the_others_after_its_script_is_not_to_blame():
+def test_worker_waiting_after_its_script_is_not_blamed():
     lost = "HorovodInternalError: allreduce.x: rank 1 has shut down."
     victim, waiting = raised(0, lost, at=3), exited(1, 143, 4.0)
     assert first_failure([victim, waiting]) is victim
     assert "Before that, rank 1 had ended its script." in reported(victim, waiting).message
 
 
-def test_a_worker_that_somebody_else_ended_is_to_blame():
+def test_worker_killed_from_outside_is_blamed():
     victim, killed = (
         raised(0, "HorovodInternalError: allreduce.x: rank 1 (process 7 on n) has died.", at=3),
         exited(1, 143),
@@ -236,7 +236,7 @@ def test_a_full_disk_is_named_where_it_may_be_the_cause(end, full, cause):
 
 
 @pytest.mark.parametrize("code", [1, 3, 137])
-def test_a_script_that_left_with_a_code_of_its_own_has_no_traceback(code):
+def test_script_exit_code_has_no_traceback(code):
     end = WorkerEnd(rank=0, node="n", exit_code=code, error=error("SystemExit: 3", type="SystemExit"), ended_at=2)
     report = reported(end)
     assert (report.cause, report.exit_code, report.signal) == ("exception", code, None)
@@ -251,7 +251,7 @@ def test_the_signal_has_its_name():
 # --- the report
 
 
-def test_one_worker_is_called_the_worker():
+def test_single_worker_is_called_the_worker():
     report = reported(raised(0, "ValueError: bad batch", at=1))
     assert report.message == "The worker failed: ValueError: bad batch"
     assert report.see == "paceline logs digits_1_2"
@@ -268,7 +268,7 @@ def test_of_several_the_first_is_named_with_its_node():
     assert report.see == "paceline logs digits_1_2 --rank 1"
 
 
-def test_the_only_one_to_fail_is_not_called_the_first():
+def test_only_failed_rank_is_not_called_first():
     report = reported(exited(0, 0), raised(1, "ValueError: bad batch", at=5))
     assert report.message == "Rank 1 on node n failed: ValueError: bad batch"
 

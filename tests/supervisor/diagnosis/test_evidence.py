@@ -57,7 +57,7 @@ def crashed(depth):
     return (done.stdout + done.stderr).splitlines()
 
 
-def test_the_calls_of_the_thread_that_crashed_are_told_innermost_first():
+def test_crash_stack_lists_calls_innermost_first():
     lines = crashed(1)
     assert any("in waits" in line for line in lines)
     error, thread, *calls = crash_stack(lines).splitlines()
@@ -66,7 +66,7 @@ def test_the_calls_of_the_thread_that_crashed_are_told_innermost_first():
     assert [call.rpartition(" in ")[2] for call in calls] == ["string_at", "crashes", "crashes", "<module>"]
 
 
-def test_of_a_deep_recursion_the_innermost_calls_are_told():
+def test_crash_stack_of_a_deep_recursion_has_the_innermost_calls():
     assert len(crash_stack(crashed(50)).splitlines()) == 17
 
 
@@ -76,12 +76,12 @@ def test_the_calls_that_start_the_script_are_left_out():
     assert crash_stack(lines).splitlines() == lines[:3]
 
 
-def test_a_log_without_a_crash_has_none():
+def test_log_without_a_crash_has_no_crash_stack():
     assert crash_stack([]) is None
     assert crash_stack(["step 1", "Current thread 0x1 (most recent call first):", '  File "a.py", line 1 in f']) is None
 
 
-def test_an_end_that_is_cut_short_is_told_as_far_as_it_goes():
+def test_truncated_crash_is_reported_as_far_as_it_goes():
     assert crash_stack(["Fatal Python error: Aborted"]) == "Fatal Python error: Aborted"
 
 
@@ -108,7 +108,7 @@ def path(tmp_path):
     return tmp_path / "stalled.jsonl"
 
 
-def test_without_a_line_nothing_is_said(path):
+def test_missing_or_empty_stall_file_has_no_text(path):
     assert stalled_text(path) is None
     path.touch()
     assert stalled_text(path) is None
@@ -124,14 +124,14 @@ def test_a_late_operation_is_named_with_its_ranks_and_its_time(path):
     assert int(found[1]) >= 75
 
 
-def test_one_that_was_done_after_all_is_left_out(path):
+def test_resolved_stall_is_omitted(path):
     path.write_text(line("a", 1) + line("b", 1) + line("a", 1, resolved=True))
     text = stalled_text(path) or ""
     assert "'b'" in text
     assert "'a'" not in text
 
 
-def test_one_name_in_two_process_sets_is_two_operations(path):
+def test_equal_names_in_two_process_sets_are_two_operations(path):
     path.write_text(line("a", 1) + line("a", 2, process_set=1) + line("a", 1, resolved=True))
     assert "rank 2 for" in (stalled_text(path) or "")
 
@@ -164,7 +164,7 @@ def left(folder, *ranks: int, library: str = "torch") -> None:
 
 
 @pytest.mark.promise("workers-train-alone-told-warning")
-def test_it_is_said_once_all_workers_have_left_word(folder):
+def test_separate_workers_are_reported_once_all_have_ended(folder):
     left(folder, 0)
     assert alone_text(make_job(**TWO), folder, 1) is None
     left(folder, 1)
@@ -176,14 +176,14 @@ def test_it_is_said_once_all_workers_have_left_word(folder):
     assert text.endswith("Where it is meant, set PACELINE_SEPARATE_WORKERS=1.")
 
 
-def test_lightning_is_told_its_own_arguments(folder):
+def test_separate_lightning_workers_get_trainer_arguments(folder):
     left(folder, 0, 1, 2, 3, library="lightning")
     text = alone_text(make_job(**{**TWO, "node_count": 2}), folder, 1)
     assert text is not None
     assert "Give the Trainer devices=2, num_nodes=2, strategy='ddp'." in text
 
 
-def test_one_worker_and_parameter_servers_are_none_of_its_business(folder):
+def test_single_worker_and_parameter_servers_are_not_reported(folder):
     left(folder, 0, 1, library="tensorflow")
     assert alone_text(make_job(), folder, 1) is None
     servers = {"distributed_backend": "ps", "worker_count": 1, "parameter_server_count": 1}
@@ -257,7 +257,7 @@ def clash(*ends: WorkerEnd, log: tuple[str, ...] = (), held: dict[int, str] | No
         (TENSORFLOW, GRPC.format(port=26), "26 (TF_CONFIG)"),
     ],
 )
-def test_a_port_of_the_run_that_was_taken_is_named_with_who_has_it(error, log, port):
+def test_occupied_port_of_the_run_is_named_with_its_process(error, log, port):
     end = raised(0, error, at=5.0)
     number = int(port.split()[0])
     assert clash(end, log=(log,), held={number: "pid 41 (nginx)"}) == (
@@ -278,11 +278,11 @@ def test_a_port_of_the_run_that_was_taken_is_named_with_who_has_it(error, log, p
     ],
     ids=["its own port", "a longer number", "a port that is free", "no port", "no exception"],
 )
-def test_what_is_no_port_of_the_run_is_the_scripts_own_failure(end):
+def test_foreign_port_is_the_scripts_own_failure(end):
     assert clash(end, log=("retried: port 29500: address already in use",) if end.error is None else ()) is None
 
 
-def test_a_port_that_the_exception_does_not_name_is_one_of_the_runs_if_somebody_is_there():
+def test_unnamed_port_is_attributed_if_a_run_port_is_occupied():
     end = raised(1, BARE, at=5.0)
     assert clash(end, held={29501: "pid 7 (x)"})[1].startswith(
         "port 29501 (JAX_COORDINATOR_ADDRESS) was taken by pid 7 (x)"
@@ -302,7 +302,7 @@ def test_the_clash_is_to_blame_though_others_failed_before():
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_who_listens_here_is_found_and_whoever_is_only_connected_is_not(family):
+def test_holder_here_finds_listeners_not_clients(family):
     address = "127.0.0.1" if family == socket.AF_INET else "::1"
     with socket.socket(family) as listener, socket.socket(family) as client:
         try:

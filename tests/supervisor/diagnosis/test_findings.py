@@ -82,7 +82,7 @@ SIGNALLED = "process rank 0 with PID 5 on node node-0 exited on\nsignal 9"
         "all were killed",
     ],
 )
-def test_a_node_may_be_lost_where_nothing_else_says_what_went_wrong(found, values, may):
+def test_node_loss_is_suspected_without_another_cause(found, values, may):
     assert may_have_lost_a_node(found(**values)) is may
 
 
@@ -93,12 +93,12 @@ def test_a_lost_node_is_the_cause_though_a_peer_failed_first_and_mpirun_ended_we
     assert told.message == "Node node-1 was lost, with rank 1: ssh: nothing heard for 15 s."
 
 
-def test_an_exception_of_a_workers_own_is_the_cause_though_a_node_was_lost_too(found):
+def test_workers_own_exception_outranks_a_lost_node(found):
     told = report(found(errors={0: WRONG}, lost={1: "gone"}))
     assert (told.cause, told.rank) == ("exception", 0)
 
 
-def test_a_rank_that_left_for_more_nodes_is_no_cause_where_a_node_is_lost_at_that_moment(found):
+def test_resizing_rank_is_not_blamed_for_a_lost_node(found):
     # Story: of two ranks that had left at their checkpoint, one was on a host that crashed before its exit code was heard of.
     launch = make_launch(make_job(distributed_backend="gloo", node_count=(1, 2), process_count_per_node=1).resized(2))
     values = {"has_launcher": False, "launcher_code": None, "exit_codes": {1: 79}}
@@ -109,12 +109,12 @@ def test_a_rank_that_left_for_more_nodes_is_no_cause_where_a_node_is_lost_at_tha
     assert report(found(launch=launch, errors=left, **values)).exit_code == 79
 
 
-def test_a_script_s_exit_code_is_told_though_its_process_s_end_was_not_heard_of(found):
+def test_scripts_exit_code_is_reported_without_its_process_end(found):
     told = report(found(errors={0: error("SystemExit: 3", at=1.0, exit_code=3)}, exit_codes={}))
     assert (told.exit_code, told.message) == (3, "Rank 0 on node node-0 failed: the script left with exit code 3.")
 
 
-def test_an_mpirun_that_ended_well_before_a_rank_was_heard_of_is_no_success(found):
+def test_mpirun_success_with_missing_ranks_is_a_failure(found):
     told = report(found(exit_codes={0: 0}))
     assert (told.cause, told.exit_code) == ("launcher", 1)
     assert "while ranks [1] had not reported their end" in told.message
@@ -124,13 +124,13 @@ def test_an_mpirun_that_ended_well_before_a_rank_was_heard_of_is_no_success(foun
     ("code", "words"),
     [(137, "mpirun was killed by SIGKILL."), (205, "mpirun ended with exit code 205 while ranks [1]")],
 )
-def test_an_exit_code_beyond_all_signals_is_no_signal(found, code, words):
+def test_exit_code_above_all_signals_is_no_signal(found, code, words):
     # 205: Open MPI 4, one of whose daemons is gone.
     assert words in report(found(exit_codes={0: 0}, launcher_code=code)).message
 
 
 @pytest.mark.promise("worker-ran-out-memory-told")
-def test_a_worker_without_memory_is_told_with_what_held_it(found):
+def test_out_of_memory_report_has_the_memory_use(found):
     folder = RunFolder(found().folder.path)
     write_json(folder.memory_plan(1, 1), {"parameters": 4 << 30})
     seen = Sample(at_s=0.0, nodes={1: {"memory_gib": 60.0, "memory_total_gib": 64.0}}, ranks={1: {"memory_gib": 55.0}})

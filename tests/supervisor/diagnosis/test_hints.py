@@ -24,7 +24,7 @@ def report(exception: str | None) -> FailureReport:
     return FailureReport(cause="exception", message="Rank 1 failed.", exception=exception)
 
 
-def test_a_failure_that_speaks_for_itself_is_left_alone():
+def test_self_explanatory_failure_gets_no_hint():
     told = report("ValueError: bad batch")
     assert with_hints(told, make_job()) is told
 
@@ -32,13 +32,13 @@ def test_a_failure_that_speaks_for_itself_is_left_alone():
 @pytest.mark.parametrize(
     ("visibility", "use_gpu", "is_told"), [("worker", True, True), ("node", True, False), ("worker", False, False)]
 )
-def test_a_script_that_takes_the_gpu_of_its_local_rank_is_told_of_gpu_visibility(visibility, use_gpu, is_told):
+def test_invalid_device_ordinal_hints_at_gpu_visibility(visibility, use_gpu, is_told):
     job = make_job(use_gpu=use_gpu, gpu_visibility=visibility)
     told = with_hints(report("RuntimeError: CUDA error: invalid device ordinal"), job)
     assert ("gpu_visibility='node'" in told.message) == is_told
 
 
-def test_a_kernel_s_assertion_is_told_with_how_to_find_its_line():
+def test_device_side_assert_hints_at_cuda_launch_blocking():
     lines = ("Indexing.cu:1515: block: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.", "Traceback")
     failed = dataclasses.replace(
         report("torch.AcceleratorError: CUDA error: device-side assert triggered"), last_lines=lines
@@ -50,7 +50,7 @@ def test_a_kernel_s_assertion_is_told_with_how_to_find_its_line():
     assert "LAUNCH_BLOCKING" not in with_hints(failed, blocking).message
 
 
-def test_fit_under_keras_3_is_told_what_works():
+def test_fit_under_keras_3_hints_at_alternatives():
     told = with_hints(report("ValueError: Attempt to convert a value (PerReplica:{"), make_job())
     assert told.message.startswith("Rank 1 failed. Under tf.distribute's strategies")
     assert "TF_USE_LEGACY_KERAS" in told.message
@@ -69,7 +69,7 @@ def test_fit_under_keras_3_is_told_what_works():
         ("ModuleNotFoundError: No module named 'keras.layers.core'", ""),
     ],
 )
-def test_a_script_for_keras_2_is_told_how_it_runs(exception, line):
+def test_keras_2_script_hints_at_legacy_keras(exception, line):
     told = dataclasses.replace(
         report(exception), traceback=f"Traceback (most recent call last):\n  {line}\n{exception}"
     )
@@ -82,17 +82,17 @@ def test_a_script_for_keras_2_is_told_how_it_runs(exception, line):
 @pytest.mark.parametrize(
     "exception", ["AttributeError: 'SGD' object has no attribute 'lr'", "TypeError: 'list' object is not callable"]
 )
-def test_what_other_libraries_say_too_is_not_taken_for_keras(exception):
+def test_similar_errors_of_other_libraries_get_no_keras_hint(exception):
     told = dataclasses.replace(report(exception), traceback="  import torch\n  print(opt.lr, losses())")
     assert with_hints(told, make_job()) is told
 
 
-def test_what_the_ranks_waited_for_comes_last():
+def test_stall_text_is_the_last_hint():
     told = with_hints(report(None), make_job(), "At its end the ranks were stalled: x.")
     assert told.message == "Rank 1 failed. At its end the ranks were stalled: x."
 
 
-def test_of_a_script_that_can_not_be_loaded_is_said_why_no_attempt_follows_if_one_was_asked_for():
+def test_syntax_error_explains_why_no_attempt_follows():
     told = report("SyntaxError: invalid syntax")
     asked = make_job(max_restarts=1, restart_on_exception=True)
     assert with_hints(told, asked).message.endswith("so none follows. Mend the source and submit it again.")
@@ -108,7 +108,7 @@ def test_of_a_script_that_can_not_be_loaded_is_said_why_no_attempt_follows_if_on
         ({"distributed_backend": "gloo"}, False),
     ],
 )
-def test_a_script_that_starts_processes_by_mpi_is_told_what_it_needs(values, is_told):
+def test_mpi_spawn_error_hints_at_the_btl_setting(values, is_told):
     told = with_hints(report("mpi4py.MPI.Exception: MPI_ERR_INTERN: internal error"), make_job(**values))
     assert ("OMPI_MCA_btl=self,vader,tcp" in told.message) == is_told
 
@@ -163,7 +163,7 @@ def test_crash_while_triton_loads_names_the_import_order_that_works(stack: str, 
         ("ImportError: cannot import name 'Mapping' from 'collections' (x)", "collections.abc import Mapping"),
     ],
 )
-def test_a_script_of_years_ago_is_told_the_edit(exception, edit):
+def test_outdated_script_hints_at_the_edit(exception, edit):
     told = with_hints(FailureReport(cause="exception", message="Rank 0 failed.", exception=exception), make_job())
     assert told.message.startswith("Rank 0 failed. ")
     assert edit in told.message
@@ -224,7 +224,7 @@ def test_data_that_another_machine_lacks_names_the_reason_and_the_option_that_se
     assert text.endswith(end)
 
 
-def test_supervisor_that_does_not_see_the_project_says_what_was_not_sent() -> None:
+def test_missing_file_hint_on_a_cluster_names_unsent_files() -> None:
     """On a cluster: its nodes share a folder with it, and neither has the user's."""
     start = "FileNotFoundError: [Errno 2] No such file or directory: "
     assert (

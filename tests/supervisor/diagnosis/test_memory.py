@@ -31,7 +31,7 @@ def samples(of_0: list[float], of_1: float = 3.0, *, used: float = 60.0, **more:
 
 
 @pytest.mark.promise("worker-ran-out-memory-told")
-def test_what_grew_is_told_with_what_it_was_planned_for():
+def test_memory_growth_is_reported_with_the_plan():
     held = [2.0, 14.0, 16.0, *(20.0 + 3 * number for number in range(12))]
     assert memory_text(0, samples(held), NODES, PLAN, now_s=1003.0) == (
         "Rank 0 held 53.0 GiB, with the 4 processes below it, when it was last seen, 3 s ago; "
@@ -43,7 +43,7 @@ def test_what_grew_is_told_with_what_it_was_planned_for():
     )
 
 
-def test_one_that_was_ended_for_another_s_sake_says_so():
+def test_oom_victim_chosen_instead_of_the_hog_is_reported():
     text = memory_text(0, samples([5.0] * 8, of_1=48.0), NODES, None, now_s=1001.0)
     assert "Rank 1 held most of it, 48.0 GiB." in text
     assert "grown" not in text
@@ -51,12 +51,12 @@ def test_one_that_was_ended_for_another_s_sake_says_so():
     assert "Rank 2" not in text
 
 
-def test_memory_that_is_not_the_run_s_is_told():
+def test_memory_of_other_processes_is_reported():
     text = memory_text(0, samples([5.0] * 8), NODES, None, now_s=1001.0)
     assert "52.0 GiB of that were not this run's." in text
 
 
-def test_a_rise_at_the_start_is_no_growth():
+def test_initial_rise_is_no_growth():
     held = [1.0, 5.0, 10.0, 14.0, *[15.0] * 12]
     assert "grown" not in memory_text(0, samples(held), NODES, None, now_s=1001.0)
 
@@ -71,7 +71,7 @@ def test_gpus_and_small_numbers():
     )
 
 
-def test_what_was_taken_between_two_samples_is_told_by_the_process_s_own_count():
+def test_peak_between_samples_comes_from_the_process_counter():
     text = memory_text(0, samples([5.0] * 8), NODES, None, now_s=1002.0, peak_bytes=48 * GIB)
     assert text.startswith(
         "Rank 0 held 5.0 GiB, with the 4 processes below it, when it was last seen, 2 s ago, and 48.0 GiB at its most. "
@@ -80,12 +80,12 @@ def test_what_was_taken_between_two_samples_is_told_by_the_process_s_own_count()
     assert memory_text(0, [], NODES, None, peak_bytes=300 << 20) == "Rank 0 held 300 MiB at its most."
 
 
-def test_of_what_nobody_has_seen_nothing_is_said():
+def test_missing_samples_give_no_memory_text():
     assert memory_text(0, [], NODES, None) == ""
     assert memory_text(0, [], NODES, {"odd": 1}) == ""
 
 
-def test_one_that_has_ended_since_the_last_sample_is_not_taken_for_small():
+def test_rank_missing_in_the_last_sample_is_not_counted_as_small():
     *seen, last = samples([5.0] * 8)
     gone = Sample(at_s=last.at_s, nodes=last.nodes, ranks={1: {"memory_gib": 3.0}})
     assert "held most of it" not in memory_text(0, [*seen, gone], NODES, None, now_s=1001.0)

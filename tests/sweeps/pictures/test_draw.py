@@ -39,7 +39,7 @@ def test_two_metrics_are_drawn_against_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("sweep-s-outputs-table-history")
-def test_without_matplotlib_the_page_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_drawn_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     drawn = draw.sketched("Sweep", SPEC, make_trials(5))
     assert [Path(path).name for path in draw.into(tmp_path, drawn)] == ["sweep.html"]

@@ -8,7 +8,7 @@ from paceline.sweeps.results import best_trials
 from tests.sweeps.pictures.trials import HOSTILE, SPEC, SPEC_OF_TWO, make_trials, make_trials_of_two
 
 
-def test_each_trial_is_a_line_and_the_best_one_lies_on_top():
+def test_each_trial_is_a_line_and_the_best_is_drawn_last():
     trials = make_trials()
     drawn = sketch("title", SPEC, trials)
     # A constant has no column; both branches have one.
@@ -41,7 +41,7 @@ def test_of_very_many_trials_the_best_are_drawn(monkeypatch):
     assert len(drawn.histories[0].points) <= 20
 
 
-def test_a_sweep_without_trials_or_values_is_drawn_too():
+def test_sweep_without_trials_or_values_is_drawn():
     assert sketch("title", SPEC, []).histories == ()
     drawn = sketch("title", SPEC, [make_trials(4)[3]])
     assert (drawn.histories, len(drawn.lines)) == ((), 1)

@@ -13,7 +13,7 @@ def valued(trials):
     return [(trial, value) for trial in trials if (value := trial.best("minimize")) is not None]
 
 
-def test_what_makes_the_metric_is_the_most_important():
+def test_parameter_that_determines_the_metric_is_most_important():
     pytest.importorskip("optuna")
     pytest.importorskip("sklearn")
     found = importances(valued(make_trials()), SPEC.space)
@@ -34,7 +34,7 @@ def test_few_trials_or_equal_values_say_nothing():
     assert importances(valued(same), SPEC.space) == ()
 
 
-def test_what_has_to_be_installed_is_told(monkeypatch):
+def test_missing_scikit_learn_is_named(monkeypatch):
     monkeypatch.setattr(importance.importlib.util, "find_spec", lambda name: None if name == "sklearn" else object())
     said = "Importance is left out: it needs scikit-learn. pip install 'paceline[tune]'."
     assert importance.missing() == said

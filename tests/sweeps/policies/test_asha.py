@@ -18,7 +18,7 @@ def test_at_a_rung_the_best_of_so_many_go_on() -> None:
     assert list(ASHA(first=3, eta=3).stops(curves, "minimize")) == [1, 2]
 
 
-def test_with_fewer_than_eta_results_nobody_is_told_from_the_best() -> None:
+def test_fewer_than_eta_results_stop_no_trial() -> None:
     assert not ASHA(first=1, eta=3).stops(trials((0.1,), (0.9,)), "maximize")
 
 

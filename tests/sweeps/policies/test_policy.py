@@ -52,7 +52,7 @@ def test_intervals_count_as_the_sdk_s(
     ],
     ids=lambda policy: type(policy).__name__,
 )
-def test_what_is_minimized_is_judged_as_its_negative_is_that_is_maximized(policy: Any) -> None:
+def test_minimizing_equals_maximizing_the_negative(policy: Any) -> None:
     stopped = 0
     for seed in range(50):
         source = random.Random(seed)
@@ -108,7 +108,7 @@ def test_below_zero_and_minimized() -> None:
     assert list(MedianStopping().stops(down, "minimize")) == [2]
 
 
-def test_the_averages_are_those_up_to_the_interval_and_not_of_what_came_later() -> None:
+def test_averages_cover_values_up_to_the_interval() -> None:
     # At interval 1 the others stand at 0.1 and 0.2, whatever they came to.
     curves = trials((0.1, 0.9, 0.9), (0.2, 0.9, 0.9), (0.16,), over=(0, 1))
     assert not MedianStopping().stops(curves, "maximize")
@@ -116,7 +116,7 @@ def test_the_averages_are_those_up_to_the_interval_and_not_of_what_came_later() 
 
 
 @pytest.mark.promise("policies-count-azure-sdk-s")
-def test_the_worst_per_cent_of_those_that_came_to_the_interval_are_stopped() -> None:
+def test_truncation_stops_the_worst_percentage_at_the_interval() -> None:
     curves = trials((0.1,), (0.2,), (0.3,), (0.4,), (0.5,))
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "maximize")) == [0, 1]
     assert list(TruncationSelection(truncation_percentage=39).stops(curves, "maximize")) == [0]
@@ -129,7 +129,7 @@ def test_equal_values_at_the_edge_stay() -> None:
     assert not TruncationSelection(truncation_percentage=50).stops(curves, "maximize")
 
 
-def test_those_that_have_not_come_so_far_do_not_count() -> None:
+def test_trials_before_the_interval_do_not_count() -> None:
     curves = trials((0.1, 0.1), (0.5,), (0.6,), (0.7,))
     assert not TruncationSelection(truncation_percentage=50, evaluation_interval=2).stops(curves, "maximize")
 
@@ -146,7 +146,7 @@ def test_truncation_below_zero_and_minimized() -> None:
     assert list(TruncationSelection(truncation_percentage=40).stops(curves, "minimize")) == [0, 1]
 
 
-def test_what_counts_is_the_best_so_far_and_those_that_have_ended_count() -> None:
+def test_best_value_so_far_counts_also_of_ended_trials() -> None:
     # By their last values 2 would be the worst. Trial 0 has ended and is the worst of all: nobody is stopped in its place.
     curves = trials((0.1, 0.1), (0.3, 0.4), (0.5, 0.0), (0.6, 0.6), over=(0,))
     assert not TruncationSelection(truncation_percentage=25).stops(curves, "maximize")
@@ -192,13 +192,13 @@ def test_the_best_of_all_is_that_at_the_same_interval_and_each_counts_with_its_b
     assert not Bandit(slack_factor=0.1).stops(trials((0.1, 0.5, 0.9), (0.48, 0.2)), "maximize")
 
 
-def test_what_runs_is_judged_again_when_a_better_curve_comes() -> None:
+def test_running_trials_are_judged_again_after_a_better_curve() -> None:
     policy = Bandit(slack_factor=0.1)
     assert not policy.stops(trials((0.3, 0.3), (0.31,)), "maximize")
     assert list(policy.stops(trials((0.3, 0.3), (0.31, 0.5)), "maximize")) == [0]
 
 
-def test_what_is_over_and_what_is_no_number_is_not_judged() -> None:
+def test_ended_trials_and_nan_values_are_not_judged() -> None:
     nan = float("nan")
     curves = trials((0.9, 0.9), (0.1, 0.1), (nan, nan), (nan, 0.1), over=(1,))
     assert list(Bandit(slack_factor=0.1).stops(curves, "maximize")) == [3]
@@ -216,7 +216,7 @@ def test_what_is_over_and_what_is_no_number_is_not_judged() -> None:
     ],
     ids=str,
 )
-def test_wrong_parameters_are_told(wrong: dict[str, Any]) -> None:
+def test_invalid_policy_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SweepError, match="Bandit"):
         Bandit(**wrong)
 

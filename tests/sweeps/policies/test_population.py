@@ -92,7 +92,7 @@ def test_a_generation_begins_when_all_have_ended_theirs() -> None:
     }
 
 
-def test_what_failed_and_what_has_no_number_is_the_worst_and_is_replaced() -> None:
+def test_failed_and_nan_trials_are_replaced() -> None:
     nan = float("nan")
     there = population((0.5,) * 2, (0.9,) * 2, (0.8,), (0.4, nan), t2={"status": states.FAILED})
     begun = all_following(there, policy=PopulationBasedTraining(interval=2, last=6, quantile=0.5))
@@ -109,21 +109,21 @@ def test_what_failed_and_what_has_no_number_is_the_worst_and_is_replaced() -> No
     assert 0 not in all_following(population((0.1,) * 2, (0.2,) * 2, t0={"status": states.CANCELED}))
 
 
-def test_what_left_no_checkpoint_is_no_source_and_takes_another_s() -> None:
+def test_trial_without_a_checkpoint_copies_another() -> None:
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,) * 2, (0.2,) * 2)
     policy = PopulationBasedTraining(interval=2, last=6, quantile=0.5)
     begun = all_following(there, policy=policy, without=frozenset({"s_1"}))
     assert {number: one.source for number, one in begun.items()} == {0: "s_0", 1: "s_0", 2: "s_0", 3: "s_0"}
 
 
-def test_equal_ones_are_not_copied() -> None:
+def test_equal_trials_are_not_copied() -> None:
     assert {number: one.source for number, one in all_following(population((0.5,) * 2, (0.5,) * 2)).items()} == {
         **{0: "s_0", 1: "s_1"}
     }
 
 
 @pytest.mark.promise("population-trains-step-worst-take")
-def test_the_seed_says_what_is_copied_and_how_it_is_changed() -> None:
+def test_seed_determines_copies_and_mutations() -> None:
     there = population(*((value / 10,) * 2 for value in range(8)))
     policy = PopulationBasedTraining(interval=2, last=6, quantile=0.5)
     one, two = (all_following(there, policy=policy, seed=3) for _ in range(2))
@@ -132,7 +132,7 @@ def test_the_seed_says_what_is_copied_and_how_it_is_changed() -> None:
     assert [found.chosen for found in one.values()] != [found.chosen for found in other.values()]
 
 
-def test_only_what_is_named_changes() -> None:
+def test_only_named_parameters_mutate() -> None:
     there = population((0.5,) * 2, (0.9,) * 2)
     begun = all_following(there, policy=PopulationBasedTraining(interval=2, last=6, mutate="--lr"))
     assert begun[0].source == "s_1"
@@ -140,7 +140,7 @@ def test_only_what_is_named_changes() -> None:
     assert begun[0].chosen["lr"] != 0.1
 
 
-def test_a_script_that_knows_its_budget_ends_by_itself() -> None:
+def test_script_with_a_budget_argument_ends_itself() -> None:
     policy = PopulationBasedTraining(interval=2, last=5, budget="--epochs")
     assert [policy.argument(rung) for rung in (0, 2, 4)] == [("--epochs", 2), ("--epochs", 4), ("--epochs", 5)]
     assert not policy.judge(trials((0.1,) * 2), "maximize")
@@ -149,7 +149,7 @@ def test_a_script_that_knows_its_budget_ends_by_itself() -> None:
     assert following(there) is None
 
 
-def test_it_is_written_as_text_and_as_json() -> None:
+def test_population_policy_round_trips_through_text_and_json() -> None:
     policy = parse_policy('pbt(interval=5, last=50, factors=[0.5, 2], mutate=["lr"])')
     assert policy == PopulationBasedTraining(interval=5, last=50, factors=[0.5, 2], mutate=["lr"])
     assert policy_from_json(policy.to_json()) == policy
@@ -170,7 +170,7 @@ def test_it_is_written_as_text_and_as_json() -> None:
     ],
     ids=str,
 )
-def test_wrong_parameters_are_told(wrong: dict[str, Any]) -> None:
+def test_invalid_population_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SweepError, match="PBT"):
         PopulationBasedTraining(**{"interval": 2, "last": 6, **wrong})
 
@@ -213,14 +213,14 @@ def test_each_kind_moves_in_its_way(expression: Any, value: Any, down: Any, up: 
     assert found == ([pytest.approx(down), pytest.approx(up)] if isinstance(down, float) else [down, up])
 
 
-def test_another_option_is_taken_of_those_without_an_order_each_as_likely() -> None:
+def test_unordered_choice_mutates_to_other_options_uniformly() -> None:
     space = Space({"x": choice("relu", "gelu", "tanh")})
     found = [space.values(explored(space, {"x": 1}, random.Random(seed), resample=0))["x"] for seed in range(200)]
     assert set(found) == {"relu", "tanh"}
     assert 60 < found.count("relu") < 140
 
 
-def test_what_is_drawn_anew_is_of_the_whole_space() -> None:
+def test_resampled_value_covers_the_whole_space() -> None:
     space = Space({"x": uniform(0, 1)})
     found = [explored(space, {"x": 0.5}, random.Random(seed), resample=1)["x"] for seed in range(50)]
     assert len(set(found)) == 50
@@ -242,7 +242,7 @@ def test_a_branch_stays_and_its_values_move() -> None:
     assert only[inner] == every[inner] != 0.5
 
 
-def test_a_seed_says_what_comes_of_it() -> None:
+def test_seed_determines_the_mutation() -> None:
     space = Space({"x": uniform(0, 1), "y": randint(1, 9)})
     one, two = (explored(space, {"x": 0.5, "y": 3}, random.Random(7)) for _ in range(2))
     assert one == two

@@ -29,7 +29,7 @@ def following(found: list[Trial], policy: ASHA = POLICY, goal: Any = "maximize",
     return policy.next(found, goal, SPACE, 0, **{"is_last": False, "without": frozenset(), **options})
 
 
-def test_at_a_rung_the_best_one_in_eta_runs_on_and_the_others_are_paused() -> None:
+def test_best_of_eta_at_a_rung_continues_and_others_pause() -> None:
     found = POLICY.judge(trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3, (0.4,) * 2), "maximize")
     assert {number: verdict.rung for number, verdict in found.items()} == {0: None, 1: None, 2: 3}
     assert found[0].why == "ASHA: its best of 0.1 after 3 values is not among the best 1 of 3 so far"
@@ -41,13 +41,13 @@ def test_at_a_rung_the_best_one_in_eta_runs_on_and_the_others_are_paused() -> No
     assert not ASHA(promote=True).stops(trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3), "maximize")
 
 
-def test_what_was_let_beyond_a_rung_is_judged_at_the_next() -> None:
+def test_promoted_trial_is_judged_at_the_next_rung() -> None:
     found = [dataclasses.replace(trial, rung=3) for trial in trials((0.3,) * 8, (0.2,) * 9)]
     assert {number: verdict.rung for number, verdict in POLICY.judge(found, "maximize").items()} == {1: None}
 
 
 @pytest.mark.promise("trial-paused-rung-goes-checkpoints")
-def test_a_trial_is_promoted_once_a_place_is_there() -> None:
+def test_trial_is_promoted_once_enough_results_exist() -> None:
     assert following(paused((0.1,) * 3, (0.3,) * 3)) is None
     found = following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 3))
     assert found == Next(
@@ -71,7 +71,7 @@ def test_the_top_rung_comes_first() -> None:
     assert (found.number, found.rung) == (0, 9)
 
 
-def test_what_failed_or_was_ended_by_hand_or_has_no_number_takes_no_place() -> None:
+def test_failed_canceled_and_nan_trials_are_not_promoted() -> None:
     nan = float("nan")
     curves = (0.9,) * 3, (0.8,) * 3, (nan,) * 3, (0.3,) * 3, (0.2,) * 3
     gone = {"t0": {"status": states.FAILED}, "t1": {"status": states.CANCELED}}
@@ -82,7 +82,7 @@ def test_what_failed_or_was_ended_by_hand_or_has_no_number_takes_no_place() -> N
 
 
 @pytest.mark.promise("trial-paused-rung-goes-checkpoints")
-def test_once_no_trial_can_come_to_a_rung_all_go_on_that_belong_to_its_best() -> None:
+def test_remaining_best_trials_are_promoted_once_a_rung_is_final() -> None:
     # Trial 0 took the place of rung 3 when it was the best of three; trial 3 came later.
     there = paused((0.5,) * 9, (0.1,) * 3, (0.2,) * 3, (0.9,) * 3, (0.3,) * 3)
     assert following(there) is None
@@ -91,7 +91,7 @@ def test_once_no_trial_can_come_to_a_rung_all_go_on_that_belong_to_its_best() ->
     assert following(there, is_last=True) is None
 
 
-def test_with_too_few_for_a_promotion_the_best_goes_on_to_its_end() -> None:
+def test_best_of_too_few_trials_runs_to_its_end() -> None:
     there = paused((0.5,) * 3, (0.9,) * 3)
     found = following(there, is_last=True)
     assert (found.number, found.rung) == (1, TO_ITS_END)
@@ -102,7 +102,7 @@ def test_with_too_few_for_a_promotion_the_best_goes_on_to_its_end() -> None:
     assert POLICY.told(there[0], there, "maximize").endswith("is not among the best 0 of 2 that came so far")
 
 
-def test_a_script_that_knows_its_budget_ends_by_itself_and_is_not_told_to() -> None:
+def test_script_with_a_budget_argument_is_not_stopped() -> None:
     policy = ASHA(first=3, eta=3, last=81, promote=True, budget="--epochs")
     assert not policy.judge(trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3), "maximize")
     assert [policy.argument(rung) for rung in (0, 3, 27, TO_ITS_END)] == [
@@ -116,7 +116,7 @@ def test_a_script_that_knows_its_budget_ends_by_itself_and_is_not_told_to() -> N
     assert ASHA(first=3, last=20, promote=True, budget="-n").argument(9) == ("-n", 20)
 
 
-def test_wrong_policies_are_told() -> None:
+def test_invalid_promotion_policies_are_refused() -> None:
     wrong: dict[str, dict[str, Any]] = {
         "promote='yes'": {"promote": "yes"},
         "needs promote=True": {"budget": "--epochs", "last": 9},
@@ -130,7 +130,7 @@ def test_wrong_policies_are_told() -> None:
         SweepSpec(space=SPACE, metric="score", stop=ASHA(promote=True, last=9, budget="--x"))
 
 
-def test_it_is_written_as_text_and_as_json() -> None:
+def test_promotion_policy_round_trips_through_text_and_json() -> None:
     policy = parse_policy("asha(first=2, eta=2, last=12, promote=true, budget=--epochs)")
     assert policy == ASHA(first=2, eta=2, last=12, promote=True, budget="--epochs")
     assert policy_from_json(policy.to_json()) == policy

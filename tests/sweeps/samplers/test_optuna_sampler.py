@@ -88,7 +88,7 @@ def as_they_were(trials: list[Trial], count: int, in_flight: int = 4) -> list[Tr
 
 
 @pytest.mark.promise("study-made-anew-proposes-unbroken")
-def test_a_study_that_is_made_anew_goes_on_as_the_unbroken_one() -> None:
+def test_recreated_study_proposes_the_same_trials() -> None:
     unbroken = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, 30, [])
     for cut in (3, 17, 25):
         known = as_they_were(unbroken, cut)
@@ -132,7 +132,7 @@ NSGA = "import optuna\ndef make(seed):\n    return optuna.samplers.NSGAIISampler
 
 @pytest.mark.promise("sampler-notes-trials-such-covariance")
 @pytest.mark.parametrize(("name", "goals"), [("cmaes", 1), ("own_nsga:make", 2), ("tpe", 2)])
-def test_what_a_sampler_notes_on_trials_is_there_for_the_next_controller(name: str, goals: int, tmp_path: Any) -> None:
+def test_sampler_attributes_of_trials_survive_a_new_controller(name: str, goals: int, tmp_path: Any) -> None:
     """CMA-ES keeps its covariance there, and genetic algorithms their generations."""
     (tmp_path / "own_nsga.py").write_text(NSGA)
 
@@ -181,7 +181,7 @@ def test_points_are_points_of_the_space() -> None:
 
 
 @pytest.mark.parametrize("name", ["tpe", "cmaes", pytest.param("gp", marks=pytest.mark.proof), "own_random:make"])
-def test_point_of_a_finite_space_comes_once_until_none_is_left(name: str, tmp_path: Any) -> None:
+def test_points_of_a_finite_space_are_proposed_once(name: str, tmp_path: Any) -> None:
     # The story: of 10 trials over four points tpe gave 5 to one point, and 1 to another.
     (tmp_path / "own_random.py").write_text(
         "import optuna\ndef make(seed):\n    return optuna.samplers.RandomSampler(seed=seed)\n"
@@ -245,7 +245,7 @@ def test_a_sampler_of_the_users_own_is_found_in_the_source(tmp_path: Any) -> Non
         make_sampler("broken_sampler_of_mine:make", BRANIN, 0, ("minimize",), source=tmp_path)
 
 
-def test_names_that_are_none_are_told() -> None:
+def test_unknown_sampler_names_are_refused() -> None:
     from paceline.sweeps.samplers.samplers import check_sampler
 
     for name in ("bayes", 3, None):
@@ -254,7 +254,7 @@ def test_names_that_are_none_are_told() -> None:
     assert isinstance(make_sampler("random", BRANIN, 0, ("minimize",)), RandomSampler)
 
 
-def test_a_trial_that_goes_on_after_it_was_paused_is_told_anew() -> None:
+def test_resumed_trial_is_reported_to_a_new_study() -> None:
     """A study can't be told twice: one that lives on has to propose what one that is made anew does."""
     space = Space({"x": pl.uniform(0, 1)})
 

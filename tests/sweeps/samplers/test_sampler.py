@@ -32,7 +32,7 @@ def test_a_small_space_gives_each_point_once_and_then_nothing() -> None:
     assert len({str(trial.chosen) for trial in trials}) == len(trials) == space.size == 9
 
 
-def test_repeats_are_had_by_asking() -> None:
+def test_repeats_are_allowed_on_request() -> None:
     space = Space({"a": pl.choice(1, 2)})
     sampler = RandomSampler(space, 0, repeats=True)
     points = [sampler.propose(number, ()) for number in range(20)]
@@ -48,7 +48,7 @@ def test_quantised_values_do_not_come_twice_either() -> None:
     assert sorted(space.values(trial.chosen)["a"] for trial in trials) == [0, 0.5, 1]
 
 
-def test_trials_get_the_points_in_order_whoever_asks() -> None:
+def test_grid_points_are_proposed_by_trial_number() -> None:
     space = Space({"a": pl.choice(1, 2), "b": pl.choice("x", "y")})
     sampler = GridSampler(space)
     found = [sampler.propose(number, ()) for number in range(5)]
@@ -59,7 +59,7 @@ def test_trials_get_the_points_in_order_whoever_asks() -> None:
     assert GridSampler(space).propose(2, ()) == found[2]
 
 
-def test_what_the_user_has_tried_first_is_not_tried_again_and_nothing_is_left_out() -> None:
+def test_grid_skips_the_users_first_points() -> None:
     space = Space({"a": pl.choice(1, 2, 3)})
     sampler = GridSampler(space, [space.chosen({"a": 2})])
     found = [sampler.propose(number, ()) for number in range(1, 4)]
@@ -67,7 +67,7 @@ def test_what_the_user_has_tried_first_is_not_tried_again_and_nothing_is_left_ou
     assert found[2] is None
 
 
-def test_a_large_grid_is_not_made_before_it_is_asked_for() -> None:
+def test_large_grid_is_computed_lazily() -> None:
     space = Space({name: pl.randint(1000) for name in "abcdef"})
     proposal = GridSampler(space).propose(3, ())
     assert proposal is not None

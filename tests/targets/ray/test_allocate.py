@@ -29,7 +29,7 @@ def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPa
     assert asked == [6.0, 6.0]
 
 
-def test_nodes_that_die_again_and_again_are_no_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_keep_dying_raise_engine_error(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
     def dies(*asked: Any) -> None:

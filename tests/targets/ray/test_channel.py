@@ -72,7 +72,7 @@ def hear(channel: StoreChannel, what: str) -> list[Any]:
     return found
 
 
-def test_what_is_said_is_handed_on_and_nothing_of_it_is_left_or_can_be_read(both: Both, supervisor: Answering) -> None:
+def test_exec_messages_are_forwarded_encrypted_and_removed(both: Both, supervisor: Answering) -> None:
     channel = both.channel()
     channel.begin(REQUEST)
     channel.send({"data": "cGFzc3dvcmQ="})
@@ -99,7 +99,7 @@ def test_several_commands_at_once_have_their_own_words(both: Both, supervisor: A
     assert supervisor.heard.count({"gone": True}) == 3
 
 
-def test_who_can_write_to_the_store_alone_runs_nothing(
+def test_writer_of_the_store_without_the_key_runs_nothing(
     both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Store(both.record) as store:
@@ -134,9 +134,7 @@ def test_a_refusal_is_handed_back(both: Both, supervisor: Answering) -> None:
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
-def test_a_knock_that_another_one_removed_is_made_again(
-    both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_knock_is_repeated(both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "_AGAIN_S", 0.1)
     monkeypatch.setattr(StoreChannel, "begin", lambda self, request: self._in.put([request]))
     channel = both.channel()
@@ -162,7 +160,7 @@ def test_the_end_of_a_killed_asker_ends_the_command(
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
-def test_the_runs_end_is_told_and_leaves_nothing(both: Both, supervisor: Answering) -> None:
+def test_end_of_run_closes_the_channel_and_leaves_no_files(both: Both, supervisor: Answering) -> None:
     channel = both.channel()
     channel.begin(REQUEST)
     channel.send({"data": "eA=="})
@@ -173,7 +171,7 @@ def test_the_runs_end_is_told_and_leaves_nothing(both: Both, supervisor: Answeri
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
 
 
-def test_without_the_key_there_is_one_sentence(both: Both) -> None:
+def test_missing_exec_key_raises_run_state_error(both: Both) -> None:
     both.here.exec_key.unlink()
     with pytest.raises(RunStateError, match=r"the key to its commands, \S+/exec_key, is not there, or another user's"):
         both.channel()

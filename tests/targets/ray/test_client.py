@@ -25,7 +25,7 @@ def client(cluster: FakeCluster, **settings: Any) -> RayClient:
     return RayClient(read_settings("lab", {"address": cluster.address, **settings}))
 
 
-def test_a_job_is_submitted_looked_at_and_stopped(cluster: FakeCluster) -> None:
+def test_job_is_submitted_listed_and_stopped(cluster: FakeCluster) -> None:
     ray = client(cluster)
     ray.submit("echo 'a \"b\"'; $(x)", "paceline-1", {"env_vars": {"A": "1"}}, {"job_name": "x"})
     assert cluster.jobs["paceline-1"]["entrypoint"] == "echo 'a \"b\"'; $(x)"
@@ -36,14 +36,14 @@ def test_a_job_is_submitted_looked_at_and_stopped(cluster: FakeCluster) -> None:
     assert found.status == "STOPPED"
 
 
-def test_a_job_that_was_heard_of_already_is_not_submitted_twice(cluster: FakeCluster) -> None:
+def test_known_job_id_is_not_submitted_twice(cluster: FakeCluster) -> None:
     ray = client(cluster)
     ray.submit("first", "paceline-1", {}, {})
     ray.submit("second", "paceline-1", {}, {})
     assert cluster.jobs["paceline-1"]["entrypoint"] == "first"
 
 
-def test_an_unknown_job_is_none_and_stopping_it_is_harmless(cluster: FakeCluster) -> None:
+def test_unknown_job_returns_none_and_stopping_it_is_harmless(cluster: FakeCluster) -> None:
     ray = client(cluster)
     assert ray.job("a/../b") is None
     ray.stop("never heard of")
@@ -52,7 +52,7 @@ def test_an_unknown_job_is_none_and_stopping_it_is_harmless(cluster: FakeCluster
     assert "GET /api/jobs/a%2F..%2Fb" in cluster.asked
 
 
-def test_nodes_come_with_what_of_them_is_used(cluster: FakeCluster) -> None:
+def test_nodes_are_listed_with_used_resources(cluster: FakeCluster) -> None:
     cluster.add_node("10.0.0.1", CPU=4.0, GPU=2.0)
     cluster.add_node("10.0.0.2", state="DEAD")
     first, second = client(cluster).nodes(usage=True)
@@ -68,9 +68,7 @@ def test_a_package_is_uploaded_once(cluster: FakeCluster) -> None:
     assert cluster.packages == {"_ray_pkg_1.zip": b"\0\1"}
 
 
-def test_a_cluster_on_this_machine_is_not_asked_through_a_proxy(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_to_loopback_ignore_proxy_variables(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert client(cluster).jobs() == []
@@ -89,7 +87,7 @@ def test_a_cluster_that_is_down_is_unreachable() -> None:
         client(gone).jobs()
 
 
-def test_a_missing_token_and_a_wrong_one_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_wrong_token_raise_different_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cluster(token="right") as cluster:
         with pytest.raises(TargetError, match="wants a token, and there is none"):
             client(cluster).jobs()
@@ -110,7 +108,7 @@ def test_the_token_gives_way_to_a_proxys_authorization(monkeypatch: pytest.Monke
     assert (sent["authorization"], sent["x-ray-authorization"], sent["x-team"]) == ("Basic abc", "Bearer right", "a")
 
 
-def test_what_ray_says_is_in_the_message_without_its_traceback(cluster: FakeCluster) -> None:
+def test_error_has_rays_message_without_the_traceback(cluster: FakeCluster) -> None:
     cluster.answer = lambda *_: (500, "Traceback (most recent call last):\n  ...\nRuntimeError: no agent")  # type: ignore[method-assign]
     with pytest.raises(
         EngineError, match=r"could not answer GET /api/jobs/: HTTP 500: RuntimeError: no agent\. Try again"
@@ -121,7 +119,7 @@ def test_what_ray_says_is_in_the_message_without_its_traceback(cluster: FakeClus
         client(cluster).jobs()
 
 
-def test_a_proxy_without_a_dashboard_behind_it_is_no_wrong_value(cluster: FakeCluster) -> None:
+def test_http_503_of_a_proxy_raises_unreachable_error(cluster: FakeCluster) -> None:
     cluster.answer = lambda *_: (503, "upstream connect error")  # type: ignore[method-assign]
     with pytest.raises(UnreachableError, match="HTTP 503") as caught:
         client(cluster).submit("true", "x", {}, {})
@@ -129,7 +127,7 @@ def test_a_proxy_without_a_dashboard_behind_it_is_no_wrong_value(cluster: FakeCl
     assert client(cluster).logs("x") == ""
 
 
-def test_a_page_that_is_no_ray_is_told_so(cluster: FakeCluster) -> None:
+def test_html_answer_is_refused_as_no_ray_dashboard(cluster: FakeCluster) -> None:
     cluster.answer = lambda *_: (200, "<html>")  # type: ignore[method-assign]
     with pytest.raises(TargetError, match="not as a Ray dashboard does"):
         client(cluster).jobs()
@@ -160,7 +158,7 @@ def look(folder: Path, cluster: Cluster) -> Jobs:
     return all_jobs(folder, ADDRESS, cluster.jobs, "paceline-")
 
 
-def test_two_hundred_looks_are_one_question(tmp_path: Path) -> None:
+def test_concurrent_status_reads_share_one_request(tmp_path: Path) -> None:
     cluster = Cluster()
     readers = [threading.Thread(target=lambda: [look(tmp_path, cluster) for _ in range(50)]) for _ in range(4)]
     for reader in readers:
@@ -171,7 +169,7 @@ def test_two_hundred_looks_are_one_question(tmp_path: Path) -> None:
     assert set(look(tmp_path, cluster).jobs) == {"paceline-a"}
 
 
-def test_an_old_answer_is_asked_for_again(tmp_path: Path) -> None:
+def test_expired_cached_answer_is_requested_again(tmp_path: Path) -> None:
     cluster = Cluster()
     look(tmp_path, cluster)
     (path,) = (tmp_path / "engines").glob("ray-*.json")
@@ -189,7 +187,7 @@ def test_an_answer_from_the_future_does_not_count(tmp_path: Path) -> None:
     assert cluster.asked == 2
 
 
-def test_a_cluster_that_is_down_is_not_asked_by_every_reader(tmp_path: Path) -> None:
+def test_failure_of_an_unreachable_cluster_is_cached(tmp_path: Path) -> None:
     cluster = Cluster("the cluster does not answer")
     for _ in range(3):
         with pytest.raises(UnreachableError, match="does not answer"):

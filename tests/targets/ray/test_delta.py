@@ -57,7 +57,7 @@ def two(tmp_path: Path) -> Two:
     return Two(tmp_path)
 
 
-def test_a_log_that_grows_is_stored_by_what_has_come_to_it(two: Two) -> None:
+def test_growing_log_is_stored_by_its_appended_bytes(two: Two) -> None:
     two.write("logs/driver.log", "x" * 10_000)
     two.sync()
     with open(two.there / "logs/driver.log", "a") as log:
@@ -113,7 +113,7 @@ def test_the_end_of_the_run_comes_last_of_all(two: Two, monkeypatch: pytest.Monk
     assert (two.text("outputs/late"), two.text("work/left")) == ("l", "by the script")
 
 
-def test_what_was_sent_at_the_start_is_not_sent_back(two: Two) -> None:
+def test_files_sent_at_the_start_are_not_sent_back(two: Two) -> None:
     for name in ("events.jsonl", "run.json", "logs/driver.log"):
         two.write(name, "{}\n")
     (two.here / "events.jsonl").write_text("{}\n")
@@ -127,7 +127,7 @@ def test_what_was_sent_at_the_start_is_not_sent_back(two: Two) -> None:
     assert two.text("events.jsonl") == "{}\nsecond\n"
 
 
-def test_the_last_part_says_so(two: Two) -> None:
+def test_last_part_is_recognized_as_the_end(two: Two) -> None:
     assert ends(end_part())
     assert replay(end_part(), two.replica)
     two.write("logs/driver.log", "x")
@@ -143,7 +143,7 @@ def test_the_last_part_says_so(two: Two) -> None:
         (b"not Paceline's", "a header of"),
     ],
 )
-def test_what_is_no_part_is_refused(two: Two, part: bytes, why: str) -> None:
+def test_invalid_part_is_refused_and_writes_nothing(two: Two, part: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         replay(part, two.replica)
     assert [path.name for path in two.here.rglob("*")] == []

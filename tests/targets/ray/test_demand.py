@@ -29,7 +29,7 @@ def test_gpus_and_the_targets_own_resources_come_on_top() -> None:
     assert asked.text == "1 node with 1.5 CPU, 6 GPU and 1 fast disk"
 
 
-def test_nodes_of_two_sizes_need_as_many_large_ones() -> None:
+def test_demand_of_two_node_sizes_needs_enough_large_nodes() -> None:
     asked = ClusterDemand(bundles=({"CPU": 3.0}, {"CPU": 3.0}, {"CPU": 2.0}))
     assert asked.text == "2 nodes with 3 CPU and 1 with 2 CPU"
     large, small = {"CPU": 3.0}, {"CPU": 2.0}
@@ -38,7 +38,7 @@ def test_nodes_of_two_sizes_need_as_many_large_ones() -> None:
     assert not asked.fits([large, large])
 
 
-def test_what_can_never_fit_is_told_with_what_there_is() -> None:
+def test_demand_larger_than_the_cluster_is_reported_with_its_nodes() -> None:
     asked = ClusterDemand(bundles=({"CPU": 2.0, "GPU": 1.0},) * 2)
     nodes = [node("a", CPU=8.0), node("b", CPU=8.0, GPU=1.0)]
     assert too_large(asked, nodes) == (
@@ -49,7 +49,7 @@ def test_what_can_never_fit_is_told_with_what_there_is() -> None:
     assert "the cluster has no node" in str(too_large(asked, []))
 
 
-def test_a_waiting_run_says_what_is_asked_and_what_is_free() -> None:
+def test_waiting_run_reports_demand_and_free_resources() -> None:
     asked = ClusterDemand(bundles=({"CPU": 2.0},))
     nodes = [node("a", {"CPU": 1.0}, CPU=2.0), node("b", {}, CPU=4.0)]
     assert waits_for(asked, nodes) == "waits for 1 node with 2 CPU; free: a 1 of 2 CPU; b 0 of 4 CPU"

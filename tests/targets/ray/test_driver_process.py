@@ -64,7 +64,7 @@ def test_the_supervisor_finds_the_driver_that_runs_already_once(library: Path, t
     assert third.startswith("the cluster's interpreter '/nowhere' can't be run")
 
 
-def test_a_driver_that_is_never_asked_ends_with_the_supervisor(library: Path, tmp_path: Path) -> None:
+def test_unused_driver_ends_with_the_supervisor(library: Path, tmp_path: Path) -> None:
     driver_path(library).write_text(f"import sys\nsys.stdin.read()\nopen({str(tmp_path / 'ended')!r}, 'w').close()\n")
     run_dir = tmp_path / "runs" / "x_1"
     (run_dir / "logs").mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_a_driver_that_is_never_asked_ends_with_the_supervisor(library: Path, tm
     wait_until((tmp_path / "ended").exists, "the driver has ended")
 
 
-def test_without_one_a_driver_is_started(library: Path) -> None:
+def test_driver_is_started_when_none_is_running(library: Path) -> None:
     driver = driver_process(sys.executable, library)
     driver.tell(b"hello")
     assert driver.says.readline().startswith(b"heard hello ")
@@ -84,6 +84,6 @@ def test_without_one_a_driver_is_started(library: Path) -> None:
     driver.tell(b"gone")  # harmless
 
 
-def test_an_interpreter_that_is_not_there_is_told(library: Path) -> None:
+def test_missing_interpreter_raises_target_error(library: Path) -> None:
     with pytest.raises(TargetError, match=r"'/nowhere/python' can't be run"):
         driver_process("/nowhere/python", library)

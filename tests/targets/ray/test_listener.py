@@ -10,7 +10,7 @@ import threading
 from paceline.targets.ray.listener import Reception
 
 
-def test_a_connection_that_can_not_be_taken_does_not_keep_the_next_one_out(monkeypatch):
+def test_failed_accept_does_not_block_the_next_connection(monkeypatch):
     """Story: the thread ended with the first error, such as a process without a descriptor left for a moment."""
     failures = [errno.EMFILE, errno.ECONNABORTED]
     accept = socket.socket.accept

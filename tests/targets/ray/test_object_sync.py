@@ -167,7 +167,7 @@ def test_an_output_goes_home_before_the_run_is_over_here(with_output: Trip, tmp_
     assert read_json(trip.folder.data)["outputs"][0]["files"] == 1
 
 
-def test_a_part_with_the_end_is_not_replayed_over_what_is_being_stored(with_output: Trip, tmp_path: Path) -> None:
+def test_last_part_is_replayed_once_after_a_crash(with_output: Trip, tmp_path: Path) -> None:
     trip = with_output
     trip.run_there(trip.send(), tmp_path)
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
@@ -196,7 +196,7 @@ def test_a_run_that_failed_there_is_a_failed_job(trip: Trip, tmp_path: Path) -> 
     assert trip.run_there(trip.send(), tmp_path, end=states.FAILED).returncode == 1
 
 
-def test_who_has_canceled_it_is_known_here(trip: Trip, tmp_path: Path) -> None:
+def test_user_who_canceled_the_run_is_fetched(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
     read.request_cancel(trip.folder, "ada")
     trip.run_there(script, tmp_path, end=states.CANCELED)
@@ -262,7 +262,7 @@ def test_snapshot_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp_path
     assert trip.run_there(trip.send(), tmp_path).returncode == 0
 
 
-def test_a_store_that_is_another_one_there_is_told(trip: Trip, tmp_path: Path) -> None:
+def test_cluster_with_another_store_is_reported(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
     word = shlex.split(script.splitlines()[-1])[-1]
     ticket = Ticket.from_word(word)
@@ -319,7 +319,7 @@ def test_secret_that_was_changed_in_the_store_is_refused(trip: Trip, tmp_path: P
     assert "was changed by somebody without the run's key. Submit the run again" in done.stdout
 
 
-def test_secrets_that_nobody_has_fetched_are_removed(trip: Trip) -> None:
+def test_unfetched_secrets_are_removed_from_the_store(trip: Trip) -> None:
     write_json(trip.folder.secrets, {"A": "hush-hush"}, mode=0o600)
     trip.send()
     remove_sealed(trip.settings, trip.folder)
@@ -328,7 +328,7 @@ def test_secrets_that_nobody_has_fetched_are_removed(trip: Trip) -> None:
     assert not [name for name in trip.files_in_store() if name.endswith("sealed")]
 
 
-def test_an_unknown_datastore_and_one_that_can_only_be_read_are_refused(trip: Trip) -> None:
+def test_unknown_and_read_only_datastores_are_refused(trip: Trip) -> None:
     write_json(trip.workspace / "datastores" / "lab.json", {"url": "https://example.org/x", "options": {}})
     with pytest.raises(TargetError, match="both sides have to write"):
         trip.send()
@@ -384,7 +384,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
         ([member("device", tarfile.CHRTYPE)], "is of no file"),
     ],
 )
-def test_an_archive_that_lies_is_refused_and_writes_nothing_elsewhere(
+def test_malicious_archive_is_refused_and_writes_nothing_outside(
     tmp_path: Path, members: list[tarfile.TarInfo], why: str
 ) -> None:
     (tmp_path / "outside").mkdir()
@@ -485,7 +485,7 @@ def test_parts_of_a_run_without_its_key_are_not_taken(trip: Trip, tmp_path: Path
     assert store.stored(trip.folder).status != states.COMPLETED
 
 
-def test_secrets_without_cryptography_are_refused_with_what_to_install(
+def test_secrets_without_cryptography_are_refused_with_the_install_command(
     trip: Trip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
@@ -495,7 +495,7 @@ def test_secrets_without_cryptography_are_refused_with_what_to_install(
         trip.send()
 
 
-def test_what_others_put_into_the_store_is_no_part_and_that_is_said(trip: Trip) -> None:
+def test_foreign_signed_part_is_refused_with_an_error(trip: Trip) -> None:
     trip.send()
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
     header = {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 420, "stamp": [2, 1, 1]}

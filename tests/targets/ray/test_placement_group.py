@@ -91,9 +91,7 @@ def is_shown_the_door(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(("address", "is_kept"), [("127.0.0.2", True), ("192.0.2.1", False), ("", False)])
-def test_nodes_report_at_the_address_by_which_the_cluster_knows_this_one_alone(
-    driver: Driver, address: str, is_kept: bool
-) -> None:
+def test_driver_listens_on_the_cluster_address_only(driver: Driver, address: str, is_kept: bool) -> None:
     driver.hold({"is": "connected"}, address=address)
     asked = driver.asked
     # One that is not this machine's own (behind NAT) can't be listened at.
@@ -112,7 +110,7 @@ def waiting(free: float = 0.0, count: int = 2) -> dict[str, Any]:
     return {"is": "waiting", "nodes": nodes}
 
 
-def test_nodes_are_had_once_each_has_connected_with_the_token(driver: Driver) -> None:
+def test_nodes_are_granted_after_each_connected_with_the_token(driver: Driver) -> None:
     holding = driver.hold({"is": "connected"}, {"is": "placed"})
     assert driver.asked["bundles"] == [{"CPU": 2.0}, {"CPU": 2.0}]
     with driver.connect(1, hostname="b"), driver.connect(0, hostname="a"):
@@ -124,7 +122,7 @@ def test_nodes_are_had_once_each_has_connected_with_the_token(driver: Driver) ->
         assert taken[0].told["token"] is None
 
 
-def test_who_has_not_the_token_is_shown_the_door(driver: Driver) -> None:
+def test_connection_without_the_token_is_closed(driver: Driver) -> None:
     holding = driver.hold({"is": "placed"}, nodes=1)
     for data in (b"", b"GET / HTTP/1.0\n", b'{"rank": 0, "token": "x"}\n', b'{"token": 1}\n', b"[]\n", b"\xff\n"):
         with socket.create_connection(("127.0.0.1", driver.asked["port"])) as stranger:
@@ -145,7 +143,7 @@ def test_a_rank_is_taken_once(driver: Driver) -> None:
         assert taken[0].told["hostname"] == "first"
 
 
-def test_waiting_is_told_until_somebody_gives_up(driver: Driver) -> None:
+def test_wait_is_reported_until_the_run_is_canceled(driver: Driver) -> None:
     holding = driver.hold(waiting())
     said: list[str] = []
 
@@ -157,18 +155,18 @@ def test_waiting_is_told_until_somebody_gives_up(driver: Driver) -> None:
     assert said[-1] == "waits for 2 nodes with 2 CPU each; free: n0 0 of 2 CPU; n1 0 of 2 CPU"
 
 
-def test_what_the_cluster_can_never_hold_ends_the_wait(driver: Driver) -> None:
+def test_demand_larger_than_the_cluster_ends_the_wait(driver: Driver) -> None:
     with pytest.raises(TargetError, match=r"needs 2 nodes .*; the cluster has n0 \(2 CPU\)\. Ask for less"):
         driver.hold(waiting(count=1)).wait(never)
 
 
-def test_a_cluster_that_grows_is_waited_for(driver: Driver) -> None:
+def test_unlimited_patience_waits_for_a_larger_cluster(driver: Driver) -> None:
     holding = driver.hold(waiting(count=1), patience_s=None)
     deadline = time.monotonic() + 0.5
     assert holding.wait(lambda text: time.monotonic() > deadline) is None
 
 
-def test_a_node_that_dies_before_it_is_the_runs_is_lost(driver: Driver) -> None:
+def test_node_that_dies_before_it_is_granted_raises_lost_error(driver: Driver) -> None:
     holding = driver.hold({"is": "placed"}, {"is": "ended", "rank": 1, "why": "Ray says: node is dead"})
     with pytest.raises(LostError, match="node 1 of the run: Ray says: node is dead"):
         holding.wait(never)
@@ -182,13 +180,13 @@ def test_a_run_s_only_node_that_dies_is_lost_though_the_driver_has_nothing_left_
         holding.wait(never)
 
 
-def test_ray_that_can_not_be_asked_is_told(driver: Driver) -> None:
+def test_unreachable_gcs_raises_engine_error(driver: Driver) -> None:
     holding = driver.hold({"is": "failed", "why": "ConnectionError: no GCS."})
     with pytest.raises(EngineError, match="Ray can't give the run its nodes: ConnectionError: no GCS"):
         holding.wait(never)
 
 
-def test_an_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_interpreter_raises_target_error(tmp_path: Path) -> None:
     asked = GroupRequest(
         **{"demand": ClusterDemand(bundles=({"CPU": 1.0},)), "run_id": "x", "ray_python": str(tmp_path / "none")},
         **{"library_dir": tmp_path, "folder": "/tmp", "python": None, "submitter": None},
@@ -200,7 +198,7 @@ def test_an_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
         Holding(asked)
 
 
-def test_a_node_that_ray_loses_later_is_told_of(driver: Driver) -> None:
+def test_node_lost_after_placement_is_reported(driver: Driver) -> None:
     holding = driver.hold({"is": "placed"}, {"is": "ended", "rank": 0, "why": "killed for memory"}, nodes=2)
     wait_until(holding.lost, "the loss is told")
     assert holding.lost() == {0: "killed for memory"}

@@ -19,7 +19,7 @@ def test_a_slash_at_the_end_of_the_address_does_not_matter() -> None:
     assert settings(address="http://head:8265/").address == "http://head:8265"
 
 
-def test_auto_is_what_rays_own_tool_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_auto_resolves_as_rays_own_tool_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings().address == "http://127.0.0.1:8265"
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # of the cluster's inside
     assert settings().address == "http://127.0.0.1:8265"
@@ -28,7 +28,7 @@ def test_auto_is_what_rays_own_tool_would_take(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head:6379", "http://", "http://head:8265?x=1", "file:///etc"])
-def test_an_address_that_is_no_dashboard_is_refused(address: str) -> None:
+def test_address_that_is_no_dashboard_url_is_refused(address: str) -> None:
     with pytest.raises(TargetError, match="no URL of a Ray dashboard"):
         settings(address=address)
 
@@ -78,7 +78,7 @@ def test_a_worker_takes_some_cpu() -> None:
         settings(cpus_per_worker=0.0)
 
 
-def test_the_token_is_looked_for_where_ray_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_token_is_read_from_rays_own_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert token(settings()) is None
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("home\n")

@@ -107,7 +107,7 @@ def test_no_token_gets_into_the_job(folder: RunFolder, monkeypatch: pytest.Monke
         ),
     ],
 )
-def test_what_ray_says_of_the_job_is_said_of_the_run(
+def test_rays_job_status_becomes_the_run_status(
     cluster: FakeCluster, folder: RunFolder, values: dict[str, str], state: str, cause: str | None, message: str
 ) -> None:
     start(cluster, folder).update(values)
@@ -117,7 +117,7 @@ def test_what_ray_says_of_the_job_is_said_of_the_run(
     assert message in found.message
 
 
-def test_a_pending_job_is_queued_until_its_supervisor_has_spoken(cluster: FakeCluster, folder: RunFolder) -> None:
+def test_pending_job_is_queued_until_its_supervisor_writes_a_state(cluster: FakeCluster, folder: RunFolder) -> None:
     start(cluster, folder)
     assert look(cluster, folder, states.NOT_STARTED) == remote_status.JobStatus(state="queued", message="Wait")
     assert look(cluster, folder, states.PREPARING).state == "running"
@@ -152,7 +152,7 @@ def test_the_job_itself_does_not_stop_itself(
     assert job["status"] == "PENDING"
 
 
-def test_the_status_counts_what_others_use(cluster: FakeCluster) -> None:
+def test_status_counts_resources_used_by_other_jobs(cluster: FakeCluster) -> None:
     cluster.add_node("10.0.0.1", CPU=4.0, GPU=2.0)
     cluster.add_node("10.0.0.2", state="DEAD")
     status = target(cluster).status()
@@ -160,12 +160,12 @@ def test_the_status_counts_what_others_use(cluster: FakeCluster) -> None:
     assert (status.state, status.queued, status.running) == ("degraded", 0, 0)
 
 
-def test_nodes_are_to_be_had_inside_a_job_alone(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_nodes_are_available_only_inside_a_ray_job(cluster: FakeCluster, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="only available inside a Ray job"):
         target(cluster).wait_for_nodes(make_job(), tmp_path, lambda text: False)
 
 
-def test_of_a_run_whose_outputs_are_still_to_be_stored_here_nobody_is_asked(folder: RunFolder, tmp_path: Path) -> None:
+def test_run_with_outputs_left_to_store_makes_no_request(folder: RunFolder, tmp_path: Path) -> None:
     away = RayTarget("lab", {"address": "http://127.0.0.1:1", "datastore": "lab"})
     fd = locks.take(folder.lock)
     assert fd is not None
@@ -197,7 +197,7 @@ def test_a_run_whose_end_another_process_is_fetching_is_not_gone(
     ],
     ids=["set", "there", "not there", "through a datastore"],
 )
-def test_scripts_get_the_interpreter_that_is_set_or_the_submitting_one(
+def test_script_python_is_the_configured_or_the_submitting_interpreter(
     cluster: FakeCluster, settings: dict[str, str], is_there: bool, python: str | None
 ) -> None:
     links = [SimpleNamespace(exists=lambda path: True), SimpleNamespace(exists=lambda path: is_there)]

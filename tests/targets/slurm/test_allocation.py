@@ -44,7 +44,7 @@ def test_the_allocation_is_read_from_the_batch_step_s_environment():
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_NODELIST"])
-def test_outside_of_a_job_that_is_said(name: str):
+def test_allocation_outside_a_job_raises_target_error(name: str):
     with pytest.raises(TargetError, match="not in a job of Slurm's"):
         Allocation.of({key: value for key, value in ENVIRONMENT.items() if key != name})
 
@@ -65,7 +65,7 @@ def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPa
     assert asked == [6, 6]
 
 
-def test_the_first_node_s_agent_needs_no_step_and_the_others_take_nothing_from_anybody():
+def test_first_agent_needs_no_step_and_other_steps_overlap():
     allocation = Allocation.of(ENVIRONMENT)
     assert link_words(allocation, "n1")[0] == sys.executable
     words = link_words(allocation, "n2")
@@ -76,7 +76,7 @@ def test_the_first_node_s_agent_needs_no_step_and_the_others_take_nothing_from_a
     assert words[-4:] == link_words(allocation, "n1")
 
 
-def test_a_step_gets_none_of_the_job_s_sizes_and_a_worker_none_of_the_step_s():
+def test_steps_and_workers_do_not_inherit_slurm_variables():
     batch = {
         "PATH": "/bin",
         "SLURM_JOB_ID": "42",
@@ -131,23 +131,23 @@ def test_nodes_are_reached_where_their_names_lead(monkeypatch: pytest.MonkeyPatc
     assert common_addresses(["n1", "n2"], hellos, None) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
 
 
-def test_one_node_talks_to_itself():
+def test_single_node_uses_loopback():
     assert common_addresses(["n1"], [hello("n1", eth0="10.0.0.1")], None) == [("127.0.0.1", "lo")]
 
 
-def test_an_interface_that_a_node_lacks_is_named_with_those_it_has():
+def test_missing_interface_is_reported_with_the_available_ones():
     with pytest.raises(TargetError, match="'n2' has no network interface 'ib0' with an IPv4 address; it has eth0, lo"):
         common_addresses(["n1", "n2"], [hello("n1", ib0="10.1.0.1"), hello("n2", eth0="10.0.0.2")], "ib0")
 
 
-def test_a_node_that_does_not_answer_is_not_said_to_be_starting_for_ever():
+def test_silent_node_is_reported_as_down_after_10_s():
     # A cut node is one of the job's until Slurm notices.
     assert allocations._starts_on([], 1) == "starts"
     assert allocations._starts_on(["n1", "n2"], 1) == "starts on n1, n2"
     assert allocations._starts_on(["n1"], 11).startswith("waits for n1 to answer: down, or cut off?")
 
 
-def test_nodes_that_names_lead_to_in_different_networks_use_one_that_all_are_in(monkeypatch: pytest.MonkeyPatch):
+def test_nodes_use_a_network_that_all_of_them_share(monkeypatch: pytest.MonkeyPatch):
     known = {"n1": "10.0.1.1", "n2": "10.0.2.1"}
 
     def getaddrinfo(host: str, *_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:

@@ -26,7 +26,7 @@ def text(found: Array, **values: Any) -> str:
     ("first", "last", "option", "pattern"),
     [(0, 7, "--array=0-7%4", "digits_1_ab_%a"), (2040, 2042, "--array=40-42", "digits_1_ab_2%3a")],
 )
-def test_a_task_s_number_says_which_run_it_is(first: int, last: int, option: str, pattern: str) -> None:
+def test_array_task_number_maps_to_its_run(first: int, last: int, option: str, pattern: str) -> None:
     found = array(first, last)
     lines = text(found).splitlines()
     assert f"#SBATCH {option}" in lines

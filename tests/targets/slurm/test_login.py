@@ -75,7 +75,7 @@ def push(tmp_path: Path) -> tuple[RunFolder, There, Login]:
     return folder, login.push(folder, library(tmp_path)), login
 
 
-def test_a_run_is_there_whole_with_its_snapshot_and_the_library(tmp_path: Path, home: Path):
+def test_push_sends_run_snapshot_and_library(tmp_path: Path, home: Path):
     folder, there, _ = push(tmp_path)
     assert there.folder == str(home / ".paceline")
     assert there.run_dir == f"{there.folder}/runs/{folder.run_id}"
@@ -89,7 +89,7 @@ def test_a_run_is_there_whole_with_its_snapshot_and_the_library(tmp_path: Path, 
     assert not list(tmp_path.rglob("x"))
 
 
-def test_what_is_there_already_is_not_sent_again(tmp_path: Path, home: Path):
+def test_push_skips_files_already_on_the_host(tmp_path: Path, home: Path):
     _, there, login = push(tmp_path)
     script = Path(there.folder) / "snapshots" / "abc123" / "train.py"
     stamp = script.stat().st_mtime_ns, script.stat().st_ino
@@ -101,7 +101,7 @@ def test_what_is_there_already_is_not_sent_again(tmp_path: Path, home: Path):
     assert (Path(there.folder) / "runs" / other.run_id / "snapshot" / "train.py").exists()
 
 
-def test_what_the_job_names_on_this_machine_is_sent_once(tmp_path: Path, home: Path):
+def test_local_inputs_of_the_job_are_sent_once(tmp_path: Path, home: Path):
     write_tree(tmp_path / "data", {"a.txt": "a", "deep/b c.txt": "b"})
     os.link(tmp_path / "data" / "a.txt", tmp_path / "data" / "again.txt")
     (tmp_path / "data" / "link.txt").symlink_to("a.txt")
@@ -170,7 +170,7 @@ def test_logs_and_metrics_come_back_live_and_outputs_at_the_end(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("text", ["new\n", "another driver's\n", "anothr\n"])
-def test_a_log_that_began_anew_replaces_the_old(tmp_path: Path, home: Path, text: str):
+def test_restarted_log_replaces_the_old_one(tmp_path: Path, home: Path, text: str):
     """A shorter one, a longer one, one that is as long."""
     folder, there, login = push(tmp_path)
     far = RunFolder(Path(there.run_dir))
@@ -270,7 +270,7 @@ def test_an_output_goes_home_before_the_run_is_over_here(tmp_path: Path, home: P
     assert not folder.home.exists()
 
 
-def test_an_output_that_could_not_be_stored_here_is_told_before_anything_is_sent(tmp_path: Path, home: Path):
+def test_output_conflict_is_reported_before_anything_is_sent(tmp_path: Path, home: Path):
     write_tree(tmp_path / "ws" / "data", {"m/old.pt": ""})
     reference = DataReference(name="model", sources=(Source(datastore="default", path="m"),), mode="upload")
     folder = submitted(tmp_path, job=make_job(inputs=(reference,)))
@@ -285,19 +285,19 @@ def test_a_request_to_cancel_is_put_where_the_supervisor_looks(tmp_path: Path, h
     assert json.loads((Path(there.run_dir) / "cancel.json").read_text()) == {"by": "mé"}
 
 
-def test_a_folder_that_can_not_be_made_is_one_clear_error(tmp_path: Path, home: Path):
+def test_uncreatable_remote_folder_raises_target_error(tmp_path: Path, home: Path):
     folder = submitted(tmp_path)
     with pytest.raises(TargetError, match=r"on the login host head: .*'/proc/x.*the setting folder"):
         make_login(folder="/proc/x").push(folder, library(tmp_path))
 
 
-def test_a_login_host_without_that_python_says_so(tmp_path: Path, home: Path):
+def test_login_host_without_the_python_raises_away_error(tmp_path: Path, home: Path):
     folder = submitted(tmp_path)
     with pytest.raises(AwayError, match="no '/nowhere/python3' there"):
         make_login(python="/nowhere/python3").push(folder, library(tmp_path))
 
 
-def test_links_come_as_what_they_stand_for_and_none_that_leads_out(tmp_path: Path, home: Path):
+def test_pulled_symlinks_become_files_and_outside_links_are_skipped(tmp_path: Path, home: Path):
     folder, login = submitted(tmp_path), make_login()
     there = login.push(folder, library(tmp_path))
     far = RunFolder(Path(there.run_dir))
@@ -346,7 +346,7 @@ def lie(tmp_path: Path, said: bytes) -> None:
         {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 0o644, "stamp": [2, 1, 1]},
     ],
 )
-def test_a_login_host_that_lies_puts_nothing_elsewhere(tmp_path: Path, home: Path, header: dict[str, Any]):
+def test_malicious_login_host_writes_no_foreign_file(tmp_path: Path, home: Path, header: dict[str, Any]):
     folder = submitted(tmp_path)
     before = {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     lie(tmp_path, frame(header, b"{}") + frame({"over": True}))
@@ -360,7 +360,7 @@ def test_a_login_host_that_lies_puts_nothing_elsewhere(tmp_path: Path, home: Pat
     ("said", "why"),
     [(b"Segmentation fault", "no answer that can be read"), (b"", "can't be used"), (b"\0", "can't be")],
 )
-def test_an_answer_that_is_none_is_one_clear_error(tmp_path: Path, home: Path, said: bytes, why: str):
+def test_invalid_answer_raises_away_error(tmp_path: Path, home: Path, said: bytes, why: str):
     folder = submitted(tmp_path)
     lie(tmp_path, said)
     with pytest.raises(AwayError, match=f"the login host head .*{why}"):
@@ -389,7 +389,7 @@ def is_clean(folder: RunFolder) -> bool:
     return not folder.exec_requests.exists() and not list(folder.path.rglob("exec_*"))
 
 
-def test_what_is_said_to_a_command_goes_through_one_connection(home: Path, tmp_path: Path) -> None:
+def test_exec_messages_use_one_connection(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     with answering(folder) as supervisor:
         channel = LoginChannel(make_login(), str(folder.path))
@@ -409,7 +409,7 @@ def test_what_is_said_to_a_command_goes_through_one_connection(home: Path, tmp_p
         wait_until(lambda: is_clean(folder), "nothing is left", 60)
 
 
-def test_a_refusal_and_the_end_of_the_workers_are_told(home: Path, tmp_path: Path) -> None:
+def test_exec_reports_refusal_and_end_of_workers(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     with answering(folder):
         refused = LoginChannel(make_login(), str(folder.path))
@@ -447,7 +447,7 @@ def test_a_connection_that_ends_ends_the_command(home: Path, tmp_path: Path) -> 
         lost.close()
 
 
-def test_a_login_host_that_has_no_such_run_says_so(home: Path, tmp_path: Path) -> None:
+def test_exec_of_an_unknown_run_raises_target_error(home: Path, tmp_path: Path) -> None:
     channel = LoginChannel(make_login(), str(tmp_path / "a file" / "run"))
     (tmp_path / "a file").touch()
     channel.begin(REQUEST)
@@ -456,7 +456,7 @@ def test_a_login_host_that_has_no_such_run_says_so(home: Path, tmp_path: Path) -
     channel.close()
 
 
-def test_what_is_said_to_commands_is_not_mirrored(home: Path, tmp_path: Path) -> None:
+def test_exec_files_are_not_mirrored(home: Path, tmp_path: Path) -> None:
     folder = there(tmp_path)
     write_tree(folder.path, {"attempts/1/exec_0a.jsonl": "{}", "attempts/1/rank_0.log": "1", "exec/0a/in_0.json": "{}"})
     here = submitted(tmp_path)

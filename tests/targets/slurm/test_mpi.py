@@ -41,7 +41,7 @@ def test_a_cluster_without_the_plugin_is_an_error_before_there_is_a_run(slurm: F
     assert slurm.calls == ["srun --mpi=list"]
 
 
-def test_only_an_mpi_job_on_a_target_that_asks_for_srun_is_looked_at(slurm: FakeSlurm):
+def test_only_mpi_jobs_on_targets_with_srun_are_checked(slurm: FakeSlurm):
     SlurmTarget("cluster", {"mpi": "pmix"}).check(make_job())
     SlurmTarget("cluster").check(MPI)
     assert slurm.count("srun") == 0
@@ -53,7 +53,7 @@ def test_containers_are_refused(slurm: FakeSlurm):
         SlurmTarget("cluster", {"mpi": "pmix"}).check(job)
 
 
-def test_srun_is_told_the_node_of_each_worker(slurm: FakeSlurm, tmp_path: Path):
+def test_srun_gets_the_node_of_each_worker(slurm: FakeSlurm, tmp_path: Path):
     settings = SlurmSettings.of("cluster", {"mpi": "pmix_v4"})
     environment = {
         "PATH": str(slurm.folder / "bin"),

@@ -32,7 +32,7 @@ def make(tmp_path: Path, clock: Clock) -> Query:
     return Query(tmp_path / "engines", Scheduler("c", SlurmSettings.of("c", {})), "1000", clock=clock)
 
 
-def test_200_queued_runs_cost_one_question(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_200_queued_runs_need_one_squeue_call(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("squeue", "".join(f"{number}|PENDING|Priority||paceline-r{number}\n" for number in range(200)))
     for number in range(200):
         job = make(tmp_path, clock).job(str(number), clock.now - 10)
@@ -61,9 +61,7 @@ def test_processes_that_ask_at_once_share_the_answer(slurm: FakeSlurm, tmp_path:
     assert slurm.count("squeue") == 1
 
 
-def test_an_answer_from_before_a_submission_says_nothing_of_it_and_is_not_asked_for_again(
-    slurm: FakeSlurm, tmp_path: Path, clock: Clock
-):
+def test_answer_older_than_a_submission_is_ignored(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     # Each of 200 submissions, looked at while it is made, was once a question of its own.
     slurm.say("squeue", "")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
@@ -82,7 +80,7 @@ def test_an_answer_from_before_a_submission_says_nothing_of_it_and_is_not_asked_
     assert slurm.count("squeue") == 2
 
 
-def test_accounting_is_asked_once_for_all_that_squeue_lists_no_more(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_sacct_is_called_once_for_all_finished_jobs(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     query = make(tmp_path, clock)
     for job_id in ("1", "2", "3"):
         query.remember(job_id)
@@ -101,9 +99,7 @@ def test_accounting_is_asked_once_for_all_that_squeue_lists_no_more(slurm: FakeS
     ]
 
 
-def test_tasks_of_an_array_are_told_from_each_other_also_where_they_were_canceled_together(
-    slurm: FakeSlurm, tmp_path: Path, clock: Clock
-):
+def test_array_tasks_canceled_together_are_distinguished(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     # As Slurm 22.05 lists an array of which the last two tasks were canceled while they waited.
     slurm.say("squeue", "7|CANCELLED|Priority||paceline-r_0-3\n7_1|RUNNING|None|n1|paceline-r_0-3\n")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
@@ -127,9 +123,7 @@ def test_tasks_of_an_array_are_told_from_each_other_also_where_they_were_cancele
     assert named.job_id == "7_1"
 
 
-def test_who_has_canceled_a_job_is_asked_again_while_accounting_is_behind_squeue(
-    slurm: FakeSlurm, tmp_path: Path, clock: Clock
-):
+def test_canceling_user_is_queried_again_while_sacct_lags(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     # Story: a run that root had ended by scancel was "canceled by the engine" for good, with accounting and all.
     query = make(tmp_path, clock)
     query.remember("1")
@@ -149,7 +143,7 @@ def test_who_has_canceled_a_job_is_asked_again_while_accounting_is_behind_squeue
     assert slurm.count("sacct") == 2
 
 
-def test_who_has_canceled_is_named_as_the_engine_s_machine_knows_them(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_canceling_user_id_is_resolved_on_the_cluster(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     # Story: behind a login host, number 1001 was looked up here, where it is another person.
     write_program(
         slurm.folder / "bin" / "id",
@@ -184,9 +178,7 @@ def test_without_accounting_the_last_word_of_squeue_is_kept(slurm: FakeSlurm, tm
     assert slurm.count("sacct") == 1
 
 
-def test_accounting_that_is_away_leaves_the_word_of_squeue_and_nobody_is_called_lost(
-    slurm: FakeSlurm, tmp_path: Path, clock: Clock
-):
+def test_unreachable_accounting_keeps_the_state_of_squeue(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     query = make(tmp_path, clock)
     query.remember("2")
     said = failure("22.05", "slurmdbd down: sacct")
@@ -205,7 +197,7 @@ def test_accounting_that_is_away_leaves_the_word_of_squeue_and_nobody_is_called_
     assert job.state == "NODE_FAIL"
 
 
-def test_a_job_that_nobody_knows_is_none(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_unknown_job_returns_none(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("sacct", "")
     assert make(tmp_path, clock).job("1", 0) is None
 
@@ -221,9 +213,7 @@ def test_a_job_that_was_put_back_into_the_queue_lives_again(slurm: FakeSlurm, tm
         clock.now += 6
 
 
-def test_a_controller_that_is_away_is_asked_again_after_5_s_and_nothing_is_forgotten(
-    slurm: FakeSlurm, tmp_path: Path, clock: Clock
-):
+def test_unreachable_controller_is_retried_after_5_s(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     query = make(tmp_path, clock)
     query.remember("1")
     slurm.say("squeue", err="Unable to contact slurm controller (connect failure)", code=1)
@@ -302,7 +292,7 @@ def job(state: str, **values: object) -> JobState:
         ("", "not looked at by the scheduler yet"),
     ],
 )
-def test_why_a_job_waits_is_said_in_words(reason: str, words: str):
+def test_waiting_reason_is_explained(reason: str, words: str):
     look = look_of(job("PENDING", reason=reason))
     assert look.state == QUEUED
     assert words in look.message
@@ -330,7 +320,7 @@ def test_why_a_job_waits_is_said_in_words(reason: str, words: str):
         ("QOSMinCpuNotSatisfied", "the quality of service wants a job to ask for more cores"),
     ],
 )
-def test_a_job_that_can_never_start_is_said_to(reason: str, words: str):
+def test_job_that_can_never_start_is_reported(reason: str, words: str):
     said = waits_for(job("PENDING", reason=reason))
     assert said.startswith("Slurm job 7: it can't start as it is: ")
     assert said.endswith(f" ({reason})")
@@ -338,7 +328,7 @@ def test_a_job_that_can_never_start_is_said_to(reason: str, words: str):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_whatever_a_cluster_gave_as_a_reason_is_said_in_words(version: str):
+def test_every_recorded_waiting_reason_is_explained(version: str):
     waiting = [found for found in parse_squeue(recorded(f"squeue-{version}.txt")) if found.state == "PENDING"]
     assert len({found.reason for found in waiting}) > 10
     for found in waiting:
@@ -375,13 +365,13 @@ def test_each_end_has_a_cause_that_runs_know(state: str, cause: str, words: str)
     assert words in look.message
 
 
-def test_who_has_canceled_is_named():
+def test_canceling_user_is_reported():
     assert look_of(job("CANCELLED", by="alice")).by == "alice"
     assert "by alice" in look_of(job("CANCELLED", by="alice")).message
     assert look_of(job("CANCELLED")).by is None
 
 
-def test_a_node_that_does_not_see_the_run_is_told_from_other_failures():
+def test_node_without_the_run_folder_is_reported():
     failed = job("FAILED", exit_code=0, signal=53, nodes="n1")
     assert "the node can't open files in '/home/me/runs/x'" in look_of(failed, run_dir="/home/me/runs/x").message
     # All that 20.11 says of the same.

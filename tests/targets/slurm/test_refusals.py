@@ -37,14 +37,14 @@ def look_at(slurm: FakeSlurm, version: str, request: str, *, lacks_nodes: bool =
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_cluster_would_refuse_is_refused_in_its_words(slurm: FakeSlurm, version: str):
+def test_refusal_of_sbatch_is_reported_before_submission(slurm: FakeSlurm, version: str):
     for request, words in REFUSED.items():
         with pytest.raises(TargetError, match=f"^c: Slurm refuses the job: .*{words}"):
             look_at(slurm, version, request)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_cluster_takes_into_its_queue_is_not_refused(slurm: FakeSlurm, version: str):
+def test_job_accepted_by_the_queue_passes_the_check(slurm: FakeSlurm, version: str):
     look_at(slurm, version, "time")
     # Of nodes that are drained, or reserved for an hour later and busy until then, --test-only speaks as of nodes that
     # there are not.
@@ -53,7 +53,7 @@ def test_what_a_cluster_takes_into_its_queue_is_not_refused(slurm: FakeSlurm, ve
         look_at(slurm, version, request, lacks_nodes=True)
 
 
-def test_nodes_that_are_reserved_for_later_are_not_taken_for_missing_ones(slurm: FakeSlurm):
+def test_nodes_with_a_later_reservation_count_as_present(slurm: FakeSlurm):
     said = failure("22.05", "sbatch --test-only: busy")
     slurm.say("sbatch", err=said.stderr, code=said.returncode)
     slurm.say(

@@ -12,7 +12,7 @@ def make(**settings: object) -> Scheduler:
     return Scheduler("compute target 'c'", SlurmSettings.of("c", settings))
 
 
-def test_a_call_gives_what_the_program_says(slurm: FakeSlurm):
+def test_call_returns_exit_code_output_and_error(slurm: FakeSlurm):
     slurm.say("squeue", "out\n", err="squeue: error: no\nsqueue: error: no\n", code=3)
     done = make().call(["squeue", "-h"])
     assert (done.returncode, done.stdout, done.said) == (3, "out\n", "no")
@@ -46,9 +46,7 @@ def test_a_controller_that_is_away_is_not_a_refusal(slurm: FakeSlurm, words: str
         ("slurmdbd down: sacct", "sacct"),
     ],
 )
-def test_what_each_version_says_of_a_daemon_that_is_away_is_understood(
-    slurm: FakeSlurm, version: str, what: str, program: str
-):
+def test_unreachable_daemon_is_recognized_for_each_version(slurm: FakeSlurm, version: str, what: str, program: str):
     # The fake has no salloc: what was said counts, not by whom.
     name = "sbatch" if program == "salloc" else program
     said = failure(version, what)
@@ -58,7 +56,7 @@ def test_what_each_version_says_of_a_daemon_that_is_away_is_understood(
         make().call([name])
 
 
-def test_a_machine_that_belongs_to_no_cluster_is_not_waited_for(slurm: FakeSlurm):
+def test_machine_without_a_cluster_is_not_retried(slurm: FakeSlurm):
     # Story: with Slurm's packages installed and no slurm.conf, a submission tried "the controller" again for two minutes.
     words = (
         "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: {}\nsqueue: error: fetch_config: DNS SRV lookup failed\n"
@@ -76,9 +74,7 @@ def test_a_machine_that_belongs_to_no_cluster_is_not_waited_for(slurm: FakeSlurm
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("what", ["sbatch: partition", "sbatch: bad time", "scancel unknown", "scancel another's"])
-def test_a_refusal_of_any_version_is_no_absence_and_is_told_without_the_program_s_name(
-    slurm: FakeSlurm, version: str, what: str
-):
+def test_refusal_of_each_version_is_reported_without_the_program_name(slurm: FakeSlurm, version: str, what: str):
     said = failure(version, what)
     slurm.say("sbatch", err=said.stderr, code=said.returncode)
     done = make().call(["sbatch"])
@@ -123,7 +119,7 @@ def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch):
         make().call_patiently(call, patience_s=0.01)
 
 
-def test_what_users_have_set_for_their_own_eyes_does_not_change_answers():
+def test_format_variables_of_the_user_are_removed():
     shell = {
         "SQUEUE_FORMAT": "%i",
         "SLURM_TIME_FORMAT": "relative",
@@ -135,7 +131,7 @@ def test_what_users_have_set_for_their_own_eyes_does_not_change_answers():
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_calls_through_a_login_host_are_one_word_of_ssh(slurm: FakeSlurm):
+def test_call_through_a_login_host_is_one_quoted_ssh_argument(slurm: FakeSlurm):
     words = make(login="me@head", ssh_options=["Port=2222"]).words(["squeue", "-o", "%i|%T; rm -rf /"])
     assert words[-1] == "env -u SLURM_TIME_FORMAT squeue -o '%i|%T; rm -rf /'"
     assert words[-2] == "head"
@@ -158,7 +154,7 @@ def test_a_login_host_that_can_not_be_reached_is_away(slurm: FakeSlurm):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_sbatch_s_own_255_is_not_taken_for_ssh_s(slurm: FakeSlurm, version: str):
+def test_exit_code_255_of_sbatch_is_not_an_ssh_failure(slurm: FakeSlurm, version: str):
     from tests.helpers import write_program
 
     said = failure(version, "sbatch: bad time")

@@ -30,7 +30,7 @@ def options(job: dict[str, object] | None = None, **settings: object) -> list[st
     return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
 
 
-def test_an_elastic_job_keeps_what_it_has_left_and_another_waits_for_more():
+def test_elastic_job_survives_lost_nodes_and_a_second_job_adds_nodes():
     # Story: with --ntasks-per-node=1, Slurm took the fewest nodes for the number of all tasks, and gave no more.
     job = {"node_count": (2, 4), "process_count_per_node": 2, "distributed_backend": "gloo"}
     asked = options(job, cpus_per_process=3)
@@ -105,7 +105,7 @@ def test_each_setting_becomes_its_option():
     } <= set(made)
 
 
-def test_each_worker_of_a_job_with_gpus_gets_one():
+def test_each_worker_of_a_gpu_job_gets_one_gpu():
     job = {"use_gpu": True, "process_count_per_node": 4, "distributed_backend": "nccl"}
     assert "--gres=gpu:4" in options(job)
     assert "--gres=gpu:a100:4" in options(job, gpu_type="a100")
@@ -121,13 +121,13 @@ def test_parameter_servers_are_spread_as_places_are():
     assert "--ntasks-per-node=3" in options(job)
 
 
-def test_the_warning_leaves_the_grace_and_some_but_no_more_than_a_third_of_a_short_job():
+def test_warning_time_is_grace_plus_margin_up_to_a_third_of_the_limit():
     assert warning_s(make_job(grace_period_seconds=90.5), SlurmSettings.of("c", {"time": "2:00:00"})) == 121
     assert warning_s(make_job(grace_period_seconds=30), SlurmSettings.of("c", {"time": "2"})) == 40
     assert warning_s(make_job(grace_period_seconds=1e6), SlurmSettings.of("c", {})) == 65535
 
 
-def test_names_with_characters_of_the_shell_are_carried_as_they_are():
+def test_names_with_shell_characters_are_quoted():
     made = text(NASTY, partition="a;b", options=["--licenses=$(touch x)`y`\\'\""])
     lines = made.splitlines()
     assert f'#SBATCH "--chdir={NASTY}"'.replace('b"c', 'b\\"c') in lines

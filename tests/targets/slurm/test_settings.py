@@ -32,7 +32,7 @@ def test_times_are_read_as_sbatch_reads_them(text: str, seconds: float | None):
 
 
 @pytest.mark.parametrize("text", ["1h", "1:2:3:4", "", "1-", "tomorrow"])
-def test_a_time_that_is_none_is_refused_with_the_forms_there_are(text: str):
+def test_invalid_time_is_refused_with_the_valid_forms(text: str):
     with pytest.raises(TargetError, match=r"time=.* is no time limit of sbatch's.*minutes, 'hours:minutes:seconds'"):
         settings(time=text)
 
@@ -63,7 +63,7 @@ def test_an_option_that_collides_is_refused_also_when_abbreviated(option: str, a
 
 
 @pytest.mark.parametrize("option", ["-p gpu", "partition=gpu", "--licenses matlab", "--", ""])
-def test_what_is_no_long_option_in_one_word_is_refused(option: str):
+def test_sbatch_option_must_be_one_long_word(option: str):
     with pytest.raises(TargetError, match="no long option of sbatch in one word"):
         settings(options=[option])
 
@@ -78,7 +78,7 @@ def test_a_line_break_in_a_setting_is_refused(values: dict[str, object]):
 
 
 @pytest.mark.parametrize("value", ["mpirun", "pmix", "pmix_v4"])
-def test_what_starts_mpi_has_the_names_that_srun_gives_it(value: str):
+def test_mpi_setting_takes_sruns_plugin_names(value: str):
     assert settings(mpi=value).mpi == value
 
 

@@ -116,7 +116,7 @@ def test_sacct(version: str):
     assert jobs[ODD.replace('"', "`")].exit_code == 3
 
 
-def test_a_job_that_was_out_of_memory_is_told_with_its_signal():
+def test_out_of_memory_job_has_its_signal():
     (job,) = parse_sacct("7|OUT_OF_MEMORY|0:125|OutOfMemory|n1|x\n")
     assert (job.state, job.exit_code, job.signal, job.reason) == ("OUT_OF_MEMORY", 0, 125, "OutOfMemory")
 
@@ -179,7 +179,7 @@ def test_scontrol_show_job():
 
 
 @pytest.mark.parametrize("text", ["", "\n", "garbage", "{}"])
-def test_an_answer_without_jobs_has_none(text: str):
+def test_empty_answer_has_no_jobs(text: str):
     assert parse_squeue(text) == parse_sacct(text) == parse_sinfo(text) == []
 
 
@@ -208,7 +208,7 @@ def test_a_list_of_numbers_with_leading_zeros_comes_back(numbers: list[int], wid
     assert expand("n[" + ",".join(name[1:] for name in names) + "]") == names
 
 
-def test_counts_of_cores_are_one_for_each_node():
+def test_core_counts_are_expanded_per_node():
     assert counts("4(x2),2") == [4, 4, 2]
     assert counts("") == []
 

@@ -37,7 +37,7 @@ def test_the_number_of_the_job_is_read(slurm: FakeSlurm, out: str):
     assert slurm.script == SCRIPT
 
 
-def test_a_refusal_is_one_clear_error_with_what_was_asked_for(slurm: FakeSlurm):
+def test_refusal_is_one_error_with_the_request(slurm: FakeSlurm):
     slurm.say(
         "sbatch",
         err="sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n",
@@ -64,7 +64,7 @@ def test_a_refusal_is_one_clear_error_with_what_was_asked_for(slurm: FakeSlurm):
         "allocation failure: Unable to contact slurm controller (connect failure)",
     ],
 )
-def test_what_is_only_so_at_this_moment_is_no_reason_to_refuse(slurm: FakeSlurm, words: str):
+def test_temporary_condition_does_not_refuse_a_job(slurm: FakeSlurm, words: str):
     slurm.say("sbatch", err=words, code=1)
     made = SlurmSettings.of("c", {})
     try_out(Scheduler(TITLE, made), SCRIPT)
@@ -122,7 +122,7 @@ def more(slurm: FakeSlurm) -> Extension:
     return Extension(Scheduler("compute target 'cluster'", settings), "lab_1_2", "7")
 
 
-def test_it_is_asked_for_once_and_its_nodes_count_once_it_has_begun(slurm: FakeSlurm, more: Extension) -> None:
+def test_additional_job_is_submitted_once_and_counts_after_its_start(slurm: FakeSlurm, more: Extension) -> None:
     slurm.say("squeue", "7|RUNNING|n[1-2]\n")
     assert more.look(JOB, ["n1", "n2"]) == 0
     assert "#SBATCH --nodes=1-2\n" in slurm.script
@@ -135,7 +135,7 @@ def test_it_is_asked_for_once_and_its_nodes_count_once_it_has_begun(slurm: FakeS
     assert slurm.calls[-1] == "scancel 8"
 
 
-def test_a_node_of_the_run_s_own_job_that_lives_is_one_more(slurm: FakeSlurm, more: Extension) -> None:
+def test_recovered_node_of_the_own_job_counts_as_available(slurm: FakeSlurm, more: Extension) -> None:
     """Its agent was killed, or it was cut off for less long than Slurm takes to notice."""
     slurm.say("squeue", "7|RUNNING|n[1-3]\n")
     slurm.say("sinfo", "n2|mixed\nn3|down*\n")
@@ -161,7 +161,7 @@ def test_nodes_that_no_checkpoint_takes_over_go_back(
     assert slurm.count("sbatch") == 2
 
 
-def test_one_that_has_ended_is_asked_for_anew_and_silence_says_nothing(slurm: FakeSlurm, more: Extension) -> None:
+def test_ended_additional_job_is_resubmitted_and_errors_are_ignored(slurm: FakeSlurm, more: Extension) -> None:
     slurm.say("squeue", "7|RUNNING|n1\n")
     more.look(JOB, ["n1"])
     slurm.say("squeue", err="slurm_load_jobs error: something else", code=1)

@@ -45,7 +45,7 @@ def test_a_submission_writes_down_its_job_and_the_script_names_the_run(tmp_path:
     assert slurm.script.endswith(f"exec /env/python -m paceline.supervisor {folder.path}\n")
 
 
-def test_the_dry_script_differs_from_the_real_one_in_its_names_alone(tmp_path: Path, slurm: FakeSlurm):
+def test_dry_run_script_differs_only_in_paths_and_id(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     library = library_dir(tmp_path / "ws")
     dry = target.script(make_job(), python="/env/python")
@@ -61,16 +61,14 @@ def test_a_refusal_comes_before_there_is_a_run(slurm: FakeSlurm):
         SlurmTarget("cluster", {"partition": "nope"}).check(make_job())
 
 
-def test_a_queued_run_says_what_it_waits_for(tmp_path: Path, slurm: FakeSlurm):
+def test_queued_run_reports_its_waiting_reason(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     slurm.say("squeue", f"7|PENDING|Priority||paceline-{folder.run_id}\n")
     look = target.look(folder, store.stored(folder))
     assert (look.state, look.message) == (QUEUED, "Slurm job 7: jobs with a higher priority are ahead (Priority)")
 
 
-def test_what_the_supervisor_has_written_since_counts_more_than_an_answer_some_seconds_old(
-    tmp_path: Path, slurm: FakeSlurm
-):
+def test_newer_record_overrides_cached_squeue_answer(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     slurm.say("squeue", f"7|PENDING|Priority||paceline-{folder.run_id}\n")
     assert target.look(folder, store.stored(folder)).state == QUEUED
@@ -79,7 +77,7 @@ def test_what_the_supervisor_has_written_since_counts_more_than_an_answer_some_s
     assert slurm.count("squeue") == 1
 
 
-def test_a_job_that_somebody_has_canceled_is_gone_and_who_it_was_is_told(tmp_path: Path, slurm: FakeSlurm):
+def test_canceled_job_is_gone_and_names_the_user(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     slurm.say("squeue", f"7|CANCELLED|None|n1|paceline-{folder.run_id}\n")
     slurm.say("sacct", "7|CANCELLED by 0|0:15|None|n1|x\n")
@@ -116,15 +114,13 @@ def test_a_submitter_that_was_killed_before_sbatch_leaves_a_run_that_was_not_sta
     assert (look.state, look.cause) == (GONE, "not_started")
 
 
-def test_cancel_ends_a_job_that_waits_and_leaves_one_that_runs_to_its_supervisor(tmp_path: Path, slurm: FakeSlurm):
+def test_cancel_ends_only_pending_jobs(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     target.cancel(folder, store.stored(folder))
     assert slurm.calls[-1] == "scancel --state=PENDING 7"
 
 
-def test_release_takes_a_job_back_but_never_the_one_that_it_is_called_in(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-):
+def test_release_cancels_a_job_but_never_its_own(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch):
     target, folder = submitted(tmp_path, slurm)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     target.release(folder.path)
@@ -137,7 +133,7 @@ def test_release_takes_a_job_back_but_never_the_one_that_it_is_called_in(
     target.release(folder.path)
 
 
-def test_status_is_one_call_for_nodes_and_one_for_the_queue(slurm: FakeSlurm):
+def test_status_needs_one_sinfo_and_one_squeue_call(slurm: FakeSlurm):
     recorded = Path(__file__).parent / "recorded" / "sinfo-20.11.txt"
     slurm.say("sinfo", recorded.read_text())
     slurm.say("squeue", "RUNNING\nPENDING\nPENDING\n")
@@ -148,7 +144,7 @@ def test_status_is_one_call_for_nodes_and_one_for_the_queue(slurm: FakeSlurm):
     assert [call.split()[:3] for call in slurm.calls] == [["sinfo", "-p", "gpu"], ["squeue", "-h", "-p"]]
 
 
-def test_a_partition_that_is_not_there_is_named_with_those_that_are(slurm: FakeSlurm):
+def test_unknown_partition_is_reported_with_the_existing_ones(slurm: FakeSlurm):
     write_program(slurm.folder / "bin" / "sinfo", "#!/bin/sh\n[ \"$1\" = -p ] || printf 'main\\nshort\\nmain\\n'\n")
     with pytest.raises(
         SettingError, match=r"'cluster': Slurm has no partition 'gpuu', 'x'; it has main, short\. Change"
@@ -157,7 +153,7 @@ def test_a_partition_that_is_not_there_is_named_with_those_that_are(slurm: FakeS
     assert SlurmTarget("cluster", {"partition": "main"}).status().nodes == ()  # it may have none
 
 
-def test_outside_of_a_job_there_are_no_nodes_to_wait_for(tmp_path: Path):
+def test_waiting_for_nodes_outside_a_job_raises_target_error(tmp_path: Path):
     with pytest.raises(TargetError, match="not in a job of Slurm's"):
         SlurmTarget("cluster").wait_for_nodes(make_job(), tmp_path, lambda text: False)
 
@@ -182,7 +178,7 @@ def ask_for_other_nodes(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.Mo
     return told
 
 
-def test_a_job_that_slurm_puts_back_has_its_own_scontrol_ended_too(
+def test_requeue_that_kills_its_own_scontrol_succeeds(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ):
     assert ask_for_other_nodes(tmp_path, slurm, monkeypatch, "kill -TERM $$") == ["requeued by Slurm"]
@@ -222,7 +218,7 @@ def test_a_run_behind_a_login_host_is_not_fetched_while_it_has_only_waited(
     assert (found.state, pulled) == (QUEUED if state == "PENDING" else RUNNING, pulls)
 
 
-def test_of_a_run_whose_outputs_are_still_to_be_stored_here_nobody_is_asked(tmp_path: Path, slurm: FakeSlurm):
+def test_run_with_outputs_left_to_store_makes_no_request(tmp_path: Path, slurm: FakeSlurm):
     folder, fd = make_run(tmp_path / "ws" / "runs")
     write_json(folder.engine, {"engine": "slurm", "job_id": "7", "run_dir": "far/run", "submitted": 1.0})
     write_json(folder.home, {"host": "", "folders": {}, "end": {}})

@@ -116,7 +116,7 @@ def test_hosts_that_are_down_or_held_are_passed_over() -> None:
     assert names(Gathering(FakeOpening(["h1"]), HOSTS, demand("2", 1)).gather(patient)) == ["h2"]  # type: ignore[arg-type]
 
 
-def test_an_elastic_run_takes_what_is_free_and_waits_for_the_fewest_alone() -> None:
+def test_elastic_run_takes_free_hosts_and_waits_only_for_its_minimum() -> None:
     elastic = HostDemand(count=1, more=2, cores=2, gpus=0, key="1", run_id="run_1")
     first = Gathering(FakeOpening(["h1"]), HOSTS, elastic).gather(patient)  # type: ignore[arg-type]
     assert names(first) == ["h0", "h2"]
@@ -125,7 +125,7 @@ def test_an_elastic_run_takes_what_is_free_and_waits_for_the_fewest_alone() -> N
     assert names(Gathering(FakeOpening(), HOSTS, second).gather(patient)) == ["h1"]  # type: ignore[arg-type]
 
 
-def test_too_few_hosts_are_named_with_the_reason_of_each() -> None:
+def test_too_few_hosts_are_reported_with_each_reason() -> None:
     opening = FakeOpening(["h1"], gpus=1, names={"h2": "h0"})
     with pytest.raises(EngineError) as caught:
         Gathering(opening, HOSTS, demand("1", 2, gpus=1)).gather(patient)  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def test_a_run_that_gives_up_holds_nothing() -> None:
         assert leases.look({})["tickets"] == []
 
 
-def test_a_waiting_run_keeps_nothing_of_what_is_not_enough() -> None:
+def test_waiting_run_holds_no_partial_allocation() -> None:
     hosts = [*HOSTS, FOURTH]
     first = Gathering(FakeOpening(), HOSTS, demand("1", 3)).gather(patient)
     other = Gathering(FakeOpening(), [FOURTH], demand("2", 1)).gather(patient)
@@ -204,7 +204,7 @@ def test_a_host_that_is_lost_while_the_run_waits_is_given_up() -> None:
     assert len(names(found)) == 2
 
 
-def test_a_host_that_is_down_is_waited_for_where_one_was_lost() -> None:
+def test_lost_host_is_retried_until_patience_ends() -> None:
     opening = FakeOpening(["h0", "h1", "h2"])
 
     def waiting(text: str) -> bool:

@@ -27,7 +27,7 @@ def options(words: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_a_links_connection_uses_one_that_is_there_and_leaves_none(tmp_path: Path) -> None:
+def test_link_reuses_an_ssh_master_and_leaves_none_open(tmp_path: Path) -> None:
     words = Ssh(config=str(tmp_path / "config")).words(HOST, ["true"])
 
     assert words[-3:] == ["--", "gpu1", "true"]
@@ -38,7 +38,7 @@ def test_a_links_connection_uses_one_that_is_there_and_leaves_none(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_a_look_leaves_its_connection_open_for_a_while_for_those_that_log_in_alike(tmp_path: Path) -> None:
+def test_probe_leaves_its_connection_open_for_the_same_login(tmp_path: Path) -> None:
     ssh, other = Ssh(config=str(tmp_path / "config")), Ssh(config=str(tmp_path / "config"), user="bob")
     found = options(ssh.words(HOST, ["true"], leave_open=True))
 
@@ -68,7 +68,7 @@ def test_ssh_gives_up_a_silent_host_no_sooner_than_the_link_does() -> None:
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_what_is_set_reaches_ssh_word_by_word(tmp_path: Path) -> None:
+def test_ssh_settings_are_passed_as_separate_arguments(tmp_path: Path) -> None:
     ssh = Ssh(
         config=f"{tmp_path}/config", user="al ice", port=2222, identity="/my keys/$id", options=("ProxyJump=a;b",)
     )
@@ -89,13 +89,13 @@ def test_ssh_itself_takes_the_command_line(tmp_path: Path) -> None:
     assert "batchmode yes" in done.stdout
 
 
-def test_without_ssh_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_ssh_client_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TargetError, match="Install OpenSSH's client"):
         Ssh().words(HOST, ["true"])
 
 
-def test_sockets_lie_in_a_folder_that_nobody_else_can_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssh_sockets_are_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(command, "_LONGEST_FOLDER", 1000)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

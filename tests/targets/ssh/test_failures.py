@@ -41,7 +41,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("said", "exit_code", "expected"), SAID)
-def test_each_way_to_fail_is_told_with_what_to_do(said: str, exit_code: int, expected: str) -> None:
+def test_each_ssh_failure_is_explained_with_the_next_step(said: str, exit_code: int, expected: str) -> None:
     message = explain(HOST, said, exit_code, LOGIN, "/opt/py thon")
 
     assert expected in message

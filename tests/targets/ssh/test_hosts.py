@@ -80,7 +80,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_what_is_no_host_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
+def test_invalid_host_line_is_refused_with_its_number(line: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(f"good\n{line}\n")
 
     with pytest.raises(TargetError) as caught:
@@ -90,18 +90,18 @@ def test_what_is_no_host_is_refused_with_its_line(line: str, tmp_path: Path) -> 
     assert repr(line) in str(caught.value) or line in str(caught.value)
 
 
-def test_two_users_of_one_host_are_refused() -> None:
+def test_host_with_two_users_is_refused() -> None:
     with pytest.raises(TargetError, match="'alice@gpu1' and as 'gpu1'"):
         read_hosts(["alice@gpu1", "gpu1"])
 
 
 @pytest.mark.parametrize("items", [[], ["# nobody"], [""], ["/no/such/file"], ["no_such_file.txt"]])
-def test_no_hosts_at_all_are_refused(items: list[str]) -> None:
+def test_empty_host_list_is_refused(items: list[str]) -> None:
     with pytest.raises(TargetError, match=r"names no host|can't be read"):
         read_hosts(items)
 
 
-def test_a_list_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_host_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_bytes(b"\xff\xfe")
     with pytest.raises(TargetError, match="can't be read"):
         read_hosts([str(tmp_path / "hosts")])

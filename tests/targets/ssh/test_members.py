@@ -74,7 +74,7 @@ def test_a_connection_that_was_dropped_is_tried_once_more(opened: Callable[..., 
     assert "closed" in opening.failures[B]
 
 
-def test_a_lost_host_is_no_member_and_may_be_opened_anew(opened: Callable[..., Opening]) -> None:
+def test_lost_host_is_reopened_as_a_new_member(opened: Callable[..., Opening]) -> None:
     first, second = FakeLink(), FakeLink()
     opening = opened({A: [first, second]})
     opening.open([A])
@@ -89,7 +89,7 @@ def test_a_lost_host_is_no_member_and_may_be_opened_anew(opened: Callable[..., O
     assert [member.link for member in opening.members([A])] == [second]
 
 
-def test_what_is_not_kept_is_closed_and_so_is_what_comes_too_late(opened: Callable[..., Opening]) -> None:
+def test_unused_and_late_links_are_closed(opened: Callable[..., Opening]) -> None:
     kept, left, late, gate = FakeLink(), FakeLink(), FakeLink(), threading.Event()
     slow = SshHost(name="slow")
     opening = opened({A: [kept], B: [left], slow: [gate, late]})

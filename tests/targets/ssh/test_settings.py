@@ -11,7 +11,7 @@ from paceline.targets.ssh.settings import read_settings
 from tests.helpers import make_job
 
 
-def test_the_list_of_hosts_is_kept_as_it_was_when_it_was_read(tmp_path: Path) -> None:
+def test_host_file_is_read_once_and_stored_in_the_settings(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("gpu1 slots=2\ngpu2:4\n")
     target = SshTarget("lab", {"hosts": [str(tmp_path / "hosts")], "user": "alice", "port": None})
     (tmp_path / "hosts").unlink()
@@ -21,7 +21,7 @@ def test_the_list_of_hosts_is_kept_as_it_was_when_it_was_read(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("ssh_client")
-def test_the_folder_on_the_hosts_is_named_after_who_logs_in(tmp_path: Path) -> None:
+def test_remote_folder_is_named_after_the_login_user(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("Host gpu2\n  User carol\n")
     config = {"ssh_config": str(tmp_path / "config")}
 
@@ -60,7 +60,7 @@ def test_more_nodes_than_hosts_are_refused_without_asking_any() -> None:
         target.check(make_job(node_count=2, distributed_backend="gloo"))
 
 
-def test_a_preview_asks_nobody() -> None:
+def test_preview_contacts_no_host() -> None:
     target = SshTarget("lab", {"hosts": ["nowhere.invalid slots=4", "b.invalid", "c.invalid"]})
     job = make_job(node_count=2, process_count_per_node=2, distributed_backend="nccl", use_gpu=True)
 

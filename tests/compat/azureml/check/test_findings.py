@@ -58,7 +58,7 @@ def test_methods_of_automl_runs_name_automl(tmp_path):
     assert found[4] == "azureml.core.run.Run has no sell here."
 
 
-def test_names_that_a_star_brings_are_looked_at(tmp_path):
+def test_names_of_star_imports_are_checked(tmp_path):
     text = "from azureml.core import *\nfrom azureml.no import *\nws = Workspace.from_config()\nRun.sell()\n"
     (tmp_path / "driver.py").write_text(text)
     found = uses(tmp_path)
@@ -95,7 +95,7 @@ def test_call_of_a_scoring_script_s_own_class_works(tmp_path):
 
 
 @pytest.mark.promise("paceline-azureml-check-says-name")
-def test_what_is_installed_below_the_folder_is_not_the_project_s(tmp_path):
+def test_installed_packages_below_the_folder_are_skipped(tmp_path):
     """`paceline azureml check .` beside an environment called `v` counted 261 edits to make, in NumPy, SciPy and scikit-learn."""
     for inner in ("v/lib/python3.12/site-packages/numpy", ".venv/lib", "src"):
         (tmp_path / inner).mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_names_that_numpy_2_has_again_need_no_edit(tmp_path):
     assert uses(tmp_path) == {(2, "np.object"): MISSING}
 
 
-def test_a_file_of_python_2_is_said(tmp_path):
+def test_python_2_file_is_reported(tmp_path):
     (tmp_path / "old.py").write_text("print 'x'\n")
     (only,) = of_folder(tmp_path / "old.py")
     assert (only.becomes, "not Python 3" in only.text) == (MISSING, True)
@@ -124,14 +124,14 @@ def test_a_file_of_python_2_is_said(tmp_path):
         "azureml.exceptions.UserErrorException",
     ],
 )
-def test_what_is_here(name):
+def test_known_names_are_not_missing(name):
     assert missing(name) is None
 
 
 @pytest.mark.parametrize(
     "name", ["azureml.core.Nothing", "azureml.core.Run.nothing", "azureml.nothing.at.all", "azureml.interpret.x"]
 )
-def test_what_is_not(name):
+def test_unknown_names_are_missing(name):
     assert missing(name)
 
 
@@ -172,7 +172,7 @@ ws.get_mlflow_tracking_uri()
 """
 
 
-def test_what_variables_hold_is_followed_to_what_is_refused(tmp_path):
+def test_variables_are_followed_to_refused_calls(tmp_path):
     """`check` said "works" of Pipeline.publish, private attributes and clusters that the driver only names."""
     (tmp_path / "driver.py").write_text(HELD)
     found = {(one.line, one.name): one for one in of_folder(tmp_path) if one.becomes != WORKS}
@@ -221,7 +221,7 @@ USE = "from azureml.core import Nothing\n"
         *("indented", "first line indented", "await", "modulo", "script"),
     ],
 )
-def test_a_cell_is_read_with_what_ipython_adds_to_python(tmp_path, cell, line):
+def test_notebook_cell_with_ipython_syntax_is_parsed(tmp_path, cell, line):
     """One such cell dropped its whole notebook: 31 of 389."""
     cells = [{"cell_type": "code", "source": text} for text in ("import azureml.core\n", cell)]
     (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
@@ -237,7 +237,7 @@ def test_a_cell_of_another_language_is_passed_over_alone(tmp_path, cell):
     assert uses(tmp_path) == {(len(cell.splitlines()) + 1, "azureml.core.Nothing"): MISSING}
 
 
-def test_a_cell_that_is_no_python_is_named_and_the_others_are_read(tmp_path):
+def test_unparsable_cell_is_reported_and_other_cells_are_checked(tmp_path):
     cells = [{"cell_type": "code", "source": text} for text in (USE, "x = 1\nprint 'x'\n", USE)]
     (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
     assert uses(tmp_path) == {
@@ -247,7 +247,7 @@ def test_a_cell_that_is_no_python_is_named_and_the_others_are_read(tmp_path):
     }
 
 
-def test_a_script_in_a_cell_has_none_of_the_notebook_s_variables(tmp_path):
+def test_writefile_cell_does_not_see_the_notebooks_variables(tmp_path):
     script = "%%writefile score.py\ndef run(data):\n    return model.predict(data)\n"
     driver = "from azureml.core import Model, Workspace\nmodel = Model(Workspace.from_config(), 'm')\n"
     cells = [{"cell_type": "code", "source": text} for text in (driver, script)]

@@ -49,14 +49,14 @@ def test_a_cluster_of_2018(ws):
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_a_created_cluster_means_this_machine_and_that_is_said(ws):
+def test_created_cluster_resolves_to_local_with_a_note(ws):
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6"))
     notes = SubmissionNotes()
     assert resolve("cluster", ws, notes) == "local"
     assert "cluster (STANDARD_NC6) is this machine" in notes.all()[0]
 
 
-def test_a_target_that_was_added_under_the_name_is_the_one_that_is_meant(ws):
+def test_configured_target_of_the_same_name_is_used(ws):
     configured.add(ws.path, configured.Configured(name="lab", kind="ssh", settings={"hosts": ["me@lab0"]}))
     assert ComputeTarget(ws, "lab").type == "VirtualMachine"
     made = ComputeTarget.create(ws, "lab", AmlCompute.provisioning_configuration())
@@ -77,12 +77,12 @@ def test_a_remote_machine_is_an_ssh_host_in_both_eras(ws):
 
 
 @pytest.mark.parametrize("name", ["local", "AmlCompute", "../x", "", None])
-def test_a_name_that_can_t_be_one_is_refused(ws, name):
+def test_invalid_target_name_is_refused(ws, name):
     with pytest.raises(ComputeTargetException, match="can't be a compute target's name"):
         ComputeTarget.create(ws, name, AmlCompute.provisioning_configuration())
 
 
-def test_services_of_azure_are_refused_with_what_to_use():
+def test_databricks_compute_is_refused_with_the_alternative():
     with pytest.raises(ComputeTargetException, match="AmlCompute"):
         DatabricksCompute.attach_configuration()
 

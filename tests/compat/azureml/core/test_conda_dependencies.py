@@ -9,7 +9,7 @@ from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.exceptions import UserErrorException
 
 
-def test_what_drivers_do_with_it(tmp_path):
+def test_packages_are_added_replaced_and_removed(tmp_path):
     made = CondaDependencies.create(conda_packages=["scikit-learn"], pip_packages=["pandas==1.0"])
     made.add_pip_package("pandas==2.0")
     made.add_conda_package("scikit-learn=1.5")
@@ -26,7 +26,7 @@ def test_what_drivers_do_with_it(tmp_path):
     assert [*made.pip_packages] == []
 
 
-def test_what_names_no_package_replaces_nothing():
+def test_urls_and_wheels_replace_no_other_package():
     """Of two repositories, or two wheels in one folder, only the second was left: both had the name `git`, or none."""
     given = ["git+https://host/a", "git+https://host/b", "./a.whl", "./b.whl", "torch[x]>=1", "numpy"]
     made = CondaDependencies.create(pip_packages=given)
@@ -57,11 +57,11 @@ def test_every_line_of_a_requirements_file_counts(tmp_path):
     assert made.as_dict()["channels"] == CondaDependencies().as_dict()["channels"]
 
 
-def test_a_new_one_has_what_the_sdk_s_has():
+def test_default_dependencies_are_those_of_the_sdk():
     assert [*CondaDependencies().pip_packages] == ["azureml-defaults"]
 
 
-def test_a_file_that_is_none(tmp_path):
+def test_missing_conda_file_is_a_user_error(tmp_path):
     with pytest.raises(UserErrorException, match=r"nowhere\.yml"):
         CondaDependencies(str(tmp_path / "nowhere.yml"))
 

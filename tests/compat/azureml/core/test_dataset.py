@@ -58,7 +58,7 @@ def test_a_blob_container_is_registered_and_its_key_is_shown_nowhere(ws, monkeyp
 
 
 @pytest.mark.promise("can-t-had-replaced-sentence")
-def test_a_store_that_was_added_under_the_name_is_the_one_that_is_meant(ws, tmp_path):
+def test_configured_datastore_of_the_same_name_is_used(ws, tmp_path):
     share = {"datastore_name": "team", "file_share_name": "share", "account_name": "a", "account_key": "k3y"}
     with pytest.raises(UserErrorException, match=r"'share'.*paceline data add team"):
         Datastore.register_azure_file_share(ws, **share)
@@ -97,7 +97,7 @@ def test_datasets_of_every_way_to_say_where(ws, store, way):
     assert made.to_pandas_dataframe()["b"].tolist() == [2, 4]
 
 
-def test_datasets_are_registered_and_found_and_one_that_is_not_is_the_sdk_s_error(ws, store):
+def test_registered_dataset_is_found_and_an_unknown_one_raises(ws, store):
     made = Dataset.File.from_files(path=(store, "t"))
     made.register(workspace=ws, name="digits", description="d", create_new_version=True)
     found = Dataset.get_by_name(ws, "digits")
@@ -112,7 +112,7 @@ def test_datasets_are_registered_and_found_and_one_that_is_not_is_the_sdk_s_erro
 
 
 @pytest.mark.promise("datasets-given-mounted-filtered-read")
-def test_files_are_mounted_for_as_long_as_they_are_read(ws, store):
+def test_mount_lasts_for_its_context(ws, store):
     made = Dataset.File.from_files((store, "t"))
     with made.mount() as mounted:
         assert Path(mounted.mount_point, "d/x.csv").read_text().startswith("a,b")
@@ -130,7 +130,7 @@ def test_files_are_mounted_for_as_long_as_they_are_read(ws, store):
 
 
 @pytest.mark.promise("datasets-given-mounted-filtered-read")
-def test_rows_are_chosen_by_what_is_in_them(ws, store):
+def test_tabular_dataset_is_filtered_by_column_values(ws, store):
     pytest.importorskip("pandas")
     table = Dataset.Tabular.from_delimited_files((store, "t")).register(ws, "rows")
     assert table.filter((table["a"] > 1) & ~(table["b"] == 2)).to_pandas_dataframe()["a"].tolist() == [3]

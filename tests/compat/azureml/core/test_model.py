@@ -58,7 +58,7 @@ def test_where_a_script_finds_a_model(ws, monkeypatch):
     assert Path(Model.get_model_path("reg", _workspace=ws)).read_text() == "1"
 
 
-def test_an_inference_configuration_is_checked_where_it_is_written(ws):
+def test_inference_config_checks_its_entry_script(ws):
     with pytest.raises(WebserviceException, match=r"score\.py"):
         InferenceConfig(entry_script="score.py")
     Path("score.txt").write_text("")

@@ -84,7 +84,7 @@ def test_after_a_failure_the_details_say_why(submitted):
     assert submitted.get_detailed_status() == {"status": "Failed", "details": "bad batch"}
 
 
-def test_the_detailed_status_says_what_a_run_waits_for(experiment):
+def test_detailed_status_has_the_waiting_reason(experiment):
     folder, fd = make_run(experiment.runs_dir, waiting_for="waits for 1 run (a)")
     assert Run(experiment, folder.run_id).get_detailed_status()["details"] == "waits for 1 run (a)"
     os.close(fd)
@@ -98,7 +98,7 @@ def test_the_details_with_logs_have_their_text(submitted):
     assert len(logs["logs/driver.log"]) == 1 << 20
 
 
-def test_where_to_look_at_it_is_its_folder_or_the_live_page(submitted):
+def test_portal_url_is_the_folder_or_the_live_page(submitted):
     experiment, workspace_dir = submitted.experiment, submitted.folder.path.parents[1]
     assert submitted.get_portal_url() == submitted.folder.path.as_uri()
     (workspace_dir / "ui").mkdir()
@@ -122,7 +122,7 @@ def test_the_sdk_s_other_kinds_are_a_dict_or_its_json(run, kind):
 @pytest.mark.parametrize(
     "value", ["{", "[1]", [1], object(), 5], ids=["text", "list in text", "list", "object", "number"]
 )
-def test_what_is_no_dict_of_theirs_is_refused(run, value):
+def test_log_confusion_matrix_refuses_other_values(run, value):
     with pytest.raises(MetricError, match="'m'"):
         run.log_confusion_matrix("m", value)
 
@@ -143,7 +143,7 @@ def test_waiting_gives_the_details(submitted):
     assert submitted.wait_for_completion(False, False, True)["status"] == "Completed"
 
 
-def test_what_a_run_or_an_experiment_gives_has_the_spellings_too(experiment):
+def test_related_runs_and_experiments_have_the_sdk_classes(experiment):
     with experiment.start_logging() as parent, parent.child_run() as child:
         assert [type(one) for one in (parent, child, child.parent, *parent.get_children(type="interactive"))] == [
             Run

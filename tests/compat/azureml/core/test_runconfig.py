@@ -11,7 +11,7 @@ from paceline.compat.azureml.core.runconfig import RunConfiguration
 from paceline.compat.azureml.exceptions import UserErrorException
 
 
-def test_what_is_saved_is_loaded_again(tmp_path):
+def test_run_configuration_round_trips_through_a_file(tmp_path):
     config = RunConfiguration("train.py", ["--lr", 0.1], "TensorFlow", "ParameterServer")
     config.target, config.node_count, config.max_run_duration_seconds = "cluster", 3, 60
     config.environment.name = "mine"
@@ -35,7 +35,7 @@ def test_what_is_saved_is_loaded_again(tmp_path):
         RunConfiguration.load(str(tmp_path), "cpu")
 
 
-def test_what_a_file_leaves_out_or_leaves_empty_is_as_usual(tmp_path):
+def test_missing_and_empty_keys_have_defaults(tmp_path):
     file = tmp_path / "old.runconfig"
     file.write_text(
         "script: train.py\narguments:\ntarget: ''\nframework: Python\nnodeCount: 2\nmpi:\nhistory: {outputCollection: true}\n"
@@ -53,7 +53,7 @@ def test_what_a_file_leaves_out_or_leaves_empty_is_as_usual(tmp_path):
     assert list(dependencies.pip_packages) == ["einops"]
 
 
-def test_names_and_variables_are_texts_whatever_they_look_like(tmp_path):
+def test_names_and_variables_are_read_as_text(tmp_path):
     """A name such as 2020 was a number, which ended the submission; variables that were no dict could not be saved."""
     file = tmp_path / "old.runconfig"
     file.write_text("environment:\n  name: 2020\n  environmentVariables: {EPOCHS: 3, FAST: true}\n")
@@ -65,7 +65,7 @@ def test_names_and_variables_are_texts_whatever_they_look_like(tmp_path):
     assert RunConfiguration.load(str(tmp_path), "cpu").environment.environment_variables == {"A": "1"}
 
 
-def test_a_file_that_is_no_yaml_is_the_user_s_error(tmp_path):
+def test_invalid_yaml_is_a_user_error(tmp_path):
     """YAML's own exception is no ValueError, and came through as it was."""
     for name in ("bad.runconfig", "bad.yml"):
         (tmp_path / name).write_text("script: [train.py\n")

@@ -50,14 +50,14 @@ def test_project_json_of_2018(here):
     assert names(Workspace.from_config()) == ("0-1", "group", "team")
 
 
-def test_without_one_it_is_paceline_s_workspace_and_all_that_drivers_print_is_text(here):
+def test_workspace_without_a_config_is_the_local_one(here):
     ws = Workspace.from_config()
     assert all(isinstance(text, str) and text for text in (ws.name, ws.location, ws.subscription_id, ws.resource_group))
     assert ws.path == here / ".paceline"
     assert ws.get_details()["name"] == ws.name
 
 
-def test_a_config_json_of_another_program_is_not_taken_for_one(here):
+def test_config_json_of_another_program_is_ignored(here):
     (here / "config.json").write_text('{"model": "bert"}')
     assert Workspace.from_config().name == here.name
 
@@ -92,7 +92,7 @@ def test_a_workspace_is_created_found_again_and_forgotten(here):
     assert Workspace.list("0-1") == {}
 
 
-def test_what_is_in_it_can_be_called_as_in_2018(ws):
+def test_workspace_attributes_can_be_called_as_in_2018(ws):
     assert ws.compute_targets() == ws.compute_targets == {}
     assert set(ws.datastores) >= {"workspaceblobstore", "workspacefilestore"}
     assert ws.get_default_compute_target("CPU").name == "cpu-cluster"
@@ -133,7 +133,7 @@ def test_older_ways_to_a_workspace(ws):
     ],
     ids=["azureml", "aml_config", "beside", "toml-below", "toml-beside", "toml-above", "of another program", "none"],
 )
-def test_a_driver_in_a_subfolder_and_the_command_line_have_one_workspace(here, monkeypatch, files, workspace):
+def test_driver_in_a_subfolder_shares_the_workspace_of_the_command_line(here, monkeypatch, files, workspace):
     """`paceline data add NAME ...`, which an error of the driver recommended, had no effect: it took another folder."""
     write_tree(here, {"jobs/deep/driver.py": "", **files})
     monkeypatch.chdir("jobs/deep")
@@ -145,7 +145,7 @@ def test_a_driver_in_a_subfolder_and_the_command_line_have_one_workspace(here, m
     assert Workspace.from_config().path == configured() == here / "named"
 
 
-def test_a_config_json_of_another_user_leads_nobody_to_a_workspace(here, monkeypatch, capsys):
+def test_config_json_of_another_user_is_ignored_with_a_hint(here, monkeypatch, capsys):
     write_tree(here, {".azureml/config.json": CONFIG, "jobs/driver.py": ""})
     monkeypatch.chdir("jobs")
     monkeypatch.setattr(workspace_dir, "is_own", lambda path: path.name != "config.json")

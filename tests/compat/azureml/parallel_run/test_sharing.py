@@ -19,7 +19,7 @@ def sharing(output=None, **changes):
     return Sharing(batches, ParallelRunSettings.of_text(dataclasses.replace(SETTINGS, **changes).text()), output)
 
 
-def test_rows_are_in_the_order_of_the_mini_batches_and_each_is_tried_as_often_as_asked(tmp_path):
+def test_rows_keep_mini_batch_order_and_failures_are_retried(tmp_path):
     shared = sharing(tmp_path / "rows")
     first, second = (shared.handle({"kind": "ready"})["batch"]["number"] for _ in range(2))
     assert (first, second) == (0, 1)
@@ -44,7 +44,7 @@ def test_rows_are_in_the_order_of_the_mini_batches_and_each_is_tried_as_often_as
     ],
     ids=["items", "batches", "percent", "within"],
 )
-def test_too_many_failures_end_the_step(limits, said):
+def test_failures_over_the_threshold_end_the_step(limits, said):
     shared = sharing(tries=1, **limits)
     shared.handle({"kind": "ready"})
     following = shared.handle({"kind": "failed", "number": 0, "why": "no luck"})["batch"]

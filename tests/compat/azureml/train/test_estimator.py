@@ -58,7 +58,7 @@ def test_params_of_submit_are_laid_over_its_own(ws):
     ],
     ids=["configuration", "Mpi", "gloo", "Gloo", "ps"],
 )
-def test_ways_to_say_how_it_is_distributed(ws, kind, options, expected):
+def test_distribution_options_set_backend_and_counts(ws, kind, options, expected):
     job = found(ws, kind("src", compute_target="local", entry_script="train.py", **options)).job
     assert (job.distributed_backend, job.node_count, job.process_count_per_node) == expected
 
@@ -81,7 +81,7 @@ def test_ways_to_say_how_it_is_distributed(ws, kind, options, expected):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_what_the_sdk_refuses_is_refused(ws, kind, options, said):
+def test_estimator_refuses_invalid_options(ws, kind, options, said):
     with pytest.raises(TrainingException, match=said):
         kind("src", **{"compute_target": "local", "entry_script": "train.py", **options})
 

@@ -61,7 +61,7 @@ def test_a_keras_that_the_script_has_loaded_is_taken():
     assert "'keras.src." in run(code, TENSORFLOW, TF_USE_LEGACY_KERAS="1")
 
 
-def test_a_model_of_the_older_keras_takes_callbacks_and_optimizers_of_the_newer_ones_package():
+def test_tf_keras_model_takes_callbacks_and_optimizers_of_horovod_keras():
     require_module("tf_keras")
     code = INSTALL + (
         "import horovod.keras as hvd, tf_keras, numpy as np; hvd.init()\n"

@@ -68,7 +68,7 @@ def test_a_large_result_comes_back_whole():
     assert [(len(result), set(result)) for result in results] == [(50_000_000, {0}), (50_000_000, {1})]
 
 
-def test_no_result_is_none():
+def test_function_without_a_result_returns_none():
     assert horovod.run(lambda: None, use_gloo=True) == [None]
 
 
@@ -86,7 +86,7 @@ def test_an_exception_is_raised_here_with_its_rank_and_traceback(transport):
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_exception_that_can_t_be_made_again_is_told_by_its_text():
+def test_unpicklable_exception_is_reported_by_its_text():
     def function():
         class NeedsTwoError(Exception):
             def __init__(self, a, b):
@@ -103,7 +103,7 @@ def test_an_exception_that_can_t_be_made_again_is_told_by_its_text():
     ("code", "told"),
     [("import os; os._exit(0)", "left with exit code 0 before"), ("import os; os._exit(9)", "ended with exit code 9")],
 )
-def test_a_rank_that_leaves_without_a_word_is_an_error(code, told):
+def test_rank_that_exits_without_a_result_raises(code, told):
     with pytest.raises(RunFailedError, match=told):
         horovod.run(exec, (code,), use_gloo=True)
 
@@ -124,7 +124,7 @@ def test_a_result_that_can_t_be_sent_is_an_error():
         horovod.run(lambda: (number for number in range(3)), use_gloo=True)
 
 
-def test_what_ranks_print_is_shown(capsys):
+def test_output_of_ranks_is_shown(capsys):
     horovod.run(print, ("hello",), num_proc=2, use_gloo=True)
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
 
@@ -160,7 +160,7 @@ def test_interfaces_reach_the_ranks(interfaces, recwarn):
     assert [w.category for w in recwarn] == [DeprecationWarning] * ("network_interface" in interfaces)
 
 
-def test_it_works_in_another_thread_and_leaves_neither_thread_nor_process(monkeypatch, tmp_path):
+def test_run_in_a_thread_leaves_no_threads_or_processes(monkeypatch, tmp_path):
     # Not "below this process": programs that other processes of pytest use may be there, with a script of theirs at any time.
     mark = ("TEST_IN_A_THREAD", str(tmp_path))
     monkeypatch.setenv(*mark)

@@ -86,7 +86,7 @@ def test_a_killed_rank_and_a_host_that_comes_change_nothing_in_the_training(tmp_
     assert last == [pytest.approx(weight[0], abs=1e-10)]
 
 
-def test_it_gives_up_where_no_attempt_gets_on(tmp_path, monkeypatch):
+def test_elastic_job_ends_after_attempts_without_progress(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run("--gloo", "-np", 1, "--min-np", 1, "sh", "-c", "echo try; exit 5")
     assert (done.returncode, done.stdout.count("try")) == (5, 3)
@@ -101,7 +101,7 @@ def options(**given):
     return SimpleNamespace(**(dict.fromkeys((*names, "blacklist_cooldown_range")) | given))
 
 
-def test_the_least_is_what_it_starts_with_unless_it_is_given():
+def test_min_np_defaults_to_np():
     assert elastic_limits(options(), 4) is None
     assert elastic_limits(options(max_np=8), 4) == ElasticLimits(start=4, least=4, most=8)
     limits = elastic_limits(options(min_np=2, elastic_timeout=5.0, reset_limit=3), 4)
@@ -115,13 +115,13 @@ def driver(hosts, **limits):
     return ElasticDriver(lambda slots: None, Output(), watch, limits), watch
 
 
-def test_too_few_slots_for_too_long_is_an_error():
+def test_too_few_slots_raise_after_the_elastic_timeout():
     made, _ = driver([Host(name="a", slots=1)], start=3, wait_s=0.0)
     with pytest.raises(RunFailedError, match=r"3 slots were not there within --elastic-timeout 0 s; .* are a:1"):
         made.run()
 
 
-def test_hosts_have_changed_where_more_ranks_fit_or_one_is_gone():
+def test_hosts_changed_if_ranks_fit_or_a_host_is_gone():
     hosts = [Host(name="a", slots=2), Host(name="b", slots=1)]
     made, _ = driver(hosts, most=3)
     slots = elastic_driver.host_lists.slots(hosts, 3)
@@ -135,7 +135,7 @@ def test_hosts_have_changed_where_more_ranks_fit_or_one_is_gone():
     assert not made._have_changed(slots), "there would be nobody to go on with"
 
 
-def test_a_host_is_left_out_where_it_is_gone_or_others_are_enough():
+def test_failed_host_is_excluded_if_lost_or_not_needed():
     def outcome(**lost):
         bad = RankEnd(host="b", exit_code=1, ended_at=1.0, connection=object(), **lost)
         return RankOutcome([RankEnd(host="a", exit_code=143, ended_at=2.0, stopped=True, connection=object()), bad])
@@ -150,7 +150,7 @@ def test_a_host_is_left_out_where_it_is_gone_or_others_are_enough():
         assert watch.out == left_out
 
 
-def test_commits_that_came_whole_replace_those_of_the_same_state():
+def test_complete_commits_replace_earlier_ones_of_the_same_state():
     made, _ = driver([])
     made._commits = {"commit_0.of_before-0.safetensors": b"old", "commit_1.of_before-0.safetensors": b"other"}
     whole, part = "commit_0.of_host.safetensors", "commit_1.of_host.safetensors"

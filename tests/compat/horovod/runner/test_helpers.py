@@ -103,7 +103,7 @@ def test_a_shells_command_ends_where_the_caller_blocks_signals():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_an_event_ends_the_command_and_what_it_has_started():
+def test_event_ends_the_command_and_its_children():
     out, event = io.StringIO(), threading.Event()
     done: list[int] = []
     thread = in_thread(lambda: done.append(safe_shell_exec.execute(_LONG, stdout=out, events=[event])))
@@ -182,7 +182,7 @@ def test_hosts_and_the_places_of_ranks(tmp_path):
         hosts.parse_hosts_and_slots("a:1,b")
 
 
-def test_small_things(monkeypatch):
+def test_base64_timeout_and_settings_helpers_work(monkeypatch):
     text = util.dumps_base64({"a": [1]})
     assert isinstance(text, str)
     assert util.loads_base64(text) == {"a": [1]} == util.loads_base64(util.dumps_base64({"a": [1]}, to_ascii=False))

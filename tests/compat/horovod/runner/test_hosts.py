@@ -25,7 +25,7 @@ def test_hosts_are_names_with_slots(text, found):
 
 
 @pytest.mark.parametrize("text", ["", "a:0", "a:-1", "a:x", "a:2,", "-oProxyCommand=x:2", "a b:2", "a;ls:2", "a\nb:1"])
-def test_what_is_no_host_is_refused(text):
+def test_invalid_host_text_is_refused(text):
     with pytest.raises(UserError, match="is no host with its slots"):
         hosts.parse(text)
 
@@ -68,7 +68,7 @@ def test_ranks_fill_the_hosts_in_order():
     assert [(p.cross_rank, p.cross_size) for p in places] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
 
 
-def test_a_host_that_is_named_twice_is_one_host():
+def test_host_named_twice_is_one_host():
     places = hosts.slots([Host(name="a"), Host(name="b"), Host(name="a")], 3)
     assert [(place.host, place.local_rank, place.local_size) for place in places] == [
         ("a", 0, 2),
@@ -81,7 +81,7 @@ def test_hosts_that_are_not_needed_are_left_out():
     assert {place.host for place in hosts.slots([Host(name="a", slots=2), Host(name="b", slots=2)], 2)} == {"a"}
 
 
-def test_too_few_slots_are_refused():
+def test_np_over_the_slot_count_is_refused():
     with pytest.raises(UserError, match=r"-np 5 needs as many slots, but a:2,b:2 has 4"):
         hosts.slots([Host(name="a", slots=2), Host(name="b", slots=2)], 5)
 
@@ -95,7 +95,7 @@ def test_another_address_is_another_machine():
     assert not hosts.is_here("192.0.2.1")
 
 
-def test_a_name_that_nobody_knows_is_refused():
+def test_unresolvable_host_name_is_refused():
     with pytest.raises(UserError, match=r"'nowhere\.invalid' is not known here"):
         hosts.is_here("nowhere.invalid")
 
@@ -126,7 +126,7 @@ def test_a_script_is_a_shell_command_as_in_horovod(tmp_path, monkeypatch):
         from_script("./none.sh", None)()
 
 
-def test_a_script_that_takes_too_long_ends_with_what_it_started(tmp_path, monkeypatch):
+def test_discovery_script_over_its_timeout_is_killed_with_children(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "_SCRIPT_S", 0.5)
     with pytest.raises(UserError, match=r"can't be run: it took more than 0\.5 s"):
         from_script("sleep 600 | cat", None)()
@@ -136,7 +136,7 @@ def test_a_script_that_takes_too_long_ends_with_what_it_started(tmp_path, monkey
     ("text", "told"),
     [("#!/bin/sh\necho gone >&2; exit 3\n", "exit code 3: gone"), ("#!/bin/sh\necho -x:y\n", "is no host")],
 )
-def test_a_script_that_does_not_work_is_one_sentence(tmp_path, text, told):
+def test_failing_discovery_script_is_one_error_line(tmp_path, text, told):
     script = write_program(tmp_path / "d.sh", text)
     with pytest.raises(UserError, match=told):
         from_script(str(script), None)()
@@ -156,7 +156,7 @@ def test_a_failed_host_is_left_out_for_good_or_for_a_while():
         watch.close()
 
 
-def test_what_changes_is_noticed_and_an_answer_that_fails_changes_nothing(monkeypatch):
+def test_host_changes_are_detected_and_failed_discovery_is_ignored(monkeypatch):
     monkeypatch.setattr(hosts, "_LOOK_S", 0.01)
     answers = [[Host(name="a")]]
 

@@ -63,7 +63,7 @@ def lines(done: subprocess.CompletedProcess[str], rank: int, stream: str = "stdo
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel is not Linux")
-def test_ranks_are_batch_jobs_whatever_starts_them(tmp_path, monkeypatch):
+def test_ranks_have_batch_scheduling_with_each_launcher(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     text = "import os; print(os.sched_getscheduler(0))"
     path = script(tmp_path, text)
@@ -188,7 +188,7 @@ def test_a_real_horovod_comes_first(tmp_path, monkeypatch):
     assert lines(done, 0) == ["horovod, real"], done.stderr
 
 
-def test_installing_the_name_by_hand_is_no_contradiction(tmp_path):
+def test_installing_horovod_again_by_hand_is_harmless(tmp_path):
     path = script(
         tmp_path, "import paceline.compat as c; c.install('horovod'); import horovod; print(horovod.__name__)"
     )
@@ -231,12 +231,12 @@ def run_left_by_rank_1(tmp_path, exit_code):
     return run_forked("-np", 2, "python", script(tmp_path, text % exit_code))
 
 
-def test_a_rank_in_a_collective_does_not_hide_the_one_that_failed(tmp_path):
+def test_failed_rank_is_named_not_the_rank_waiting_in_a_collective(tmp_path):
     done = run_left_by_rank_1(tmp_path, 7)
     assert done.returncode == 7, done.stderr
 
 
-def test_a_rank_that_ended_too_early_is_named_though_it_did_not_fail(tmp_path):
+def test_rank_that_ended_early_with_0_is_named(tmp_path):
     # Story: "rank 0 failed first" was all that was said of a rank 1 with fewer batches.
     done = run_left_by_rank_1(tmp_path, 0)
     assert done.returncode == 1
@@ -418,7 +418,7 @@ def test_a_log_level_shows_the_engine_s_messages(tmp_path):
         (["-np", "1", "--gloo", "/etc/passwd"], 127, "'/etc/passwd' can't be started"),
     ],
 )
-def test_a_wrong_call_is_one_sentence(words, code, told):
+def test_wrong_command_line_is_one_error_line(words, code, told):
     done = run(*words)
     assert done.returncode == code
     assert told in done.stderr
@@ -442,7 +442,7 @@ def test_ranks_that_do_not_come_up_are_named(tmp_path):
     assert "ranks 0, 1 on localhost did not come up within --start-timeout 0.5 s" in done.stderr
 
 
-def test_options_without_a_meaning_are_said_once():
+def test_options_without_effect_are_reported_once():
     done = run("--gloo", "-np", 2, "--num-nccl-streams", 2, "true")
     assert done.returncode == 0
     assert done.stderr == "horovodrun: without effect here: --num-nccl-streams: " + (
@@ -450,7 +450,7 @@ def test_options_without_a_meaning_are_said_once():
     )
 
 
-def test_version_and_build_are_told():
+def test_version_and_build_are_printed():
     assert run("--version").stdout == "0.28.1\n"
     told = run("-cb").stdout
     assert "Available Frameworks:" in told

@@ -51,7 +51,7 @@ def test_every_option_is_taken():
     assert (found.np, found.command) == (2, ["python", "train.py"])
 
 
-def test_what_stands_behind_the_command_is_the_command_s():
+def test_arguments_after_the_command_belong_to_it():
     found = options.parse(["-np", "2", "python", "train.py", "-np", "9", "--verbose", "--lr=1", "-H", "x"])
     assert found.command == ["python", "train.py", "-np", "9", "--verbose", "--lr=1", "-H", "x"]
     assert (found.np, found.verbose, found.hosts) == (2, False, None)
@@ -107,11 +107,11 @@ def test_interfaces_add_up():
     assert found.network_interfaces == "a,b,c,d"
 
 
-def test_tcp_alone_is_meant_for_nccl_too():
+def test_tcp_option_disables_infiniband_for_nccl():
     assert asked_job.variables(parse("--tcp")) == {"NCCL_IB_DISABLE": "1"}
 
 
-def test_what_is_not_given_sets_nothing():
+def test_omitted_options_set_no_variables():
     assert asked_job.variables(parse()) == {}
 
 
@@ -142,7 +142,7 @@ def config(tmp_path):
     return write
 
 
-def test_what_the_command_line_says_stands_over_the_file(config):
+def test_command_line_overrides_the_config_file(config):
     # Before or behind it: Horovod's help says that the order counts, its parser and its tests that it does not.
     path = config("controller: Gloo\nparams: {cycle_time_ms: 5, cache_capacity: 9, torus_allreduce: true}\n")
     found = parse("--cycle-time-ms", "0", "--no-torus-allreduce", "--mpi", "--config-file", path)

@@ -35,7 +35,7 @@ def test_each_line_has_its_rank_and_stream_in_front(capfd):
     assert found.err == "[1]<stderr>:c\n"
 
 
-def test_a_line_that_comes_in_pieces_stays_one(capfd):
+def test_line_written_in_pieces_is_printed_once(capfd):
     found = shown(capfd, (0, "stdout", b"a"), (1, "stdout", b"x\n"), (0, "stdout", b"b"), (0, "stdout", b"c\n"))
     assert found.out == "[1]<stdout>:x\n[0]<stdout>:abc\n"
 
@@ -50,19 +50,19 @@ def test_each_state_of_a_progress_bar_is_a_line(capfd):
     )
 
 
-def test_a_windows_line_s_end_is_one_even_in_two_pieces(capfd):
+def test_crlf_split_over_two_writes_ends_one_line(capfd):
     assert shown(capfd, (0, "stdout", b"a\r\nb\r"), (0, "stdout", b"\nc")).out == "".join(
         f"[0]<stdout>:{line}\n" for line in "abc"
     )
 
 
-def test_bytes_that_are_no_text_pass_as_they_are(capfdbinary):
+def test_non_utf8_bytes_pass_unchanged(capfdbinary):
     output = made(1)
     output.write(0, "stdout", b"\xff\x00\n")
     assert capfdbinary.readouterr().out == b"[0]<stdout>:\xff\x00\n"
 
 
-def test_the_time_stands_in_front_if_asked_for(capfd):
+def test_timestamp_is_printed_in_front_on_request(capfd):
     found = shown(capfd, (0, "stdout", b"a\n"), timestamps=True)
     assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:a\n", found.out)
 
@@ -73,7 +73,7 @@ def test_a_notebook_gets_it_through_its_own_streams(capsys):
     assert capsys.readouterr().out == "[0]<stdout>:grün\n[0]<stdout>:\ufffd\n"
 
 
-def test_files_get_what_was_printed_as_it_is(tmp_path, capfd):
+def test_output_files_hold_the_raw_bytes(tmp_path, capfd):
     shown(capfd, (0, "stdout", b"a\r\nb"), (1, "stderr", b"c\n"), folder=str(tmp_path / "out put"))
     found = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.glob("*/*/*")}
     assert found == {

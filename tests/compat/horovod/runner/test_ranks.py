@@ -19,11 +19,11 @@ def test_threads_are_the_cores_of_each_host_divided_by_its_ranks():
     assert threads(slots, ranks) == [8, 8, 1, 4, 4]
 
 
-def test_what_the_user_has_set_counts():
+def test_users_omp_num_threads_is_kept():
     assert with_defaults({}, 8, is_one_machine=False)["OMP_NUM_THREADS"] == "8"
     assert with_defaults({"OMP_NUM_THREADS": "2"}, 8, is_one_machine=False)["OMP_NUM_THREADS"] == "2"
 
 
-def test_ranks_share_a_hash_seed_unless_the_shell_has_one():
+def test_ranks_share_a_hash_seed_unless_it_is_set():
     assert with_defaults({}, 8, is_one_machine=False)["PYTHONHASHSEED"] == "0"
     assert with_defaults({"PYTHONHASHSEED": "7"}, 8, is_one_machine=False)["PYTHONHASHSEED"] == "7"

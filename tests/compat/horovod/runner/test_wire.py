@@ -38,14 +38,14 @@ def test_listener_of_another_job_is_skipped() -> None:
     assert wire.receive(heard_here[0]) == {"hello": 1}  # type: ignore[arg-type]
 
 
-def test_driver_with_another_key_is_one_error() -> None:
+def test_driver_with_another_key_fails_the_handshake() -> None:
     other, thread = listening(b"another", [])
     with pytest.raises(ConnectionError, match=f"can't be reached at 127.0.0.1:{other[1]}: the handshake failed"):
         wire.connect([other], b"ours")
     thread.join(20)
 
 
-def test_a_connection_that_can_not_be_taken_does_not_keep_the_next_one_out(monkeypatch):
+def test_failed_accept_does_not_block_the_next_connection(monkeypatch):
     """Story: the thread ended with the first error, such as a process without a descriptor left for a moment."""
     failures = [errno.EMFILE, errno.ECONNABORTED]
     accept = socket.socket.accept

@@ -20,7 +20,7 @@ KERAS = (
 )
 
 
-def test_the_modules_for_tensorflow_and_keras_are_one_under_both_names(tmp_path):
+def test_tensorflow_and_keras_modules_are_identical_under_both_names(tmp_path):
     require_module("tensorflow")
     script = tmp_path / "script.py"
     script.write_text(

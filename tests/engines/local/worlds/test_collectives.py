@@ -52,9 +52,7 @@ MEAN_OF_GRADIENTS_AND_BREAK = """
 """
 
 
-def test_mpi4py_adds_up_over_two_workers_and_a_rank_that_raises_ends_the_one_that_waits_for_it(
-    lab: Lab, mpirun: str
-) -> None:
+def test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other(lab: Lab, mpirun: str) -> None:
     # Without Paceline this hangs for ever: rank 1 waits in MPI_Finalize for rank 0, rank 0 in the second sum for rank 1.
     require_module("mpi4py")
     run = lab.finish(SUM_BY_MPI_AND_BREAK, node_count=2, distributed_backend="mpi", grace_period_seconds=1)
@@ -73,7 +71,7 @@ def test_torch_adds_up_over_two_workers_of_mpirun(lab: Lab, any_mpirun: str, tor
     assert [log_text(run, rank).splitlines()[-1] for rank in range(2)] == ["rank 0 of 2: 11", "rank 1 of 2: 11"]
 
 
-def test_the_rank_that_broke_torchs_collective_is_named_not_those_that_noticed(lab: Lab, torch_at_hand: None) -> None:
+def test_rank_that_left_a_torch_collective_is_named_not_its_victims(lab: Lab, torch_at_hand: None) -> None:
     run = lab.finish(MEAN_OF_GRADIENTS_AND_BREAK, estimator=pl.PyTorch, node_count=2, distributed_backend="gloo")
 
     # Until then they averaged their gradients.

@@ -233,7 +233,7 @@ def test_a_hang_is_named(lab: Lab, name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.proof if name == "evaluation" else ()) for name in HEALTHY]
 )
-def test_a_long_healthy_run_is_no_hang(lab: Lab, name: str) -> None:
+def test_long_healthy_run_is_not_reported_as_hanging(lab: Lab, name: str) -> None:
     run = submitted(lab, HEALTHY[name], hang_seconds=HEALTHY_LIMIT_S)
     wait_until(
         lambda: "up" in run.folder.live_log(0).read_text() if run.folder.live_log(0).exists() else False,
@@ -266,7 +266,7 @@ def _ranks(run: pl.Run) -> list[dict]:
     return list(json.loads(path.read_text())["ranks"].values()) if path.exists() else []
 
 
-def test_a_run_that_hangs_is_told_everywhere_and_ended_where_that_was_asked_for(lab: Lab) -> None:
+def test_hang_is_reported_everywhere_and_ends_the_run_on_request(lab: Lab) -> None:
     run = submitted(lab, NEVER)
     found = hang_of(run)
     environment = {**os.environ, "PACELINE_WORKSPACE": str(lab.workspace_dir)}

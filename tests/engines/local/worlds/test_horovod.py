@@ -50,14 +50,14 @@ def wheel(any_mpirun: str, torch_at_hand: None) -> None:
 
 
 @pytest.mark.promise("script-written-horovod-runs")
-def test_a_horovod_script_runs_as_it_is(lab: Lab) -> None:
+def test_horovod_script_runs_unchanged(lab: Lab) -> None:
     run = lab.complete(HOROVOD, **WORLD)
     found = [seen(run, rank) for rank in range(2)]
     assert [values[:4] for values in found] == [[0, 2, 0, 1.0], [1, 2, 1, 1.0]]
     assert found[0][4] == found[1][4]
 
 
-def test_horovod_is_known_to_one_process_as_well(lab: Lab) -> None:
+def test_horovod_script_runs_on_one_process(lab: Lab) -> None:
     run = lab.complete(HOROVOD)
     assert seen(run)[:4] == [0, 1, 0, 0.0]
 
@@ -82,12 +82,12 @@ def test_a_rank_that_fails_is_named_and_the_other_ends(lab: Lab) -> None:
 
 
 @pytest.mark.promise("torch-backend-mpi-run-dtype")
-def test_torch_has_the_backend_mpi_and_a_rank_that_fails_in_it_is_named(lab: Lab) -> None:
+def test_torch_has_backend_mpi_and_its_failed_rank_is_named(lab: Lab) -> None:
     run = fails(lab, TORCH, "raise ValueError('mine')", "dist.barrier()", 1)
     assert [seen(run, rank) for rank in range(2)] == [["mpi", 2, [[1.0, 1.0, 1.0]]]] * 2
 
 
-def test_a_killed_rank_of_an_elastic_script_is_named_not_the_one_that_lost_it(lab: Lab) -> None:
+def test_killed_rank_of_an_elastic_script_is_named_not_its_victim(lab: Lab) -> None:
     """The other starts the engine anew, which MPI can't do after a death: it was blamed for that."""
     run = lab.finish(ELASTIC, **WORLD)
     assert run.failure is not None
@@ -108,7 +108,7 @@ def test_a_restarted_elastic_script_goes_on_from_its_last_commit(lab: Lab) -> No
 
 
 @pytest.mark.proof
-def test_elastic_training_goes_on_with_fewer_nodes_and_with_more(lab: Lab) -> None:
+def test_elastic_training_continues_with_fewer_and_more_nodes(lab: Lab) -> None:
     script = (
         KEEP + "import signal, time\n"
         "import torch\n"

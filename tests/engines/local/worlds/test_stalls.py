@@ -31,7 +31,7 @@ def wheel(any_mpirun: str) -> None:
 
 
 @pytest.mark.promise("stall-names-ranks-missing")
-def test_a_run_that_fails_meanwhile_says_what_was_stalled(lab: Lab) -> None:
+def test_failure_report_names_the_stalled_collective(lab: Lab) -> None:
     run = lab.finish(WAIT + "    raise ValueError('mine')\n", **WORLD)
     assert run.failure is not None
     assert run.failure.rank == 1
@@ -39,7 +39,7 @@ def test_a_run_that_fails_meanwhile_says_what_was_stalled(lab: Lab) -> None:
     assert TOLD in run.failure.message
 
 
-def test_a_run_that_is_canceled_meanwhile_says_so_in_the_driver_s_log(lab: Lab) -> None:
+def test_driver_log_of_a_canceled_run_names_the_stalled_collective(lab: Lab) -> None:
     run = lab.submit(WAIT + "    time.sleep(600)\n", **WORLD)
     wait_for_file(run.folder.stalled(1))
     run.cancel()
@@ -48,7 +48,7 @@ def test_a_run_that_is_canceled_meanwhile_says_so_in_the_driver_s_log(lab: Lab) 
 
 
 @pytest.mark.proof
-def test_a_run_that_runs_out_of_time_meanwhile_says_so(lab: Lab) -> None:
+def test_time_limit_report_names_the_stalled_collective(lab: Lab) -> None:
     run = lab.finish(WAIT + "    time.sleep(600)\n", max_run_duration_seconds=6, **WORLD)
     assert run.failure is not None
     assert run.failure.cause == "time_limit"

@@ -117,7 +117,7 @@ def test_data_between_steps_and_parameters_are_words_and_inputs_of_their_jobs(ws
     assert (found.outputs, found.parameters) == ({"best": (0, "one")}, {"times": 5})
 
 
-def test_bindings_give_an_input_a_name_of_its_own_and_are_a_step_s_output(ws, source):
+def test_port_bindings_rename_inputs_and_outputs(ws, source):
     left = OutputPortBinding("left", pipeline_output_name="best")
     store = ws.get_default_datastore()
     bound = [
@@ -194,7 +194,7 @@ def test_steps_of_every_kind(ws, source, tmp_path):
     assert MpiConfiguration().process_count_per_node == 1
 
 
-def test_paths_and_datasets_are_parameters_too(ws, source, tmp_path):
+def test_pipeline_parameters_can_be_paths_and_datasets(ws, source, tmp_path):
     store = ws.get_default_datastore()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -215,7 +215,7 @@ def test_paths_and_datasets_are_parameters_too(ws, source, tmp_path):
         assert found["data"].sources[0].path.startswith(place)
 
 
-def test_what_is_wrong_is_a_user_error_before_anything_starts(ws, source):
+def test_invalid_step_raises_a_user_error_before_submission(ws, source):
     data = PipelineData("data")
 
     def parallel(**values):
@@ -266,12 +266,12 @@ def test_what_is_wrong_is_a_user_error_before_anything_starts(ws, source):
 
 
 @pytest.mark.parametrize("name", ["AutoMLStep", "DatabricksStep", "DataTransferStep", "RScriptStep", "ModuleStep"])
-def test_steps_that_are_not_here_say_what_to_do_instead(name):
+def test_unsupported_steps_name_the_alternative(name):
     with pytest.raises(ScenarioNotSupportedException, match=f"{name} is not supported. .*Step"):
         getattr(steps, name)(name="a")
 
 
-def test_what_is_published_is_refused_with_what_to_do_instead(ws, source):
+def test_publishing_is_refused_with_the_alternative(ws, source):
     pipeline = Pipeline(ws, [script("a")])
     for call in (
         lambda: pipeline.publish("p"),

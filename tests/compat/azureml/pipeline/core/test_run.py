@@ -50,7 +50,7 @@ def leases(tmp_path, monkeypatch):
 
 
 @pytest.mark.promise("pipelines-azure-sdk-run-they")
-def test_a_pipeline_from_its_submission_to_what_it_has_left(ws, source, leases, capsys):
+def test_pipeline_runs_and_its_outputs_are_found(ws, source, leases, capsys):
     one = PipelineData("one", pipeline_output_name="first")
     two = OutputFileDatasetConfig("two").register_on_complete("pairs")
     leave = PythonScriptStep("leave.py", "leave", [one, two], outputs=[one], source_directory="src")

@@ -90,12 +90,12 @@ def test_policies_are_paceline_s_by_the_sdk_s_order_of_parameters():
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_what_the_sdk_refuses_is_refused(changes, said):
+def test_hyperdrive_config_refuses_invalid_values(changes, said):
     with pytest.raises(HyperDriveConfigException, match=said):
         config(**changes)
 
 
-def test_samplings_take_what_the_sdk_s_take():
+def test_samplings_accept_the_same_expressions_as_the_sdk():
     with pytest.raises(HyperDriveConfigException, match="choice only"):
         GridParameterSampling({"lr": uniform(0, 1)})
     with pytest.raises(HyperDriveConfigException, match="choice and uniform"):
