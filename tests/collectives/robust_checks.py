@@ -114,7 +114,7 @@ def an_engine_that_fails_alone_is_told_to_the_others() -> None:
     engine.allreduce("first", numpy.ones(1)).wait(20)
     if engine.rank == 1:
         # As a lack of memory would end it.
-        engine._loops[0]._performer.perform = None
+        engine._sets.loops[0].negotiation.performer.perform = None
     try:
         # Longer than what travels with the negotiation.
         engine.allreduce("second", numpy.ones(1 << 16)).wait(20)

@@ -92,14 +92,14 @@ def test_a_set_that_is_made_while_a_rank_dies_fails_as_the_others_do() -> None:
     places = [PeerPlace(host="here", pid=1, namespace="")] * 3
     engine = Engine(RankedWorld(name="gloo", transport=transport, places=places), EngineSettings())
     try:
-        transport.during_split = lambda: engine._lost("rank 2 has died", 2)
-        number = engine._make_set((0, 1))
+        transport.during_split = lambda: engine._sets.lost("rank 2 has died", 2)
+        number = engine._sets.make((0, 1))
         with pytest.raises(ShutDownError, match="rank 2 has died"):
             engine.allreduce("a", numpy.ones(1), process_set=number).wait(20)
-        made: Any = engine._loops[number].transport
+        made: Any = engine._sets.loops[number].transport
         assert made.reason == transport.reason == "rank 2 has died"
     finally:
-        engine._stop()
+        engine._sets.stop()
 
 
 def test_an_operation_that_is_in_flight_fails_when_the_engine_does() -> None:
@@ -108,10 +108,10 @@ def test_an_operation_that_is_in_flight_fails_when_the_engine_does() -> None:
     engine = Engine(RankedWorld(name="gloo", transport=transport, places=places), EngineSettings())
     try:
         handle = engine.allreduce("a", numpy.ones(1))
-        waiter = threading.Timer(0.2, engine._lost, ("rank 1 has died", 1))
+        waiter = threading.Timer(0.2, engine._sets.lost, ("rank 1 has died", 1))
         waiter.start()
         with pytest.raises(CollectivesError, match="rank 1 has died"):
             handle.wait(60)
         waiter.join()
     finally:
-        engine._stop()
+        engine._sets.stop()

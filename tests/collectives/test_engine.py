@@ -35,7 +35,7 @@ def together(step):
 assert together(0) == [2.0] * 8
 def die(segments, dtype):
     os.kill(os.getpid(), signal.SIGKILL)
-assert engine._loops[0]._performer._reducer._fusion.has_shared_memory
+assert engine._sets.loops[0].negotiation.performer._reducer._fusion.has_shared_memory
 if engine.rank == 1:
     SharedSegments.meet = die
 try:

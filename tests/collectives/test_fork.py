@@ -14,7 +14,7 @@ from paceline import collectives
 from paceline.collectives import engine as module
 engine = collectives.start()
 # As if threads of the parent were in the middle of something: an operation, and a start or stop.
-loop = engine._loops[0]
+loop = engine._sets.loops[0]
 loop._turn.acquire()
 in_flight = engine.allreduce("in flight", numpy.ones(1))
 module._lock.acquire()

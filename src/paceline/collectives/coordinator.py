@@ -19,12 +19,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.collectives import numbers
-from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Request, agree
+from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Key, Request, agree
 
-Key = tuple[str, str]
+if TYPE_CHECKING:
+    from paceline.collectives.numbers import Array
 
 #: The first rank takes so much from each of the others. A guess; from 16 KiB on two ranks are faster without.
 INLINE_LIMIT_BYTES = 8 << 10
@@ -45,10 +46,11 @@ class Message(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The first rank's message to all ranks: the next operations, slots first, then full agreements.
+    """The first rank's list of the next operations.
 
-    A new `epoch` voids every slot number once the slots of this response are done. `end` is the reason why no operation follows.
-    `results` maps a position in the list to the finished result of a small reduction.
+    Slots come first, then full agreements. A new `epoch` voids every slot number once the slots of this response are done.
+    `end` is the reason why no operation follows. `results` maps a position in the list to the finished result of a small
+    reduction.
     """
 
     epoch: int
@@ -59,7 +61,10 @@ class Response(NamedTuple):
 
 
 class Late(NamedTuple):
-    """An operation that some ranks wait for. Ranks that have joined count neither as missing nor as submitted."""
+    """An operation that some ranks wait for.
+
+    Ranks that have joined count neither as missing nor as submitted.
+    """
 
     key: Key
     age_s: float
@@ -73,7 +78,7 @@ class _Slot(NamedTuple):
 
 
 class Coordinator:
-    """The state of the negotiation of one process set of `size` ranks."""
+    """The negotiation of one process set of `size` ranks."""
 
     def __init__(self, size: int, cache_capacity: int) -> None:
         # Ranks are the bits of one integer, so that "all of them" is one comparison however many there are.
@@ -139,7 +144,7 @@ class Coordinator:
 
     @property
     def is_left_by_all(self) -> bool:
-        """Whether every other rank has left, so that no message will follow."""
+        """Whether every other rank has left and sends nothing more."""
         # Bit 0 is the first rank, where this object is: it asks about the others.
         return self._left | 1 == self._all
 
@@ -149,7 +154,7 @@ class Coordinator:
             self._end = reason
 
     def respond(self) -> Response | None:
-        """Return the response that tells all ranks what to do next, or None while nothing is ready."""
+        """Return the next response, or None while nothing is ready."""
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
@@ -168,7 +173,7 @@ class Coordinator:
         return Response(self._epoch, slots, agreements, self._end, tuple(results))
 
     def waiting(self, longer_than_s: float) -> list[Late]:
-        """Return the operations that some ranks have waited for at least this long."""
+        """Return the operations that have waited at least this long."""
         now_s = time.monotonic()
         found = []
         for key, since_s in self._since_s.items():
@@ -200,7 +205,10 @@ class Coordinator:
     def _fold(
         self, results: list[tuple[int, bytes]], begin: int, requests: Iterable[Request], wrong: Collection[int] = ()
     ) -> None:
-        """Reduce the payloads of operations for which every rank sent one, except at the positions in `wrong`."""
+        """Reduce the payloads of operations that have all of them.
+
+        Positions in `wrong` are left out.
+        """
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
@@ -220,7 +228,10 @@ class Coordinator:
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Turn requests by slot number into full requests, because another rank requests a different operation by this name."""
+        """Turn requests by slot number into full requests.
+
+        Another rank requests a different operation by this name.
+        """
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._asked[slot]:
             mask, self._asked[slot] = self._asked[slot], 0
@@ -262,9 +273,9 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """Return the slot number for agreed requests, or -1 for a name seen once or a full cache.
+        """Return the slot number for agreed requests, or -1.
 
-        Names that are new in each step would otherwise fill the cache.
+        It is -1 for a name seen once, and if the cache is full. Names that are new in each step would otherwise fill the cache.
         """
         slot = self._slot_of.get(key, -1)
         if slot >= 0:
@@ -288,7 +299,10 @@ class Coordinator:
         return len(self._slots) - 1
 
     def _start_epoch(self) -> None:
-        """Restart the numbering. Numbers in flight remain valid, and no further epoch starts until they have arrived."""
+        """Restart the numbering.
+
+        Numbers in flight remain valid, and no further epoch starts until they have arrived.
+        """
         self._write_out_all()
         self._old_slots, self._slots, self._slot_of, self._asked = self._slots, [], {}, []
         self._epoch += 1
@@ -297,7 +311,7 @@ class Coordinator:
 
 
 class ResponseCache:
-    """A rank's memory of the agreements. It knows no transport, like `Coordinator`."""
+    """A rank's memory of the agreements."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -305,16 +319,17 @@ class ResponseCache:
         self._agreements: dict[int, Agreement] = {}
 
     def known(self, fields: Fields) -> Request:
-        """Return the request with these fields, reusing an equal agreed one. Any thread may call it.
+        """Return the request with these fields, reusing an agreed one.
 
-        A step makes hundreds of requests, and new objects that live until they are done trigger Python's garbage collector.
+        Any thread may call it. A step makes hundreds of requests, and new objects that live until they are done trigger
+        Python's garbage collector.
         """
         # No lock: one look into the table, which the thread with the turn changes key by key or replaces as a whole.
         found = self._numbers.get((fields[0], fields[1]))
         return found[1] if found is not None and found[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
-        """Return the message for these requests, by slot number where the ranks agreed on exactly this before."""
+        """Return the message for these requests, by number if known."""
         slots, others = [], []
         for request in requests:
             known = self._numbers.get(request.key)
@@ -342,7 +357,7 @@ class ResponseCache:
 
 
 def inline_payload(task: CollectiveTask) -> bytes | None:
-    """Return this rank's scaled array as bytes, or None if the operation is not reduced in the negotiation."""
+    """Return the scaled array that travels with this request, if any."""
     request = task.request
     if (
         request.kind != ALLREDUCE
@@ -372,7 +387,7 @@ def inline_fold(request: Request, payloads: Sequence[bytes]) -> bytes:
     return bytes(whole)
 
 
-def inline_result(task: CollectiveTask, data: bytes, size: int) -> Any:
+def inline_result(task: CollectiveTask, data: bytes, size: int) -> Array:
     """Return the task's result from the reduced payloads of `size` ranks."""
     import numpy
 

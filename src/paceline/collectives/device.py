@@ -12,40 +12,62 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.collectives import numbers, rendezvous
 from paceline.collectives.errors import CollectivesError
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
+    from torch import Tensor
+    from torch.distributed.distributed_c10d import Work
+
 _NAMES = {"sum": "SUM", "average": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
 
 
+class ReducingGroup(Protocol):
+    """The used part of torch's process groups."""
+
+    def allreduce(self, tensors: list[Tensor], op: object) -> Work: ...
+
+    def abort(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Return whether HOROVOD_GPU_OPERATIONS=NCCL asks for reductions on the GPU. Each rank needs its own GPU."""
+    """Return whether HOROVOD_GPU_OPERATIONS=NCCL is set.
+
+    Each rank needs its own GPU.
+    """
     return environ.get("HOROVOD_GPU_OPERATIONS", "").strip().upper() == "NCCL"
 
 
-def streams_of(device: Any) -> Any:
+def streams_of(device: torch.device) -> ModuleType | None:
     """Return `torch.cuda` for a GPU, and None for the CPU."""
     import torch
 
     return torch.cuda if device.type == "cuda" else None
 
 
-def ready(device: Any) -> Any:
-    """Record an event after the work in the caller's stream so far; return None on the CPU."""
+def ready(device: torch.device) -> torch.cuda.Event | None:
+    """Record an event in the caller's CUDA stream, if any."""
     streams = streams_of(device)
     if streams is None:
         return None
-    event = streams.Event()
+    event: torch.cuda.Event = streams.Event()
     event.record(streams.current_stream(device))
     return event
 
 
 def join(
-    environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: Any
-) -> Any:
-    """Make the DeviceGroup of a process set on this device. All of its members call it together.
+    environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: torch.device
+) -> DeviceGroup:
+    """Make the group of a process set on this device.
+
+    All of its members call it together.
 
     Raises:
         CollectivesError: torch has no NCCL, or the ranks cannot meet.
@@ -75,7 +97,7 @@ def join(
 
 @contextlib.contextmanager
 def translated(rank: int) -> Iterator[None]:
-    """Turn torch's errors in the block into a CollectivesError with a next step."""
+    """Turn torch's errors into a CollectivesError with a next step."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -92,48 +114,58 @@ class DeviceGroup:
     (`torch.cuda`), or None on the CPU, where nothing runs beside the caller.
     """
 
-    def __init__(self, group: Any, size: int, streams: Any = None, device: Any = None) -> None:
+    def __init__(
+        self, group: ReducingGroup, size: int, streams: ModuleType | None = None, device: torch.device | None = None
+    ) -> None:
         self._group = group
         self._size = size
         self._streams = streams
-        self._stream = streams.Stream(device=device) if streams is not None else None
+        self._stream: torch.cuda.Stream | None = None if streams is None else streams.Stream(device=device)
 
     def allreduce(
-        self, sources: Sequence[Any], targets: Sequence[Any], op: str, prescale: float, postscale: float, ready: Any
-    ) -> Any:
+        self,
+        sources: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        op: str,
+        prescale: float,
+        postscale: float,
+        ready: torch.cuda.Event | None,
+    ) -> torch.cuda.Event | None:
         """Start an all-reduce into `targets` (may alias `sources`).
 
         Returns:
             The CUDA event that marks the end, or None on the CPU, where the reduction has finished.
         """
-        if self._streams is None:
+        if self._streams is None or self._stream is None or ready is None:
             self._reduce(sources, targets, op, prescale, postscale)
             return None
-        assert self._stream is not None
         with self._streams.stream(self._stream):
             self._stream.wait_event(ready)
             for tensor in (*sources, *targets):
                 # Its memory must not be given to others while this stream still uses it.
                 tensor.record_stream(self._stream)
             self._reduce(sources, targets, op, prescale, postscale)
-            done = self._streams.Event()
+            done: torch.cuda.Event = self._streams.Event()
             done.record(self._stream)
         return done
 
-    def let_wait(self, done: Any) -> None:
+    def let_wait(self, done: torch.cuda.Event | None) -> None:
         """Make the caller's stream wait for the event."""
-        if done is not None:
+        if self._streams is not None and done is not None:
             self._streams.current_stream().wait_event(done)
 
     def close(self, *, broken: bool) -> None:
-        """Release the connections and GPU memory. All ranks call it, unless `broken`: then it waits for no rank."""
+        """Release the connections and GPU memory.
+
+        All ranks call it, unless `broken`: then it waits for no rank.
+        """
         end = self._group.abort if broken else self._group.shutdown
         # An error of the abort changes nothing: the group is not used again.
         with contextlib.suppress(RuntimeError):
             end()
 
     def _reduce(
-        self, sources: Sequence[Any], targets: Sequence[Any], op: str, prescale: float, postscale: float
+        self, sources: Sequence[Tensor], targets: Sequence[Tensor], op: str, prescale: float, postscale: float
     ) -> None:
         from torch.distributed import ReduceOp
 
@@ -148,8 +180,8 @@ class DeviceGroup:
             target.copy_(_scaled(work, postscale, divisor))
 
 
-def _prepared(source: Any, op: str, prescale: float) -> tuple[Any, str]:
-    """Return a scaled contiguous copy in the type to reduce, and NCCL's name of the operation."""
+def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
+    """Return a scaled copy to reduce, and NCCL's operation."""
     import torch
 
     if source.dtype == torch.bool:
@@ -160,8 +192,11 @@ def _prepared(source: Any, op: str, prescale: float) -> tuple[Any, str]:
     return _scaled(work, prescale, 1), _NAMES[op]
 
 
-def _scaled(tensor: Any, factor: float, divisor: int) -> Any:
-    """Return the tensor times factor / divisor. Integers use float64 and truncate towards 0, as on the host."""
+def _scaled(tensor: Tensor, factor: float, divisor: int) -> Tensor:
+    """Return the tensor times factor / divisor.
+
+    Integers use float64 and truncate towards 0, as on the host.
+    """
     import torch
 
     if factor == 1.0 and divisor == 1:

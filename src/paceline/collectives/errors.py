@@ -10,11 +10,17 @@ class CollectivesError(PacelineError, RuntimeError):
 
 
 class MismatchError(CollectivesError):
-    """The ranks requested different operations under one name. Every rank raises it, and the engine continues."""
+    """The ranks requested different operations under one name.
+
+    Every rank raises it, and the engine continues.
+    """
 
 
 class ShutDownError(CollectivesError):
-    """A rank died or shut its engine down while others needed it. No further operation is possible."""
+    """A rank died or left while others needed it.
+
+    No further operation is possible.
+    """
 
 
 class LostRankError(ShutDownError):
@@ -26,4 +32,4 @@ class LostRankError(ShutDownError):
 
 
 class ArgumentError(UserError):
-    """The arguments are invalid on any rank, so nothing was submitted. Also a ValueError."""
+    """Invalid arguments, also a ValueError. Nothing was submitted."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.collectives import numbers
 
 if TYPE_CHECKING:
-    from paceline.collectives.numbers import Array
+    from paceline.collectives.numbers import Array, DType
     from paceline.collectives.transport import SharedSegments, Transport
 
 #: Of a segment: what a rank has filled stays in its cache until it is added up.
@@ -21,7 +21,10 @@ SEGMENT_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """One array to reduce: flat, contiguous input and output, which may be the same array or the same memory."""
+    """One array to reduce.
+
+    Input and output are flat and contiguous, and may be the same array or the same memory.
+    """
 
     source: Array
     target: Array
@@ -50,12 +53,15 @@ class _Piece(NamedTuple):
 
 
 class Fusion:
-    """Fused reductions over one transport (None for a set of one rank), with buffers of `limit_bytes` that it keeps."""
+    """Fused reductions, with buffers of `limit_bytes`.
+
+    `transport` is None for a set of one rank.
+    """
 
     def __init__(self, transport: Transport | None, limit_bytes: int) -> None:
         self._transport = transport
         self._limit_bytes = limit_bytes
-        self._buffers: dict[Any, Any] = {}
+        self._buffers: dict[DType, Array] = {}
         self._shared: SharedSegments | None = None
         self._is_open = False
 
@@ -71,7 +77,10 @@ class Fusion:
 
     @property
     def has_shared_memory(self) -> bool:
-        """Whether the ranks share memory. Then no reduction blocks: a waiting rank notices when another one is lost."""
+        """Whether the ranks share memory.
+
+        Then no reduction blocks: a waiting rank notices when another one is lost.
+        """
         return self._shared is not None
 
     def close(self) -> None:
@@ -80,7 +89,10 @@ class Fusion:
             self._shared.close()
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Fill the targets of the parts, all of one `dtype`. Every rank calls it with the same sizes."""
+        """Fill the targets of the parts, all of one `dtype`.
+
+        Every rank calls it with the same sizes.
+        """
         import numpy
 
         # An overflow or a NaN is the script's own; NumPy would warn of it on every rank.
@@ -126,8 +138,8 @@ class Fusion:
         if filled:
             self._flush(buffer[:filled], pieces, op, dtype)
 
-    def _factor(self, part: Part, op: str, kind: Any) -> tuple[float, bool]:
-        """Return the part's factor on the way into the buffer, and whether it includes the result's own factor.
+    def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
+        """Return the factor into the buffer, and whether it is complete.
 
         The result's factor is included where that saves a pass and changes nothing: for a power of two. Only denormal numbers may
         then differ, by half of the smallest number.
@@ -138,19 +150,19 @@ class Fusion:
             return part.prescale * after, True
         return part.prescale, False
 
-    def _next(self, kind: Any) -> Any:
+    def _next(self, kind: DType) -> Array:
         """Return an array to fill."""
         size = max(1, self._limit_bytes // kind.itemsize)
         return self._shared.fill(kind)[:size] if self._shared is not None else self._own(kind, size)
 
-    def _own(self, kind: Any, size: int) -> Any:
+    def _own(self, kind: DType, size: int) -> Array:
         import numpy
 
         if kind not in self._buffers:
             self._buffers[kind] = numpy.empty(size, kind)
         return self._buffers[kind]
 
-    def _flush(self, buffer: Any, pieces: Sequence[_Piece], op: str, dtype: str) -> None:
+    def _flush(self, buffer: Array, pieces: Sequence[_Piece], op: str, dtype: str) -> None:
         import numpy
 
         kind = buffer.dtype
@@ -188,5 +200,5 @@ class Fusion:
                 numbers.scale(target, post, divisor)
 
 
-def _stretch(array: Array, start: int, length: int) -> Any:
+def _stretch(array: Array, start: int, length: int) -> Array:
     return array if length == array.size else array[start : start + length]

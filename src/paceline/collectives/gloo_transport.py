@@ -14,7 +14,7 @@ import secrets
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.collectives import links, numbers
@@ -23,6 +23,9 @@ from paceline.collectives.links import PeerLink
 from paceline.collectives.rendezvous import Meeting
 
 if TYPE_CHECKING:
+    import torch
+    from torch.distributed.distributed_c10d import Work
+
     from paceline.collectives.numbers import Array
     from paceline.collectives.transport import SharedSegments
 
@@ -35,9 +38,9 @@ _EXCHANGE_TAG = 3
 
 
 class GlooTransport:
-    """The connections between ranks that have met. All of them create it at the same time.
+    """The connections between ranks that have met.
 
-    `ranks` holds the world rank of each of the transport's ranks, for messages.
+    All of them create it at the same time. `ranks` holds the world rank of each of the transport's ranks, for messages.
 
     Raises:
         CollectivesError: The other ranks did not come in time, or cannot be reached.
@@ -156,9 +159,9 @@ class GlooTransport:
         self._alltoall(_bytes(array)[: sum(out)], out, _bytes(result), [count * row_bytes for count in received])
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
-        def both(group: Any) -> Any:
+        def both(group: Any) -> Work:
             # Both receive before they send, so neither waits for the other to receive.
-            received = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
+            received: Work = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
             group.send([self._tensor(array)], partner, _EXCHANGE_TAG).wait()
             return received
 
@@ -171,7 +174,7 @@ class GlooTransport:
         )
 
     def _reduce(self, array: Array, op: str) -> None:
-        """All-reduce in place, in a type that Gloo knows and whose result has the same bits."""
+        """All-reduce in place, in a type that Gloo knows."""
         import numpy
 
         kind, name = array.dtype.kind, array.dtype.name
@@ -205,7 +208,7 @@ class GlooTransport:
         kinds = {"sum": ReduceOp.SUM, "min": ReduceOp.MIN, "max": ReduceOp.MAX, "product": ReduceOp.PRODUCT}
         self._run("allreduce", lambda group: group.allreduce(self._tensor(array), kinds[op]))
 
-    def _run(self, what: str, start: Any) -> None:
+    def _run(self, what: str, start: Callable[[Any], Work]) -> None:
         # Another thread may let go meanwhile (`abandon`): this reference keeps the group for as long as the call takes.
         group = self._group
         if group is None:
@@ -217,7 +220,10 @@ class GlooTransport:
             raise ShutDownError(f"{what} over Gloo has failed in the middle: {_short(error)}") from error
 
     def _say_why(self) -> None:
-        """Raise the reason that another rank sends, if it comes soon: Gloo only knows that a connection has ended."""
+        """Raise the reason that another rank sends soon, if any.
+
+        Gloo only knows that a connection has ended.
+        """
         end_s = time.monotonic() + _WHY_S
         while self._reason is None and time.monotonic() < end_s:
             for rank, link in self._links.items():
@@ -225,16 +231,16 @@ class GlooTransport:
                     pass
             links.wait(self._links.values(), end_s - time.monotonic())
 
-    def _tensor(self, array: Array) -> Any:
+    def _tensor(self, array: Array) -> torch.Tensor:
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def share_segments(self, size: int) -> SharedSegments | None:
         # TCP has no barrier that is cheap enough to meet once for each buffer.
         return None
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: object) -> list[Any]:
         # New keys each time: the store keeps the values of the time before.
-        store = self._meeting.said(f"objects{next(self._gathered)}")
+        store = self._meeting.signed(f"objects{next(self._gathered)}")
         with self._meeting.translated("hear from the other ranks"):
             store.set(str(self.rank), value)
             return [store.get(str(rank)) for rank in range(self.size)]
@@ -308,14 +314,14 @@ def _star(meeting: Meeting) -> dict[int, PeerLink]:
     """Connect rank 0 with each of the other ranks."""
     if meeting.size == 1:
         return {}
-    store = meeting.said("links")
+    store = meeting.signed("links")
     if meeting.rank == 0:
         nonce = secrets.token_bytes(32)
         with links.listen(meeting.address) as server:
             store.set("server", [meeting.address, server.getsockname()[1], nonce.hex()])
             return links.accept(server, meeting.link_key(nonce), range(1, meeting.size), meeting.timeout_s)
-    address, port, told = store.get("server")
-    key = meeting.link_key(bytes.fromhex(told))
+    address, port, nonce_text = store.get("server")
+    key = meeting.link_key(bytes.fromhex(nonce_text))
     return {0: links.connect(address, port, key, meeting.rank, meeting.timeout_s)}
 
 
@@ -325,7 +331,7 @@ def _short(error: BaseException) -> str:
     return re.sub(r"^\[\S+\] ", "", text).partition(". This is typically")[0]
 
 
-def _bytes(array: Array) -> Any:
+def _bytes(array: Array) -> Array:
     import numpy
 
     return array.reshape(-1).view(numpy.uint8)

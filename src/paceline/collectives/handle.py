@@ -16,7 +16,10 @@ _callbacks_lock = threading.Lock()
 
 
 class Handle:
-    """An operation in flight, then its result. A step makes hundreds of them, so it holds only one lock."""
+    """An operation in flight, then its result.
+
+    A step makes hundreds of them, so it holds only one lock.
+    """
 
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 
@@ -50,7 +53,9 @@ class Handle:
         return self._done
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Wait for the operation and return its result. Several threads may call it, and more than once.
+        """Wait for the operation and return its result.
+
+        Several threads may call it, and more than once.
 
         Raises:
             MismatchError: The ranks requested different operations.
@@ -75,7 +80,7 @@ class Handle:
         return self._result
 
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
-        """Call `callback(self)` when the operation is done, or at once if it is.
+        """Call `callback(self)` once the operation is done.
 
         The thread that completes the operation calls it. It may submit operations, but must not wait for one, because this thread
         would have to do it.
@@ -91,8 +96,8 @@ class Handle:
         if self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             self._lock.release()
 
-    def _finish(self, result: Any = None, error: BaseException | None = None) -> bool:
-        """Complete the handle. Only the first call counts; return whether this was it."""
+    def _finish(self, result: object = None, error: BaseException | None = None) -> bool:
+        """Complete the handle. Return whether this was the first call."""
         with _callbacks_lock:
             if self._done:
                 return False

@@ -26,9 +26,9 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class PeerLink:
-    """A connection to another rank. One thread receives; any thread may send.
+    """A connection to another rank.
 
-    A thread other than the engine's sends when it gives up.
+    One thread receives; any thread may send. A thread other than the engine's sends when it gives up.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -59,7 +59,7 @@ class PeerLink:
             self._flush()
 
     def flush(self) -> bool:
-        """Send what the kernel accepts of the queue. Return whether the queue is empty.
+        """Send what the kernel accepts; return whether all is sent.
 
         Raises:
             OSError: The other side is gone.
@@ -97,7 +97,7 @@ class PeerLink:
         return message
 
     def has_message(self) -> bool:
-        """Return whether a whole message is in the buffer, which poll does not report."""
+        """Return whether the buffer has a message, hidden from poll."""
         return self._in.has_frame
 
     def has_unsent(self) -> bool:
@@ -114,7 +114,7 @@ def listen(address: str) -> socket.socket:
 
 
 def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, PeerLink]:
-    """Return a link to each of these ranks once all of them have connected.
+    """Return a link to each of these ranks.
 
     Raises:
         TimeoutError: Some ranks have not connected; the message names them.
@@ -156,7 +156,10 @@ def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) ->
 
 
 def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
-    """Wait until a link is readable, or writable with queued data, or the time is up."""
+    """Wait until a link is readable or the time is up.
+
+    A link with queued data counts when it is writable, too.
+    """
     poll = select.poll()
     for link in links:
         poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.has_unsent() else 0))
@@ -164,7 +167,7 @@ def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
 
 
 def own_address(host: str, port: int) -> str:
-    """Return this machine's address on the route to `host`, by which machines there reach it.
+    """Return this machine's address on the route to `host`.
 
     Raises:
         OSError: The host's name is unknown, or there is no route to it.
@@ -182,7 +185,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _greeted(connected: socket.socket, key: bytes) -> int:
-    """Return the rank that the peer announces, or -1 if it does not prove that it knows the key."""
+    """Return the rank that the peer proves to be, or -1."""
     end_s = time.monotonic() + _HELLO_S
     hello = b""
     with contextlib.suppress(OSError):

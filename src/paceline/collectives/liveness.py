@@ -33,7 +33,10 @@ _SHORTEST_S, _LONGEST_S = 0.02, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class PeerPlace:
-    """The process of a rank. Processes with the same `namespace` see each other's process ids."""
+    """The process of a rank.
+
+    Processes with the same `namespace` see each other's process ids.
+    """
 
     host: str
     pid: int
@@ -45,7 +48,10 @@ class PeerPlace:
 
     @classmethod
     def of_all(cls, transport: Transport | None, environ: Mapping[str, str]) -> list[PeerPlace]:
-        """Return the place of each rank, from the launcher's variables where it sets them, else from host names."""
+        """Return the place of each rank.
+
+        It comes from the launcher's variables, else from host names.
+        """
         namespace = ""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -84,7 +90,7 @@ def are_equally_many(places: Sequence[PeerPlace]) -> bool:
 
 
 class PeerWatch:
-    """A watch over this machine's ranks that calls `lost(rank, reason)` when a process is gone.
+    """A watch over ranks that calls `lost(rank, reason)`.
 
     The kernel reports the end of a process (pidfd, Linux 5.3), so nothing is polled. `tick` runs about once a second. `watched`
     maps the file descriptors of connections to ranks: a hang-up means that the rank is gone. The watch never reads from them.
@@ -152,7 +158,7 @@ class PeerWatch:
 
 
 class StallWatch:
-    """A watch over the operations of one process set, on its first rank.
+    """A watch for stalled operations, on a set's first rank.
 
     `ranks` holds the set's world ranks. A limit of 0 s means never.
     """
@@ -168,7 +174,10 @@ class StallWatch:
         self._reported: dict[tuple[str, str], tuple[Late, float]] = {}
 
     def look(self, coordinator: Coordinator) -> None:
-        """Warn of operations that have waited too long, and end them at the limit. This is cheap when nothing waits."""
+        """Warn of late operations, and end them at the limit.
+
+        This is cheap when nothing waits.
+        """
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -217,7 +226,7 @@ def report(
     resolved: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Append a JSON line to the file in PACELINE_STALL_FILE, if that is set.
+    """Append a JSON line to the file in PACELINE_STALL_FILE.
 
     There is one line when an operation is late, and one with `"resolved": true` when it completes. `ranks` are world ranks.
     """

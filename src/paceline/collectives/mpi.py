@@ -36,10 +36,10 @@ _broken = False
 
 
 def world() -> MPI.Intracomm:
-    """Return COMM_WORLD of the processes that were started together; a world of one without a launcher.
+    """Return COMM_WORLD of the processes that were started together.
 
-    The first call initializes MPI for calls from several threads. MPI is finalized when the process ends, unless `abandon` was
-    called.
+    It is a world of one without a launcher. The first call initializes MPI for calls from several threads. MPI is finalized
+    when the process ends, unless `abandon` was called.
 
     Raises:
         CollectivesError: mpi4py is missing, finds no MPI library, or loads another library than the launcher's.
@@ -52,7 +52,7 @@ def world() -> MPI.Intracomm:
 
 
 def abandon() -> None:
-    """Skip MPI's finalization at the end of the process, because a thread is stuck in MPI waiting for a dead rank."""
+    """Skip MPI's finalization: a thread is stuck in MPI."""
     global _broken
     _broken = True
 
@@ -63,7 +63,7 @@ def is_abandoned() -> bool:
 
 
 class CommThread:
-    """A daemon thread that runs calls in order with a communicator of its own.
+    """A daemon thread that runs calls with its own communicator.
 
     It duplicates `comm`, so every rank has to create its CommThread, in the same order. An idle thread sleeps.
     """
@@ -71,7 +71,7 @@ class CommThread:
     def __init__(self, comm: MPI.Comm, name: str = "paceline-mpi") -> None:
         # Its own: two threads that use one communicator would take each other's messages.
         self.comm = comm.Dup()
-        self._calls: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[MPI.Comm], object], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -88,7 +88,7 @@ class CommThread:
         return future
 
     def close(self) -> None:
-        """Run the remaining calls, end the thread and free the communicator. Further calls do nothing."""
+        """Run the remaining calls, end the thread, free the communicator."""
         with self._lock:
             first, self._closed = not self._closed, True
             if first:
@@ -161,7 +161,7 @@ def _initialise() -> MPI.Intracomm:
 
 
 def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Open MPI needs during initialization and that are not set."""
+    """Return the unset variables that Open MPI's start needs."""
     needed = {}
     # Without a launcher no process removes the file that Open MPI 5 creates in /dev/shm. A single process needs neither
     # that file nor TCP, which would listen at every address of the machine.
@@ -182,7 +182,10 @@ def _finalise(pid: int) -> None:
 
 
 def _check_family(library: str, environ: Mapping[str, str]) -> None:
-    """Refuse a library that cannot talk to the launcher, where each process would be a world of its own."""
+    """Refuse a library that cannot talk to the launcher.
+
+    Each process would be a world of its own.
+    """
     family = _family(library)
     for name, launcher in _LAUNCHERS:
         if name in environ and family is not None and family != launcher:

@@ -17,6 +17,8 @@ from paceline.collectives.request import pack_message, unpack_message
 from paceline.collectives.transport import SharedSegments, share_segments
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from paceline.collectives.numbers import Array
 
 #: MPI counts in 32-bit numbers.
@@ -30,13 +32,13 @@ _LOOKS = 20
 
 
 class MpiTransport:
-    """A communicator, and a tag that separates this engine's messages from those of earlier engines.
+    """A communicator, and a tag for this engine's messages.
 
     `generation` counts the earlier engines of this process. With `owned` no other object uses the communicator, and `close` frees
     it.
     """
 
-    def __init__(self, comm: Any, generation: int = 0, owned: bool = False) -> None:
+    def __init__(self, comm: MPI.Comm, generation: int = 0, owned: bool = False) -> None:
         from mpi4py import MPI
 
         self.comm = comm
@@ -46,7 +48,7 @@ class MpiTransport:
         self._generation = generation
         self._tag = _FIRST_TAG + generation % _TAGS
         self._owned = owned
-        self._sends: list[tuple[Any, bytes]] = []
+        self._sends: list[tuple[MPI.Request, bytes]] = []
         sums = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
         # As NumPy has it: a sum of truth values is "any", a product is "all".
         truths = {"sum": MPI.MAX, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.MIN}
@@ -58,7 +60,7 @@ class MpiTransport:
             self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
         self._sends.append((self.comm.Isend([data, len(data), self._mpi.BYTE], rank, self._tag), data))
 
-    def receive(self) -> tuple[int, Any] | None:
+    def receive(self) -> tuple[int, bytearray] | None:
         status = self._mpi.Status()
         # A matched probe: it takes the message out of MPI's queue and tells its length, so the buffer can be made for it.
         message = self.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
@@ -104,7 +106,7 @@ class MpiTransport:
     def share_segments(self, size: int) -> SharedSegments | None:
         return share_segments(self.rank, self.size, self.gather_objects, self._meet, size)
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: object) -> list[Any]:
         # mpi4py's own calls for objects unpickle anything, so pack here.
         data = pack_message(value)
         sizes = arrays.array("q", [0] * self.size)
@@ -135,7 +137,9 @@ class MpiTransport:
         mpi.abandon()
 
     def _meet(self) -> None:
-        """Wait until every rank has come, by polling, so that the death of a rank ends the wait.
+        """Wait until every rank has come.
+
+        It polls, so that the death of a rank ends the wait.
 
         Raises:
             ShutDownError: MPI was abandoned during the wait.
@@ -149,8 +153,11 @@ class MpiTransport:
                 os.sched_yield()
 
     @contextmanager
-    def _row_type(self, array: Array) -> Iterator[Any]:
-        """Create a datatype of one row: counts in rows reach beyond 2 GiB, counts in bytes do not."""
+    def _row_type(self, array: Array) -> Iterator[MPI.Datatype]:
+        """Create a datatype of one row.
+
+        Counts in rows reach beyond 2 GiB, counts in bytes do not.
+        """
         row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
             yield row
@@ -163,13 +170,16 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 def _saturates(array: Array, op: str) -> bool:
-    """Return whether Open MPI would saturate this sum: 8- and 16-bit integers with AVX (component op/avx).
+    """Return whether Open MPI would saturate this sum.
 
-    NumPy wraps around, and so do the last bits of a 32-bit sum.
+    It does for 8- and 16-bit integers with AVX (component op/avx). NumPy wraps around, and so do the last bits of a 32-bit sum.
     """
     return op == "sum" and array.dtype.kind in "iu" and bool(array.dtype.itemsize < 4)
 
 
-def _viewed(array: Array) -> Any:
-    """Return the array in a type that MPI can reduce: it has no order for bool, so bool becomes 0 and 1."""
+def _viewed(array: Array) -> Array:
+    """Return the array in a type that MPI can reduce.
+
+    MPI has no order for bool, so bool becomes 0 and 1.
+    """
     return array.view("uint8") if array.dtype.kind == "b" else array

@@ -6,12 +6,14 @@ Half-precision arrays are summed in float32. NumPy has no bfloat16, so its bits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import numpy
 
-    Array = numpy.ndarray[Any, Any]
+# Texts, so that NumPy is loaded on use alone.
+Array: TypeAlias = "numpy.ndarray[Any, Any]"
+DType: TypeAlias = "numpy.dtype[Any]"
 
 BFLOAT16 = "bfloat16"
 _HALVES = ("float16", BFLOAT16)
@@ -43,18 +45,21 @@ def divisor(op: str, dtype: str, size: int) -> int:
     return size if op == "average" and dtype != "bool" else 1
 
 
-def summand(array: Array, dtype: str, factor: float) -> Any:
-    """Return a copy of the flat array times `factor`, in the type of the sum."""
+def summand(array: Array, dtype: str, factor: float) -> Array:
+    """Return the flat array times `factor` in the sum's type."""
     import numpy
 
-    made = numpy.empty(array.size, sum_type(dtype))
+    made: Array = numpy.empty(array.size, sum_type(dtype))
     to_float32(array, made, dtype)
     scale(made, factor)
     return made
 
 
 def to_float32(source: Array, target: Array, dtype: str) -> None:
-    """Write a half-precision array into a float32 array, or copy an array of another type."""
+    """Write an array into a float32 array.
+
+    An array of another type than half precision is copied.
+    """
     import numpy
 
     if dtype == BFLOAT16:
@@ -67,9 +72,9 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
 
 
 def from_float32(source: Array, target: Array, dtype: str) -> None:
-    """Write a float32 array into a half-precision one, rounded to nearest even, or copy another type.
+    """Write a float32 array into a half-precision one.
 
-    `source` is overwritten.
+    It rounds to nearest even. An array of another type is copied. `source` is overwritten.
     """
     import numpy
 
@@ -91,19 +96,23 @@ def from_float32(source: Array, target: Array, dtype: str) -> None:
             target[...] = source
 
 
-def ufunc(op: str, dtype: Any) -> Any:
-    """Return NumPy's function for "sum", "min", "max" or "product" of this type. A sum of booleans is "any"."""
+def ufunc(op: str, dtype: DType) -> numpy.ufunc:
+    """Return NumPy's function for an operation of this type.
+
+    A sum of booleans is "any".
+    """
     import numpy
 
     if dtype.kind == "b":
         return numpy.logical_or if op in ("sum", "max") else numpy.logical_and
-    return getattr(numpy, _UFUNCS[op])
+    found: numpy.ufunc = getattr(numpy, _UFUNCS[op])
+    return found
 
 
-def joined(join: Any, arrays: Sequence[Array], out: Array) -> Any:
-    """Combine two or more arrays of one type and size into `out` by a `ufunc`, and return `out`.
+def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
+    """Combine two or more arrays into `out` by a `ufunc`.
 
-    One of the first two arrays may be `out` itself.
+    They have one type and size. One of the first two arrays may be `out` itself.
     """
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
@@ -112,7 +121,10 @@ def joined(join: Any, arrays: Sequence[Array], out: Array) -> Any:
 
 
 def scale(array: Array, factor: float, divisor: int = 1) -> None:
-    """Multiply in place by factor / divisor. Integers use float64 and truncate towards 0."""
+    """Multiply in place by factor / divisor.
+
+    Integers use float64 and truncate towards 0.
+    """
     if factor == 1.0 and divisor == 1:
         return
     import numpy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.collectives import numbers
 from paceline.collectives.fusion import Fusion, Part, is_multiplied
@@ -40,7 +40,10 @@ SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
 
 
 class Performer:
-    """Executes agreed operations over one transport, or None for a set of one rank."""
+    """The execution of agreed operations over one transport.
+
+    It is None for a set of one rank.
+    """
 
     def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
         self._transport = transport
@@ -53,7 +56,7 @@ class Performer:
         self._reducer.close()
 
     def blocks(self, ready: Sequence[Ready]) -> bool:
-        """Return whether an operation may wait for another rank without noticing that it has died."""
+        """Return whether an operation may wait for a dead rank."""
         if self._transport is None:
             return False
         limits = (self._reducer.polled_bytes(multiplied=False), self._reducer.polled_bytes(multiplied=True))
@@ -70,8 +73,8 @@ class Performer:
                 return True
         return False
 
-    def perform(self, ready: Sequence[Ready], complete: Callable[[CollectiveTask, Any], None]) -> None:
-        """Perform all operations, calling `complete(task, result)` after each one or each fused batch."""
+    def perform(self, ready: Sequence[Ready], complete: Callable[[CollectiveTask, object], None]) -> None:
+        """Perform all operations, and call `complete(task, result)`."""
         # op and type -> all that can be reduced together, in the order in which the coordinator named them.
         fused: dict[tuple[str, str], list[Ready]] = {}
         for task, agreement in ready:
@@ -92,21 +95,21 @@ class Performer:
             for (task, _), result in zip(members, results, strict=True):
                 complete(task, result)
 
-    def _fill_parts(self, parts: list[Part], task: CollectiveTask, request: Request) -> list[Any]:
-        """Append the arrays of the task to `parts`, and return their outputs."""
+    def _fill_parts(self, parts: list[Part], task: CollectiveTask, request: Request) -> list[Array]:
+        """Append the task's arrays to `parts`; return their outputs."""
         import numpy
 
         op, prescale, postscale = request.op, request.prescale, request.postscale
-        outs = []
-        for array, given, dtype in zip(task.arrays, task.outs, request.dtypes, strict=True):
-            out = numpy.empty_like(array) if given is None else given
+        outs: list[Array] = []
+        for array, target, dtype in zip(task.arrays, task.outs, request.dtypes, strict=True):
+            out = numpy.empty_like(array) if target is None else target
             outs.append(out)
             source = array.reshape(-1)
-            target = source if out is array else out.reshape(-1)
-            parts.append(Part(source, target, prescale, postscale, numbers.divisor(op, dtype, self._size)))
+            flat = source if out is array else out.reshape(-1)
+            parts.append(Part(source, flat, prescale, postscale, numbers.divisor(op, dtype, self._size)))
         return outs
 
-    def _one(self, task: CollectiveTask, agreement: Agreement) -> Any:
+    def _one(self, task: CollectiveTask, agreement: Agreement) -> object:
         request = agreement.request
         kind = request.kind
         if kind == ALLREDUCE:
@@ -126,7 +129,7 @@ class Performer:
             return _shaped(request, [self._reducescatter(array, dtype, request) for array, dtype in arrays])
         return agreement.joined if kind == JOIN else agreement
 
-    def _allreduce(self, task: CollectiveTask, request: Request) -> Any:
+    def _allreduce(self, task: CollectiveTask, request: Request) -> object:
         """Reduce by Adasum, or reduce a group of different types."""
         parts: list[Part] = []
         outs = self._fill_parts(parts, task, request)
@@ -145,12 +148,12 @@ class Performer:
         numbers.scale(array, part.postscale)
         numbers.from_float32(array, part.target, dtype)
 
-    def _reducescatter(self, array: Array, dtype: str, request: Request) -> Any:
+    def _reducescatter(self, array: Array, dtype: str, request: Request) -> Array:
         import numpy
 
         rows = scatter_rows(array.shape[0], self._size)
         width = array[:1].size if array.shape[0] else 0
-        result = numpy.empty((rows[self._rank], *array.shape[1:]), array.dtype)
+        result: Array = numpy.empty((rows[self._rank], *array.shape[1:]), array.dtype)
         if array.size:
             divisor = numbers.divisor(request.op, dtype, self._size)
             part = Part(array.reshape(-1), result.reshape(-1), request.prescale, request.postscale, divisor)
@@ -159,12 +162,12 @@ class Performer:
         return result
 
 
-def _shaped(request: Request, results: list[Any]) -> Any:
+def _shaped(request: Request, results: list[Array]) -> list[Array] | Array:
     return results if request.grouped else results[0]
 
 
 class Reducer:
-    """Reductions over one transport, or None for a set of one rank.
+    """Reductions over one transport, or None for one rank.
 
     Arrays smaller than `fusion_bytes` are reduced together; 0 reduces each on its own.
     """
@@ -193,14 +196,17 @@ class Reducer:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
-        """Return the size below which a reduction polls the other ranks instead of blocking.
+        """Return the size below which a reduction never blocks.
 
         Unless it is 0, half-precision reductions never block either.
         """
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
-        """Return the size below which arrays go through a buffer. Half precision always does: MPI does not know it."""
+        """Return the size below which arrays go through a buffer.
+
+        Half precision always does: MPI does not know it.
+        """
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)
         if self._transport is not None and self._transport.size == 2:
@@ -212,7 +218,7 @@ class Reducer:
         self._fusion.close()
 
     def reducescatter(self, part: Part, counts: Sequence[int], op: str, dtype: str) -> None:
-        """Fill the target with this rank's `counts[rank]` elements of the reduced source."""
+        """Fill the target with this rank's part of the reduced source."""
         import numpy
 
         half = numbers.is_half(dtype)
@@ -247,15 +253,18 @@ class Reducer:
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """Return each rank's share of the rows. The first ranks get the remainder, one row each."""
+    """Return each rank's share of the rows.
+
+    The first ranks get the remainder, one row each.
+    """
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
-def allgather(transport: Transport | None, array: Array, rows: Sequence[int]) -> Any:
-    """Concatenate the ranks' arrays, where `rows` holds the first dimension on each rank."""
+def allgather(transport: Transport | None, array: Array, rows: Sequence[int]) -> Array:
+    """Concatenate the ranks' arrays, with `rows[rank]` rows each."""
     import numpy
 
-    result = numpy.empty((sum(rows), *array.shape[1:]), array.dtype)
+    result: Array = numpy.empty((sum(rows), *array.shape[1:]), array.dtype)
     if transport is None:
         result[...] = array
     elif result.nbytes:
@@ -263,7 +272,7 @@ def allgather(transport: Transport | None, array: Array, rows: Sequence[int]) ->
     return result
 
 
-def broadcast(transport: Transport | None, array: Array, out: Array, root: int) -> Any:
+def broadcast(transport: Transport | None, array: Array, out: Array, root: int) -> Array:
     """Fill `out` with the root's array, and return it."""
     import numpy
 
@@ -275,8 +284,10 @@ def broadcast(transport: Transport | None, array: Array, out: Array, root: int) 
     return out
 
 
-def alltoall(transport: Transport | None, array: Array, splits: Sequence[Sequence[int]]) -> tuple[Any, tuple[int, ...]]:
-    """Return the rows that all ranks send to this one, and the count from each.
+def alltoall(
+    transport: Transport | None, array: Array, splits: Sequence[Sequence[int]]
+) -> tuple[Array, tuple[int, ...]]:
+    """Return the rows sent to this rank, and each rank's count.
 
     `splits` holds, for each rank, the rows that it sends to each.
     """
@@ -284,7 +295,7 @@ def alltoall(transport: Transport | None, array: Array, splits: Sequence[Sequenc
 
     rank = 0 if transport is None else transport.rank
     received = tuple(row[rank] for row in splits)
-    result = numpy.empty((sum(received), *array.shape[1:]), array.dtype)
+    result: Array = numpy.empty((sum(received), *array.shape[1:]), array.dtype)
     if transport is None:
         result[...] = array[: result.shape[0]]
     elif any(any(row) for row in splits) and 0 not in array.shape[1:]:
@@ -293,10 +304,11 @@ def alltoall(transport: Transport | None, array: Array, splits: Sequence[Sequenc
 
 
 def adasum(transport: Transport, array: Array) -> None:
-    """Replace a flat float32 or float64 array by the Adasum over a power of two of ranks.
+    """Replace a flat array by the Adasum over the ranks.
 
-    Adasum counts gradients that agree once, and orthogonal ones in full: for two gradients a and b it is
-    a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020).
+    The array is float32 or float64, and the number of ranks a power of two. Adasum counts gradients that agree once, and
+    orthogonal ones in full: for two gradients a and b it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) (Maleki et al.,
+    "Scaling Distributed Training with Adaptive Summation", 2020).
 
     By recursive doubling each rank exchanges the whole vector log2(size) times.
 

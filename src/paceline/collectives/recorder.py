@@ -15,7 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
-    from typing import Any
 
     from paceline.system.collective_state import RankBoard
 
@@ -27,14 +26,17 @@ _is_made = False
 
 
 def answer_recorder_requests(path: str) -> None:
-    """Answer at this named pipe once the script creates a process group. Load nothing before."""
+    """Answer at this named pipe from the first process group on."""
     from paceline.system.lazy_import import when_loaded
 
     when_loaded(_MODULE, lambda module: _follow(module, path))
 
 
 def _follow(module: ModuleType, path: str) -> None:
-    """Make process-group constructors start the thread, and stay on the board while they wait for other ranks."""
+    """Make process-group constructors start the thread.
+
+    They stay on the board while they wait for other ranks.
+    """
     import functools
     import itertools
 
@@ -46,12 +48,12 @@ def _follow(module: ModuleType, path: str) -> None:
         made = getattr(module, name)
 
         @functools.wraps(made)
-        def call(*given: Any, **options: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             from paceline.system.collective_state import entry_text
 
             _start(path)
             with under_way(entry_text(group, name, "", "", 0, ""), next(numbers)):
-                return made(*given, **options)
+                return made(*args, **kwargs)
 
         setattr(module, name, call)
 
@@ -111,9 +113,9 @@ os.register_at_fork(after_in_child=_close_pipe)
 
 
 def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
-    """Return this process's board, made at the first call, or None where none is kept.
+    """Return this process's board, or None.
 
-    A process forked from a worker keeps none.
+    The first call makes it. A process forked from a worker keeps none.
     """
     global _board, _is_made
     if not _is_made:
@@ -131,12 +133,12 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Note that a collective begins, and return the slot of the note, for `end`.
+    """Note that a collective begins; return the note's slot.
 
     `text` comes from `paceline.system.collective_state.entry_text`.
     """
-    found = _board if _is_made else board()
-    return -1 if found is None else found.begin(text, number)
+    present = _board if _is_made else board()
+    return -1 if present is None else present.begin(text, number)
 
 
 def end(place: int) -> None:

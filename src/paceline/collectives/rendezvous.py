@@ -17,11 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.collectives import links, store_address
 from paceline.collectives.errors import CollectivesError
 from paceline.system.handshake import RUN_SECRET_VARIABLE, TAG_BYTES, is_tag, tag
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch.distributed import ProcessGroupGloo
+    from torch.distributed.distributed_c10d import Store
 
 #: What torch's launchers set -> its name where horovodrun is the launcher.
 _VARIABLES = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "MASTER_ADDR": "", "MASTER_PORT": ""}
@@ -30,8 +36,8 @@ _START_S, _OPERATION_S = 300.0, 1800.0
 
 #: The process's client of each store (and its server, on rank 0), and Gloo's network devices. They are kept to the end: the
 #: script's own process groups, and the next engine, use the same server.
-_stores: dict[tuple[str, int], Any] = {}
-_devices: dict[str, Any] = {}
+_stores: dict[tuple[str, int], Store] = {}
+_devices: dict[str, ProcessGroupGloo.Device] = {}
 
 #: Before the tag of a signed value; no JSON begins with it.
 _SIGNED = b"\x01signed "
@@ -52,41 +58,42 @@ class Meeting:
     address: str
     prefix: str
     where: str
-    root: Any
+    root: Store
     timeout_s: float
     operation_timeout: timedelta
     key: bytes | None = field(repr=False)
 
-    def said(self, name: str) -> SignedStore:
-        """Return the part of the store that holds the ranks' values under this name."""
+    def signed(self, name: str) -> SignedStore:
+        """Return the part of the store under this name."""
         return SignedStore(self.raw_store(name), f"{self.prefix}/{name}", self.where, self.key)
 
-    def store(self, name: str) -> Any:
-        """Return this part of the store for torch's process groups, signed if there is a secret."""
-        return self.raw_store(name) if self.key is None else self.said(name).for_torch()
+    def store(self, name: str) -> Store:
+        """Return this part of the store for torch's process groups."""
+        return self.raw_store(name) if self.key is None else self.signed(name).for_torch()
 
-    def raw_store(self, name: str) -> Any:
-        """Return this part of the store unsigned, for libraries that need torch's own store class."""
-        import torch.distributed as dist
+    def raw_store(self, name: str) -> Store:
+        """Return this part of the store unsigned, of torch's own class."""
+        from torch.distributed.distributed_c10d import PrefixStore
 
-        return getattr(dist, "PrefixStore")(  # noqa: B009 - torch's stubs don't have it
-            f"{self.prefix}/{name}", self.root
-        )
+        return PrefixStore(f"{self.prefix}/{name}", self.root)
 
     def link_key(self, nonce: bytes) -> bytes:
-        """Derive a key that only the ranks know from the secret and the first rank's nonce.
+        """Derive a key of the ranks from the first rank's nonce.
 
         Without a secret the key is the nonce.
         """
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
-        """Return the meeting of some of its ranks. Only those call it."""
+        """Return the meeting of some of its ranks, for those ranks."""
         rank = members.index(self.rank)
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 
-    def device(self) -> Any:
-        """Return Gloo's network device: the route to the first rank, or the interface in GLOO_SOCKET_IFNAME."""
+    def device(self) -> ProcessGroupGloo.Device:
+        """Return Gloo's network device.
+
+        It is the interface in GLOO_SOCKET_IFNAME, or on the route to the first rank.
+        """
         from torch.distributed import ProcessGroupGloo
 
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -102,7 +109,7 @@ class Meeting:
         Raises:
             CollectivesError: Some ranks did not come within `timeout_s`; the message names them.
         """
-        store = self.said("here")
+        store = self.signed("here")
         with self.translated("say that this rank is here"):
             store.set(str(self.rank), self.address)
         # Asked again and again, though the store can wait: at its time limit it doesn't say which keys were missing.
@@ -157,7 +164,10 @@ def meet(environ: Mapping[str, str], generation: int) -> Meeting:
 
 
 def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
-    """Return a meeting under this name without waiting for the ranks. Raise the errors of `meet`."""
+    """Return a meeting under this name, and wait for nobody.
+
+    It raises the errors of `meet`.
+    """
     from paceline.collectives.settings import _number
 
     rank, size, host, port = place(environ)
@@ -189,7 +199,7 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
 
 
 def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
-    """Return the rank, the number of ranks, and the store's address and port.
+    """Return rank, number of ranks, and the store's address and port.
 
     Raises:
         CollectivesError: A variable is missing or not a number.
@@ -207,7 +217,7 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
     )
 
 
-def _address(value: Any, rank: int) -> str:
+def _address(value: object, rank: int) -> str:
     try:
         # Looked at although it is signed: where there is no secret anybody may have written it.
         return str(ipaddress.ip_address(str(value).partition("%")[0])) and str(value)
@@ -219,7 +229,9 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _store(dist: Any, environ: Mapping[str, str], rank: int, host: str, port: int, timeout_s: float) -> tuple[str, Any]:
+def _store(
+    dist: ModuleType, environ: Mapping[str, str], rank: int, host: str, port: int, timeout_s: float
+) -> tuple[str, Store]:
     try:
         if (host, port) not in _stores:
             of_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -245,7 +257,7 @@ def _store(dist: Any, environ: Mapping[str, str], rank: int, host: str, port: in
 
 
 class SignedStore:
-    """A part of the key-value store, whose JSON values are signed with the run's secret.
+    """A part of the store with signed JSON values.
 
     A tag over the key and the value refuses values that another process wrote or copied from another key. Without a secret
     (torchrun gives none) values are plain JSON: a forged value can be wrong, but runs no code.
@@ -257,12 +269,14 @@ class SignedStore:
     def __init__(self, store: Any, prefix: str, where: str, key: bytes | None) -> None:
         self._store, self._prefix, self._where, self._key = store, prefix, where, key
 
-    def set(self, name: str, value: Any) -> None:
+    def set(self, name: str, value: object) -> None:
         """Store a JSON value under this name."""
         self.set_bytes(name, json.dumps(value).encode())
 
     def get(self, name: str) -> Any:
-        """Wait for the value of this name and return it. Tuples come back as lists.
+        """Wait for the value of this name and return it.
+
+        Tuples come back as lists.
 
         Raises:
             CollectivesError: The value is not signed by a rank of this run, or not JSON. It is not used.
@@ -271,7 +285,7 @@ class SignedStore:
         try:
             return json.loads(data)
         except ValueError:
-            raise CollectivesError(f"{self._told(name)} is no JSON: {data[:40]!r}. {self._advice()}") from None
+            raise CollectivesError(f"{self._described(name)} is no JSON: {data[:40]!r}. {self._advice()}") from None
 
     def has(self, name: str) -> bool:
         """Return whether the name has a value."""
@@ -284,55 +298,58 @@ class SignedStore:
         self._store.set(name, data)
 
     def get_bytes(self, name: str) -> bytes:
-        """Wait for the bytes of this name and return them. Raise the errors of `get`."""
+        """Wait for the bytes of this name and return them.
+
+        It raises the errors of `get`.
+        """
         data = bytes(self._store.get(name))
         is_signed = data.startswith(_SIGNED) and len(data) >= _HEAD_BYTES
         if self._key is None:
             if is_signed:
                 raise CollectivesError(
-                    f"{self._told(name)} is signed, but this rank was given no {RUN_SECRET_VARIABLE}: another launcher started "
-                    "the rank that signed it. Let one launcher start all ranks, with the same environment."
+                    f"{self._described(name)} is signed, but this rank was given no {RUN_SECRET_VARIABLE}: another "
+                    "launcher started the rank that signed it. Let one launcher start all ranks, with the same environment."
                 )
             return data
         if not is_signed:
-            raise CollectivesError(f"{self._told(name)} is not signed with the run's secret. {self._advice()}")
-        found, content = data[len(_SIGNED) : _HEAD_BYTES], data[_HEAD_BYTES:]
-        if not is_tag(found, self._key, self._purpose(name), content):
-            raise CollectivesError(f"{self._told(name)} is signed with another secret than the run's. {self._advice()}")
+            raise CollectivesError(f"{self._described(name)} is not signed with the run's secret. {self._advice()}")
+        signature, content = data[len(_SIGNED) : _HEAD_BYTES], data[_HEAD_BYTES:]
+        if not is_tag(signature, self._key, self._purpose(name), content):
+            raise CollectivesError(
+                f"{self._described(name)} is signed with another secret than the run's. {self._advice()}"
+            )
         return content
 
-    def for_torch(self) -> Any:
-        """Return this part as a subclass of torch's store, in which Gloo looks up the other ranks' addresses.
+    def for_torch(self) -> Store:
+        """Return this part as a store of torch's, for Gloo.
 
         The caller must keep a reference: torch keeps only the C++ part.
         """
-        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import Store
 
-        base: Any = getattr(dist, "Store")  # noqa: B009 - torch's stubs don't have it
-
-        class Signed(base):  # type: ignore[misc]
-            def __init__(self, said: SignedStore) -> None:
+        class Signed(Store):
+            def __init__(self, signed: SignedStore) -> None:
                 super().__init__()
-                self._said = said
+                self._signed = signed
 
-            def set(self, name: str, value: Any) -> None:
-                self._said.set_bytes(name, value.encode() if isinstance(value, str) else bytes(value))
+            def set(self, key: str, value: str | bytes) -> None:
+                self._signed.set_bytes(key, value.encode() if isinstance(value, str) else bytes(value))
 
-            def get(self, name: str) -> bytes:
-                return self._said.get_bytes(name)
+            def get(self, key: str) -> bytes:
+                return self._signed.get_bytes(key)
 
-            def wait(self, names: Any, timeout: Any = None) -> None:
-                self._said._store.wait(names, *(() if timeout is None else (timeout,)))
+            def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+                self._signed._store.wait(keys, *(() if timeout is None else (timeout,)))
 
-            def check(self, names: Any) -> bool:
-                return bool(self._said._store.check(names))
+            def check(self, keys: list[str]) -> bool:
+                return bool(self._signed._store.check(keys))
 
         return Signed(self)
 
     def _purpose(self, name: str) -> str:
         return f"store {self._prefix}/{name}"
 
-    def _told(self, name: str) -> str:
+    def _described(self, name: str) -> str:
         return f"the value {f'{self._prefix}/{name}'!r} in the store at {self._where}"
 
     def _advice(self) -> str:
@@ -343,9 +360,10 @@ class SignedStore:
 
 
 def run_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
-    """Return the secret that the ranks of this run share, or None where the launcher (torchrun, for example) gave none.
+    """Return the secret of the ranks of this run, or None.
 
-    Without a secret nothing is signed, and a rank believes any process that reaches its port, as torch itself does.
+    Some launchers, such as torchrun, give none. Then nothing is signed, and a rank believes any process that reaches its port, as
+    torch itself does.
 
     Raises:
         CollectivesError: The variable holds anything but hexadecimal digits, or too few of them.

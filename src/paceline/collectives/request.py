@@ -29,7 +29,8 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
 )
 BARRIER, JOIN, CHANGE_SETS = "barrier", "join", "process_set"
 
-
+#: Kind and name, which identify an operation in flight.
+Key = tuple[str, str]
 #: Those of a `Request`, in its order.
 Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, float, float, int, tuple[int, ...], bool]
 
@@ -53,26 +54,28 @@ class Request(NamedTuple):
     grouped: bool = False
 
     @property
-    def key(self) -> tuple[str, str]:
-        """The kind and name, which identify an operation in flight."""
+    def key(self) -> Key:
         return (self.kind, self.name)
 
 
 @dataclass(slots=True)
 class CollectiveTask:
-    """An operation that this rank has submitted. Arrays are contiguous; outs of None are created when filled."""
+    """An operation that this rank has submitted.
+
+    Arrays are contiguous; outs of None are created when filled.
+    """
 
     request: Request
     arrays: Sequence[Array]
     outs: Sequence[Array | None]
     handle: Handle
-    finish: Callable[[Any], Any] | None = None
+    finish: Callable[[Any], object] | None = None
     submitted_s: float = 0.0
     arrivals: Sequence[tuple[int, float]] = ()
 
 
 class Agreement(NamedTuple):
-    """An operation for all ranks to do, or the error of their disagreement.
+    """An operation for all ranks, or their disagreement.
 
     `request` is the first rank's. `slot` is the number for repeating the request, or -1. `rows` holds, for allgather, each
     array's first dimension on each rank; for alltoall, the rows that each rank sends to each. `joined` is the last rank to join.
@@ -86,7 +89,7 @@ class Agreement(NamedTuple):
 
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
-    """Return the ranks' agreement, or one with an error that names the first difference."""
+    """Return the ranks' agreement, or the first difference as error."""
     # The lowest rank's, so that the message does not depend on who came first.
     first_rank = min(requests)
     first = requests[first_rank]
@@ -120,8 +123,8 @@ def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
     return Agreement(first, rows=rows)
 
 
-def _difference(first: Request, other: Request) -> tuple[str, Any, Any] | None:
-    """Return the name of the first difference and both values, or None if the requests match."""
+def _difference(first: Request, other: Request) -> tuple[str, object, object] | None:
+    """Return the first difference's name and values, or None."""
     if first == other:
         return None
     if len(first.shapes) != len(other.shapes):
@@ -158,7 +161,7 @@ def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
 _KNOWN: dict[tuple[str, str], type] = {(kind.__module__, kind.__qualname__): kind for kind in (Request, Agreement)}
 
 
-def pack_message(value: Any) -> bytes:
+def pack_message(value: object) -> bytes:
     """Serialize a message."""
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 

@@ -57,7 +57,10 @@ class EngineSettings:
         )
 
     def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> EngineSettings:
-        """Return these settings with a `cycle_s` and `looks` that suit a machine with so many ranks."""
+        """Return these settings with a `cycle_s` and `looks` that suit the machine.
+
+        The machine has `local_ranks` ranks.
+        """
         cores, cycle_s, threads = processes.core_count(), self.cycle_s, environ.get("OMP_NUM_THREADS", "")
         if cycle_s is None:
             used = local_ranks * (int(threads) if threads.isdecimal() else 1)

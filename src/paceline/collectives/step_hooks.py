@@ -16,17 +16,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
+    from weakref import ref
+
+    from torch.nn.parallel import DistributedDataParallel
+
+    from paceline.system.step_clock import StepClock
 
 #: Interval between two queries of DistributedDataParallel, in seconds.
 _ASK_S = 1.0
 #: Weak references to the models.
-_replicas: list[Any] = []
+_replicas: list[ref[DistributedDataParallel]] = []
 #: Time and step count of the last query.
-_asked: list[tuple[float, int]] = []
+_last_query: tuple[float, int] | None = None
 
 
 def count_steps() -> None:
-    """Count from now on if the launcher wants it. Load nothing before the script does."""
+    """Count from now on if the launcher wants it.
+
+    This loads nothing before the script does.
+    """
     from paceline.system import step_clock
     from paceline.system.lazy_import import when_loaded
 
@@ -58,26 +66,25 @@ def _follow_steps(module: ModuleType) -> None:
         register(_stepped)
 
 
-def _stepped(optimizer: Any, given: Any, options: Any) -> None:
+def _stepped(optimizer: object, args: object, kwargs: object) -> None:
     import sys
 
     from paceline.system.step_clock import clock
 
-    torch: Any = sys.modules["torch"]
     # One that is being compiled takes this for a part of the script.
-    if torch.compiler.is_compiling():
+    if sys.modules["torch"].compiler.is_compiling():
         return
-    if (found := clock()) is not None:
-        found.step(optimizer)
+    if (running := clock()) is not None:
+        running.step(optimizer)
         if _replicas:
-            _ask_replicas(found)
+            _ask_replicas(running)
 
 
 def _follow_data(module: ModuleType) -> None:
     from paceline import torch_private
     from paceline.system import step_clock
 
-    iterator: Any = torch_private.data_iterator_class(module)
+    iterator = torch_private.data_iterator_class(module)
     if iterator is not None:
         iterator.__next__ = step_clock.timed(iterator.__next__, step_clock.DATA)
 
@@ -86,12 +93,12 @@ def _follow_replicas(module: ModuleType) -> None:
     import functools
     import weakref
 
-    kind: Any = module.DistributedDataParallel  # type: ignore[attr-defined,unused-ignore]
+    kind: Any = module.DistributedDataParallel
     made = kind.__init__
 
     @functools.wraps(made)
-    def __init__(self: Any, *given: Any, **options: Any) -> None:  # noqa: N807 - it becomes the class's
-        made(self, *given, **options)
+    def __init__(self: DistributedDataParallel, *args: object, **kwargs: object) -> None:  # noqa: N807
+        made(self, *args, **kwargs)
         from paceline import torch_private
 
         if torch_private.time_every_step(self):
@@ -100,17 +107,18 @@ def _follow_replicas(module: ModuleType) -> None:
     kind.__init__ = __init__
 
 
-def _ask_replicas(clock: Any) -> None:
-    """Add the waiting time of the model's last step, for each step since the last query."""
+def _ask_replicas(clock: StepClock) -> None:
+    """Add the model's last waiting time for each new step."""
     import time
 
     from paceline import torch_private
 
+    global _last_query
     now, steps = time.monotonic(), clock.steps
-    before, made = _asked[0] if _asked else (now, steps)
-    if _asked and now - before < _ASK_S:
+    before, made = _last_query or (now, steps)
+    if _last_query is not None and now - before < _ASK_S:
         return
-    _asked[:] = [(now, steps)]
+    _last_query = (now, steps)
     for reference in list(_replicas):
         model = reference()
         waited_s = None if model is None else torch_private.waited_s(model)

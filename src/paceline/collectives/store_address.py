@@ -16,19 +16,21 @@ import sys
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import ModuleType
-    from typing import Any
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 _MODULE = "torch.distributed.rendezvous"
 _BACKLOG = 2048
 
 
 def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
-    """Let `init_process_group`'s store in this process listen only at MASTER_ADDR. May be called again.
+    """Let `init_process_group`'s store listen at MASTER_ADDR only.
 
-    Nothing changes under torchrun, or if MASTER_ADDR is a name, which may mean another address on each machine. Loads nothing: it
-    takes effect when torch.distributed is loaded.
+    It may be called again. Nothing changes under torchrun, or if MASTER_ADDR is a name, which may mean another address on each
+    machine. Loads nothing: it takes effect when torch.distributed is loaded.
     """
     # Below torchrun the agent holds the store, and its workers only connect to it.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -42,11 +44,12 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
     when_loaded(_MODULE, lambda module: _patch(module, environ))
 
 
-def made(kind: Any, host: str, port: int, **options: Any) -> Any:
-    """Create a store of torch's class `kind`, whose server listens only at `host` where that is possible."""
-    if not options.get("is_master"):
-        return kind(host, port, **options)
-    fd = store_listener(host, port)
+def made(kind: Callable[..., T], host: str, port: int, **options: object) -> T:
+    """Create a store whose server listens only at `host`, if possible.
+
+    `kind` is torch's class.
+    """
+    fd = store_listener(host, port) if options.get("is_master") else None
     return kind(host, port, **options, **({} if fd is None else {"master_listen_fd": fd}))
 
 
@@ -60,23 +63,22 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 
         _paceline = True
 
-        def __init__(self, *given: Any, **options: Any) -> None:
+        def __init__(self, *args: Any, **options: Any) -> None:
             names = ("host_name", "port", "world_size", "is_master")
             # Read now: a script may set it after it has imported torch. The first four arguments may be given by place.
             here = environ.get("MASTER_ADDR", "")
-            told = {**dict(zip(names, given, strict=False)), **options}
-            is_ours = told.get("is_master") and told.get("host_name") == here and len(given) <= len(names)
-            if not is_ours or told.get("master_listen_fd") is not None:
-                super().__init__(*given, **options)
-                return
-            fd = store_listener(here, int(told["port"]))
-            super().__init__(*given, **options, **({} if fd is None else {"master_listen_fd": fd}))
+            named = {**dict(zip(names, args, strict=False)), **options}
+            is_ours = named.get("is_master") and named.get("host_name") == here and len(args) <= len(names)
+            if is_ours and named.get("master_listen_fd") is None:
+                fd = store_listener(here, int(named["port"]))
+                options |= {} if fd is None else {"master_listen_fd": fd}
+            super().__init__(*args, **options)
 
     setattr(module, "TCPStore", TCPStore)  # noqa: B010 - torch's stubs call it final
 
 
 def store_listener(host: str, port: int) -> int | None:
-    """Return a listening socket for torch's store, or None where torch should open it.
+    """Return a listening socket for torch's store, or None.
 
     None means that the host is not an address of this machine, or that the port is taken: by the store of an earlier process
     group of this process, which torch then reuses, or by another program, which torch reports. Port 0 picks a free one.

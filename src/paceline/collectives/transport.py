@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.system import processes
 
 if TYPE_CHECKING:
-    from paceline.collectives.numbers import Array
+    from paceline.collectives.numbers import Array, DType
 
 #: Each rank reads all of the segments: with more ranks than this a reduction by MPI reads less.
 MOST_RANKS = 4
@@ -28,7 +28,7 @@ _HEAD_BYTES = mmap.PAGESIZE
 
 
 class Transport(Protocol):
-    """The ranks of one process set, with this process's rank in it."""
+    """The ranks of one process set."""
 
     @property
     def rank(self) -> int: ...
@@ -41,16 +41,22 @@ class Transport(Protocol):
     def send(self, data: bytes, rank: int) -> None:
         """Send a message without waiting for its receiver."""
 
-    def receive(self) -> tuple[int, Any] | None:
-        """Return the sender and bytes of a message, or None if none has arrived."""
+    def receive(self) -> tuple[int, bytes | bytearray] | None:
+        """Return the sender and bytes of a message, or None."""
 
     # Arrays: every rank.
 
     def allreduce(self, source: Array, target: Array, op: str) -> None:
-        """Fill the flat `target` with the ranks' reduced `source` arrays; both may be the same array."""
+        """Fill `target` with the reduced `source` arrays of all ranks.
+
+        Both are flat, and may be the same array.
+        """
 
     def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
-        """Fill the flat `target` with this rank's `counts[rank]` elements of the reduced `source`."""
+        """Fill `target` with this rank's part of the reduced `source`.
+
+        Both are flat. The part has `counts[rank]` elements.
+        """
 
     def allgather(self, array: Array, result: Array, rows: Sequence[int]) -> None:
         """Fill `result` with all ranks' rows, `rows[rank]` from each."""
@@ -59,34 +65,49 @@ class Transport(Protocol):
         """Replace the flat array of bytes by the root's."""
 
     def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
-        """Fill `result` with the rows that each rank sends here; `sent[k]` rows of `array` go to rank k."""
+        """Fill `result` with the rows that the ranks send here.
+
+        `sent[k]` rows of `array` go to rank k.
+        """
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
-        """Fill the flat `other` with the partner's `array`. Two ranks call it with each other."""
+        """Fill the flat `other` with the partner's `array`."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        """Open memory that all ranks see, `size` bytes for each, or return None. Every rank calls it."""
+        """Open memory that all ranks see, or return None.
+
+        Each rank has `size` bytes. Every rank calls it.
+        """
 
     # Life.
 
-    def gather_objects(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: object) -> list[Any]:
         """Return every rank's value."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
-        """Return the transport of these ranks, or None on the others. Every rank calls it with the same arguments."""
+        """Return the transport of these ranks, or None on the others.
+
+        Every rank calls it with the same arguments.
+        """
 
     def watched(self) -> dict[int, int]:
-        """Return file descriptors that hang up when a rank ends, by rank. Callers must not read from them."""
+        """Return file descriptors by rank that hang up at its end.
+
+        Callers must not read from them.
+        """
 
     def close(self) -> None:
-        """Deliver the last messages and free everything. Every rank calls it after the last operation."""
+        """Deliver the last messages and free everything."""
 
     def abandon(self, reason: str) -> None:
-        """Let go in the middle of an operation, and send the others the reason if possible. Any thread may call it."""
+        """Let go in the middle of an operation.
+
+        It sends the others the reason if possible. Any thread may call it.
+        """
 
 
 class SharedSegments:
-    """Two segments of `size` bytes for each rank, A and B, used in turn.
+    """Two segments for each rank, A and B, used in turn.
 
         rank 0   fill A0 | meet | read A0 A1, fill B0 | meet | read B0 B1, fill A0 | meet
         rank 1   fill A1 | meet | read A0 A1, fill B1 | meet | read B0 B1, fill A1 | meet
@@ -104,24 +125,27 @@ class SharedSegments:
         self.size, self.rank = size, rank
         self._maps, self._barrier, self._turn = maps, barrier, 0
 
-    def fill(self, dtype: Any) -> Any:
-        """Return this rank's segment, a flat array to fill before the ranks meet."""
+    def fill(self, dtype: DType) -> Array:
+        """Return this rank's segment to fill before the meeting."""
         return self._segment(self.rank, dtype)
 
-    def meet(self, dtype: Any) -> list[Any]:
-        """Wait for all ranks, then return each rank's filled segment, readable until the next meeting."""
+    def meet(self, dtype: DType) -> list[Array]:
+        """Return each rank's segment once all are filled.
+
+        They are readable until the next meeting.
+        """
         self._barrier()
-        found = [self._segment(rank, dtype) for rank in range(len(self._maps))]
+        segments = [self._segment(rank, dtype) for rank in range(len(self._maps))]
         self._turn ^= 1
-        return found
+        return segments
 
     def close(self) -> None:
         """Release the memory; the other ranks keep their view."""
-        for one in self._maps:
+        for segments in self._maps:
             with contextlib.suppress(BufferError):  # an error's traceback may still hold an array of it
-                one.close()
+                segments.close()
 
-    def _segment(self, rank: int, dtype: Any) -> Any:
+    def _segment(self, rank: int, dtype: DType) -> Array:
         import numpy
 
         start = _HEAD_BYTES + self._turn * self.size
@@ -129,7 +153,7 @@ class SharedSegments:
 
 
 def share_segments(
-    rank: int, ranks: int, gather: Callable[[Any], list[Any]], barrier: Callable[[], object], size: int
+    rank: int, ranks: int, gather: Callable[[object], list[Any]], barrier: Callable[[], object], size: int
 ) -> SharedSegments | None:
     """Open the segments of `ranks` ranks, or return None unless they share one memory and have a core each.
 
@@ -153,9 +177,9 @@ def share_segments(
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.ftruncate(fd, _HEAD_BYTES + 2 * size)
             os.pwrite(fd, token, 0)
-        told = gather((token, os.getpid(), fd))
+        files = gather((token, os.getpid(), fd))
         with contextlib.suppress(OSError, ValueError):
-            maps = [_mapped(one, _HEAD_BYTES + 2 * size, mine=other == rank) for other, one in enumerate(told)]
+            maps = [_mapped(file, _HEAD_BYTES + 2 * size, mine=other == rank) for other, file in enumerate(files)]
         # After this second exchange each may close its file: all have opened it by then, or never will. Ranks that share a
         # core wait better in MPI.
         is_seen = all(gather(len(maps) == ranks <= processes.core_count()))
@@ -165,14 +189,14 @@ def share_segments(
     return SharedSegments(maps, size, rank, barrier) if is_seen else None
 
 
-def _mapped(told: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:
+def _mapped(file: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:
     """Map a rank's segments, those of other ranks read-only.
 
     Raises:
         OSError: The file cannot be opened from here.
         ValueError: The process id belongs to another process, on another machine. Its files are not opened.
     """
-    token, pid, fd = told
+    token, pid, fd = file
     path = f"/proc/{pid}/fd/{fd}"
     if _NAME not in os.readlink(path):
         raise ValueError("another file")

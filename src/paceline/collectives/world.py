@@ -13,12 +13,15 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.collectives import mpi
 from paceline.collectives.errors import ArgumentError, CollectivesError, LostRankError
 from paceline.collectives.liveness import PeerPlace
 from paceline.collectives.transport import Transport
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
 
 MPI, GLOO, ALONE = "mpi", "gloo", "alone"
 _CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
@@ -26,7 +29,7 @@ _CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
 
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
-_comm: Any = None
+_comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
 #: Ranks that were lost, and the rendezvous that they were of. Another one may be joined, the same one not.
 _lost: tuple[set[int], object] = (set(), None)
@@ -49,7 +52,9 @@ class RankedWorld:
 
 
 def join(environ: Mapping[str, str]) -> RankedWorld:
-    """Join the ranks that were started together. Every rank has to call it, equally often.
+    """Join the ranks that were started together.
+
+    Every rank has to call it, equally often.
 
     Raises:
         CollectivesError: There is no transport, the ranks cannot meet, or one of them has died before.
@@ -67,20 +72,17 @@ def choice(environ: Mapping[str, str]) -> str:
     Raises:
         ArgumentError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS is invalid, or they contradict each other.
     """
-    asked = {}
-    for variable in _CHOICES:
-        value = environ.get(variable, "").strip().lower()
-        if value and value not in (MPI, GLOO):
+    chosen = {name: value for name in _CHOICES if (value := environ.get(name, "").strip().lower())}
+    for variable, value in chosen.items():
+        if value not in (MPI, GLOO):
             raise ArgumentError(
                 f"{variable}={environ[variable]!r}: collectives go over 'mpi' or 'gloo'. Name one, or none."
             )
-        if value:
-            asked[variable] = value
-    if len(set(asked.values())) > 1:
-        told = " and ".join(f"{variable}={value}" for variable, value in asked.items())
-        raise ArgumentError(f"{told} contradict each other: one transport does both. Set them to the same.")
-    if asked:
-        return next(iter(asked.values()))
+    if len(set(chosen.values())) > 1:
+        both = " and ".join(f"{variable}={value}" for variable, value in chosen.items())
+        raise ArgumentError(f"{both} contradict each other: one transport does both. Set them to the same.")
+    if chosen:
+        return next(iter(chosen.values()))
     # torchrun or Paceline may itself run below an mpirun or in a Slurm step.
     if _ranks_of_mpi(environ):
         return MPI
@@ -100,12 +102,13 @@ def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
     global _comm, _comm_places
     world = mpi.world()
     if mpi.is_abandoned():
-        names = ", ".join(map(str, sorted(_lost_of_mpi)))
-        told = f"rank {names} was lost, and MPI can't go on in this process without it"
+        advice = "Let the run be restarted (max_restarts)."
         if not _lost_of_mpi:
-            told = "communication has failed before, and MPI can't go on in this process"
-        text = f"{told}. Let the run be restarted (max_restarts)."
-        raise LostRankError(text, min(_lost_of_mpi)) if _lost_of_mpi else CollectivesError(text)
+            raise CollectivesError(f"communication has failed before, and MPI can't go on in this process. {advice}")
+        names = ", ".join(map(str, sorted(_lost_of_mpi)))
+        raise LostRankError(
+            f"rank {names} was lost, and MPI can't go on in this process without it. {advice}", min(_lost_of_mpi)
+        )
     generation = next(_generations[MPI])
     # One communicator serves all engines of the process: replacing it takes all ranks, and one may be dead by then. The
     # generation becomes the tag that separates an engine's messages from those of the engine before.

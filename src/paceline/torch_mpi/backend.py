@@ -18,11 +18,17 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from paceline import torch_private
 from paceline.collectives.errors import CollectivesError
 from paceline.system.lazy_import import when_loaded
+
+if TYPE_CHECKING:
+    from paceline.torch_mpi.group import MpiProcessGroup
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"
@@ -32,7 +38,9 @@ _making = threading.local()
 
 
 def install() -> None:
-    """Make "mpi" a backend of torch.distributed. May be called again; a torch with its own MPI keeps it.
+    """Make "mpi" a backend of torch.distributed.
+
+    It may be called again; a torch with its own MPI keeps it.
 
     Raises:
         CollectivesError: torch is missing, or was built without torch.distributed.
@@ -62,8 +70,11 @@ class ProcessGroupMPI:
     """The class that torch.distributed creates for the backend "mpi"."""
 
     @staticmethod
-    def create(ranks: Sequence[int]) -> Any:
-        """Return the group of these ranks (all for an empty list), or None on other ranks."""
+    def create(ranks: Sequence[int]) -> MpiProcessGroup | None:
+        """Return the group of these ranks, or None on others.
+
+        An empty list means all ranks.
+        """
         from paceline.collectives import mpi
 
         # Asked here and not in `install`: a script that never makes a group over MPI may run with any torch.
@@ -84,16 +95,16 @@ def _patch(distributed: ModuleType) -> None:
     if getattr(distributed.distributed_c10d, _MARK, False) or torch_private.has_mpi(distributed):
         return
 
-    def around(make: Callable[..., Any]) -> Callable[..., Any]:
+    def around(make: Callable[P, R]) -> Callable[P, R]:
         # Callers give backend and timeout by place or by name; once bound, both are found under their names.
         parameters = inspect.signature(make)
 
-        def make_group(*args: Any, **kwargs: Any) -> Any:
-            given = parameters.bind(*args, **kwargs).arguments
-            _refuse_mixture(str(given["backend"]))
+        def make_group(*args: P.args, **kwargs: P.kwargs) -> R:
+            arguments = parameters.bind(*args, **kwargs).arguments
+            _refuse_mixture(str(arguments["backend"]))
             # Kept, for groups are made in the making of others.
             before = getattr(_making, "timeout", None)
-            _making.timeout = given.get("timeout")
+            _making.timeout = arguments.get("timeout")
             try:
                 return make(*args, **kwargs)
             finally:

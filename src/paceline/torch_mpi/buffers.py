@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from operator import attrgetter
 
 import torch
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 
 from paceline.collectives.errors import CollectivesError
+
+#: As torch passes it: a member of its enumeration, bare or in a wrapper.
+Operation = ReduceOp | ReduceOp.RedOpType
+MpiBuffer = tuple[MPI.buffer, MPI.Datatype]
+#: With the number of elements and the start of each rank's part.
+MpiPieces = tuple[MPI.buffer, tuple[list[int], list[int]], MPI.Datatype]
 
 #: What MPI computes with; half precision is reduced in float32.
 _DATATYPES = {
@@ -81,56 +87,56 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself if its values are contiguous, else a contiguous copy."""
+    """Return the tensor if it is contiguous, else a copy."""
     if is_plain(tensor):
         return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def room(tensor: torch.Tensor) -> torch.Tensor:
-    """Return memory for a result: the tensor itself if it is contiguous, else a new one. See `put`."""
+    """Return memory for a result: the contiguous tensor itself, or new."""
     if is_plain(tensor):
         return tensor.detach()
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def put(result: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a result into the caller's tensor, unless it is there already."""
+    """Copy a result into the caller's tensor, unless it is there."""
     if result.data_ptr() != into.data_ptr() or result.dtype != into.dtype or not is_plain(into):
         into.detach().copy_(result.reshape(into.shape))
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate the values into a new flat tensor of the first tensor's dtype."""
+    """Concatenate the values into a new flat tensor."""
     return torch.cat([plain(tensor).reshape(-1) for tensor in tensors])
 
 
-def distribute(flat: Any, into: Sequence[torch.Tensor]) -> None:
+def distribute(flat: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
     """Copy the pieces of `flat` into the tensors, in order."""
-    for piece, tensor in zip(flat.split([tensor.numel() for tensor in into]), into, strict=True):
+    for piece, tensor in zip(torch.split(flat, [tensor.numel() for tensor in into]), into, strict=True):
         tensor.detach().copy_(piece.view(tensor.shape))
 
 
-def raw(tensor: torch.Tensor) -> Any:
+def raw(tensor: torch.Tensor) -> MPI.buffer:
     """Return the memory of a contiguous tensor."""
     # By its address: NumPy, the usual way from a tensor to a buffer, knows no bfloat16.
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
-def elements(tensor: torch.Tensor) -> list[Any]:
-    """Return the buffer of a contiguous tensor of any dtype, to move but not to compute with."""
+def elements(tensor: torch.Tensor) -> MpiBuffer:
+    """Return the buffer of a contiguous tensor to move."""
     # No count: mpi4py would take it for that of one rank in some collectives, and for all of them in others.
-    return [raw(tensor), _carrier(tensor.element_size())]
+    return raw(tensor), _carrier(tensor.element_size())
 
 
-def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
-    """Return the buffer of a contiguous tensor of which `sizes[r]` elements belong to rank r."""
+def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> MpiPieces:
+    """Return a buffer of which `sizes[r]` elements belong to rank r."""
     starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
-    return [raw(tensor), (list(sizes), starts), _carrier(tensor.element_size())]
+    return raw(tensor), (list(sizes), starts), _carrier(tensor.element_size())
 
 
-def wide(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
-    """Return a tensor in a dtype in which MPI can do the operation.
+def wide(tensor: torch.Tensor, operation: MPI.Op) -> torch.Tensor:
+    """Return the tensor in a dtype that MPI can reduce.
 
     It is the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of 8- or 16-bit integers.
     """
@@ -144,12 +150,12 @@ def wide(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
     return plain(tensor)
 
 
-def numbers(tensor: torch.Tensor) -> list[Any]:
+def numbers(tensor: torch.Tensor) -> MpiBuffer:
     """Return the buffer of a tensor from `wide`."""
-    return [raw(tensor), datatype(tensor.dtype)]
+    return raw(tensor), datatype(tensor.dtype)
 
 
-def datatype(dtype: torch.dtype) -> Any:
+def datatype(dtype: torch.dtype) -> MPI.Datatype:
     """Return MPI's datatype for this dtype.
 
     Raises:
@@ -164,10 +170,11 @@ def datatype(dtype: torch.dtype) -> Any:
         ) from None
 
 
-def reduction(op: Any, dtype: torch.dtype) -> Any:
-    """Return MPI's operation for this ReduceOp and dtype. For AVG it is SUM, and the caller divides (see `average`).
+def reduction(op: Operation, dtype: torch.dtype) -> MPI.Op:
+    """Return MPI's operation for this ReduceOp and dtype.
 
-    For bool, SUM and MAX are "or", PRODUCT and MIN are "and", as in NCCL.
+    For AVG it is SUM, and the caller divides (see `average`). For bool, SUM and MAX are "or", PRODUCT and MIN are "and", as in
+    NCCL.
 
     Raises:
         CollectivesError: The dtype has no such operation.
@@ -177,7 +184,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Any:
 
 # A training step asks for the same few pairs of operation and type hundreds of times.
 @functools.lru_cache(maxsize=256)
-def _reduction(kind: Any, dtype: torch.dtype) -> Any:
+def _reduction(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> MPI.Op:
     why = None
     if kind not in _OPS:
         why = "the backend 'mpi' doesn't have it: multiply first, then reduce with ReduceOp.SUM"
@@ -192,13 +199,19 @@ def _reduction(kind: Any, dtype: torch.dtype) -> Any:
     return _LOGICAL[kind] if dtype == torch.bool else _OPS[kind]
 
 
-def kind_of(op: Any) -> Any:
-    """Return the member of ReduceOp's enumeration, which torch passes bare or in a wrapper."""
-    return getattr(op, "op", op)
+def kind_of(op: Operation) -> ReduceOp.RedOpType:
+    """Return the operation, which torch passes bare or wrapped."""
+    if isinstance(op, ReduceOp.RedOpType):
+        return op
+    kind: ReduceOp.RedOpType = attrgetter("op")(op)
+    return kind
 
 
-def average(tensor: torch.Tensor, op: Any, size: int) -> None:
-    """Divide the sum by the number of ranks for AVG. Integers are truncated towards 0."""
+def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
+    """Divide the sum by the number of ranks for AVG.
+
+    Integers are truncated towards 0.
+    """
     if kind_of(op) != ReduceOp.AVG or size == 1:
         return
     if tensor.is_floating_point() or tensor.is_complex():
@@ -207,7 +220,7 @@ def average(tensor: torch.Tensor, op: Any, size: int) -> None:
         tensor.copy_(torch.div(tensor, size, rounding_mode="trunc"))
 
 
-def _carrier(size_bytes: int) -> Any:
+def _carrier(size_bytes: int) -> MPI.Datatype:
     # By elements and not by bytes, so that the count stays small.
     # MPI has no integer of 16 bytes; a complex double is as long, and nothing computes with it here.
     carriers = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}

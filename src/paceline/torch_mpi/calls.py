@@ -9,14 +9,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from mpi4py import MPI
 
 from paceline.collectives.errors import CollectivesError
 from paceline.torch_mpi import buffers
+from paceline.torch_mpi.buffers import Operation
 from paceline.torch_mpi.comm_thread import Call
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import InPlaceType
+    from torch.distributed import ReduceOp
 
 Tensor = torch.Tensor
 T = TypeVar("T")
@@ -27,13 +32,13 @@ PIECE_BYTES = 1 << 20
 
 
 def only(items: Sequence[T], what: str) -> T:
-    """Return the single item of a list, for collectives that take one tensor per rank."""
+    """Return the single tensor of a list."""
     if len(items) != 1:
         raise CollectivesError(f"{what} takes one tensor on each rank, not {len(items)}.")
     return items[0]
 
 
-def all_reduce(tensors: Sequence[Tensor], op: Any, size: int) -> Call:
+def all_reduce(tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
     """Replace each tensor by its reduction over the ranks."""
     if any(tensor.layout == torch.sparse_coo for tensor in tensors):
         return _all_reduce_sparse(only(tensors, "all_reduce"), op, size)
@@ -41,7 +46,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Any, size: int) -> Call:
     # Here and not in `run`: what MPI can't compute is refused before this rank has let the others wait for it.
     kinds = [buffers.reduction(op, tensor.dtype) for tensor in tensors]
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         for tensor, kind in zip(tensors, kinds, strict=True):
             memory = buffers.wide(tensor, kind)
             _reduce_in_place(comm, memory, kind)
@@ -51,13 +56,13 @@ def all_reduce(tensors: Sequence[Tensor], op: Any, size: int) -> Call:
     return Call(text=_text("all_reduce", tensors, op), run=run, outputs=list(tensors))
 
 
-def reduce(tensors: Sequence[Tensor], op: Any, root: int, size: int) -> Call:
-    """Replace the tensor of `root` by the reduction; other ranks' tensors keep their values."""
+def reduce(tensors: Sequence[Tensor], op: Operation, root: int, size: int) -> Call:
+    """Replace the tensor of `root` by the reduction."""
     tensor = only(tensors, "reduce")
     _check(tensors)
     kind = buffers.reduction(op, tensor.dtype)
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         memory = buffers.wide(tensor, kind)
         if comm.rank != root:
             comm.Reduce(buffers.numbers(memory), None, op=kind, root=root)
@@ -75,7 +80,7 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
     tensor = only(tensors, "broadcast")
     _check(tensors)
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         memory = buffers.plain(tensor)
         comm.Bcast(buffers.elements(memory), root=root)
         if comm.rank != root:
@@ -86,12 +91,15 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
 
 
 def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
-    """Fill `outputs[r]` with the tensor of rank r. The ranks' tensors may differ in size."""
+    """Fill `outputs[r]` with the tensor of rank r.
+
+    The ranks' tensors may differ in size.
+    """
     _check_alike([tensor, *outputs], "all_gather")
     _expect(len(outputs) == size, f"all_gather got {len(outputs)} output tensors in a group of {size} ranks")
     sizes = [output.numel() for output in outputs]
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         mine = sizes[comm.rank]
         _expect(tensor.numel() == mine, f"all_gather of {tensor.numel()} elements into an output of {mine}")
         flat = tensor.new_empty(sum(sizes))
@@ -111,7 +119,7 @@ def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size
             f"all_gather_into_tensor of {tensor.numel()} elements on {size} ranks into an output of {output.numel()}",
         )
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         for output, tensor in zip(outputs, tensors, strict=True):
             memory = buffers.room(output)
             source = buffers.plain(tensor)
@@ -122,10 +130,13 @@ def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size
 
 
 def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> Call:
-    """Fill `outputs[r]` on `root` with the tensor of rank r; other ranks pass no outputs."""
+    """Fill `outputs[r]` on `root` with the tensor of rank r.
+
+    Other ranks pass no outputs.
+    """
     _check_alike([tensor, *outputs], "gather")
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         source = buffers.elements(buffers.plain(tensor))
         if comm.rank != root:
             comm.Gatherv(source, None, root=root)
@@ -140,10 +151,13 @@ def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> C
 
 
 def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> Call:
-    """Fill `output` on rank r with `tensors[r]` of `root`; other ranks pass no tensors."""
+    """Fill `output` on rank r with `tensors[r]` of `root`.
+
+    Other ranks pass no tensors.
+    """
     _check_alike([output, *tensors], "scatter")
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         # MPI fills all of it, so what the output held before need not be copied in.
         memory = buffers.room(output)
         source = None
@@ -157,14 +171,17 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
     return Call(text=text, run=run, outputs=[output])
 
 
-def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Any, size: int) -> Call:
-    """Fill `output` on rank r with the reduction of `tensors[r]`. The tensors may differ in size."""
+def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
+    """Fill `output` on rank r with the reduced `tensors[r]`.
+
+    The tensors may differ in size.
+    """
     _check_alike([output, *tensors], "reduce_scatter")
     _expect(len(tensors) == size, f"reduce_scatter got {len(tensors)} input tensors in a group of {size} ranks")
     kind = buffers.reduction(op, output.dtype)
     sizes = [tensor.numel() for tensor in tensors]
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         mine = sizes[comm.rank]
         _expect(output.numel() == mine, f"reduce_scatter of {mine} elements into an output of {output.numel()}")
         source = buffers.wide(buffers.joined(tensors), kind)
@@ -177,8 +194,8 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Any, size: int
     return Call(text=_text(f"reduce_scatter in sizes {sizes}", [output][:0], op), run=run, outputs=[output])
 
 
-def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Any, size: int) -> Call:
-    """Fill each output on rank r with the r-th part of the reduction of its tensor."""
+def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
+    """Fill each output with this rank's part of its reduced tensor."""
     for output, tensor in zip(outputs, tensors, strict=True):
         _check_alike([output, tensor], "reduce_scatter_tensor")
         _expect(
@@ -187,7 +204,7 @@ def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], 
         )
     kinds = [buffers.reduction(op, tensor.dtype) for tensor in tensors]
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         for output, tensor, kind in zip(outputs, tensors, kinds, strict=True):
             source = buffers.wide(tensor, kind)
             memory = source.new_empty(output.numel())
@@ -199,12 +216,15 @@ def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], 
 
 
 def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Fill `outputs[r]` with rank r's tensor for this rank. The tensors may differ in size."""
-    _check_alike([*outputs, *tensors], "all_to_all")
-    given = f"all_to_all got {len(tensors)} input and {len(outputs)} output tensors in a group of {size} ranks"
-    _expect(len(tensors) == len(outputs) == size, given)
+    """Fill `outputs[r]` with rank r's tensor for this rank.
 
-    def run(comm: Any) -> None:
+    The tensors may differ in size.
+    """
+    _check_alike([*outputs, *tensors], "all_to_all")
+    counts = f"all_to_all got {len(tensors)} input and {len(outputs)} output tensors in a group of {size} ranks"
+    _expect(len(tensors) == len(outputs) == size, counts)
+
+    def run(comm: MPI.Comm) -> None:
         sent, got = [tensor.numel() for tensor in tensors], [output.numel() for output in outputs]
         source, memory = buffers.joined(tensors), tensors[0].new_empty(sum(got))
         _exchange(comm, source, sent, memory, got)
@@ -217,11 +237,14 @@ def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) 
 def all_to_all_single(
     output: Tensor, tensor: Tensor, output_splits: Sequence[int], splits: Sequence[int], size: int
 ) -> Call:
-    """Fill `output` with this rank's rows of the ranks' tensors; without splits in equal parts."""
+    """Fill `output` with this rank's rows of the ranks' tensors.
+
+    Without splits the parts are equal.
+    """
     _check_alike([output, tensor], "all_to_all_single")
     got, sent = _elements(output, output_splits, size), _elements(tensor, splits, size)
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         memory = buffers.room(output)
         _exchange(comm, buffers.plain(tensor), sent, memory, got)
         buffers.put(memory, output)
@@ -233,15 +256,18 @@ def barrier() -> Call:
     return Call(text="barrier", run=None, outputs=[])
 
 
-def _all_reduce_sparse(tensor: Tensor, op: Any, size: int) -> Call:
-    """Sum sparse COO tensors: concatenate the ranks' entries, then add duplicates up."""
+def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
+    """Sum sparse COO tensors.
+
+    It concatenates the ranks' entries, then adds duplicates up.
+    """
     kind = buffers.kind_of(op)
     if kind not in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG):
         raise CollectivesError(f"ReduceOp.{kind.name} of a sparse tensor: the backend 'mpi' has SUM and AVG for them.")
     if tensor.device.type != "cpu":
         buffers.check(tensor)
 
-    def run(comm: Any) -> None:
+    def run(comm: MPI.Comm) -> None:
         mine = tensor.detach().coalesce()
         indices, values = mine.indices().contiguous(), mine.values().contiguous()
         counts = comm.allgather(indices.shape[1])
@@ -263,14 +289,14 @@ def _all_reduce_sparse(tensor: Tensor, op: Any, size: int) -> Call:
     return Call(text=f"all_reduce(sparse {tensor.dtype} {tuple(tensor.shape)}, {kind.name})", run=run, outputs=[tensor])
 
 
-def _reduce_in_place(comm: Any, memory: Tensor, kind: Any) -> None:
-    flat: Any = memory.view(-1)
-    for piece in flat.split(PIECE_BYTES // memory.element_size()) if memory.nbytes > PIECE_BYTES else (flat,):
+def _reduce_in_place(comm: MPI.Comm, memory: Tensor, kind: MPI.Op) -> None:
+    flat = memory.view(-1)
+    for piece in torch.split(flat, PIECE_BYTES // memory.element_size()) if memory.nbytes > PIECE_BYTES else (flat,):
         # In place, so that the result needs no second buffer of the same size.
         comm.Allreduce(MPI.IN_PLACE, buffers.numbers(piece), op=kind)
 
 
-def _exchange(comm: Any, source: Tensor, sent: list[int], memory: Tensor, got: list[int]) -> None:
+def _exchange(comm: MPI.Comm, source: Tensor, sent: list[int], memory: Tensor, got: list[int]) -> None:
     # A rank that expects another size than is sent would have its memory overwritten, or MPI ends the process.
     coming = comm.alltoall(sent)
     wrong = [rank for rank in range(comm.size) if coming[rank] != got[rank]]
@@ -296,7 +322,7 @@ def _elements(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
     return [split * row for split in splits]
 
 
-def _source(source: Tensor, memory: Tensor, rank: int) -> Any:
+def _source(source: Tensor, memory: Tensor, rank: int) -> buffers.MpiBuffer | InPlaceType:
     # FSDP gathers into a buffer of which its own shard is a part already; MPI forbids overlapping arguments.
     if source.numel() and source.data_ptr() == memory.data_ptr() + rank * source.numel() * source.element_size():
         return MPI.IN_PLACE
@@ -320,7 +346,7 @@ def _expect(holds: bool, otherwise: str) -> None:
         raise CollectivesError(f"{otherwise}.")
 
 
-def _text(what: str, tensors: Sequence[Tensor], op: Any = None) -> str:
+def _text(what: str, tensors: Sequence[Tensor], op: Operation | None = None) -> str:
     return _sentence(
         what, tuple((tensor.numel(), tensor.dtype) for tensor in tensors), None if op is None else buffers.kind_of(op)
     )
@@ -328,7 +354,7 @@ def _text(what: str, tensors: Sequence[Tensor], op: Any = None) -> str:
 
 # Made for every call, though it is read only where ranks differ: a step repeats the same few.
 @functools.lru_cache(maxsize=1024)
-def _sentence(what: str, tensors: tuple[tuple[int, torch.dtype], ...], kind: Any) -> str:
+def _sentence(what: str, tensors: tuple[tuple[int, torch.dtype], ...], kind: ReduceOp.RedOpType | None) -> str:
     if kind is not None:
         what += f" {kind.name}"
     listed = [f"{count} of {str(dtype).removeprefix('torch.')}" for count, dtype in tensors]

@@ -19,13 +19,16 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.collectives import mpi, recorder
 from paceline.collectives.errors import CollectivesError, MismatchError
 from paceline.system import step_clock
 from paceline.system.collective_state import entry_text
 from paceline.torch_mpi.work import wait_until
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 #: How often a thread looks for the other ranks before it sleeps between two looks: a caller that can do nothing else
 #: looks longer than the thread beside a backward pass. Both are guesses.
@@ -44,18 +47,19 @@ class Call:
     """
 
     text: str
-    run: Callable[[Any], None] | None
-    outputs: Any
+    run: Callable[[MPI.Comm], None] | None
+    outputs: object
 
 
 class Lane:
-    """The collectives of a group. Every rank of `comm` creates its own, in the same order.
+    """The collectives of a group.
 
-    A collective waits up to `timeout_s` for the other ranks unless the call sets another limit. `name` and `ranks` identify the
-    group on the board; `ranks` are world ranks as `ranks_text` writes them.
+    Every rank of `comm` creates its own, in the same order. A collective waits up to `timeout_s` for the other ranks unless the
+    call sets another limit. `name` and `ranks` identify the group on the board; `ranks` are world ranks as `ranks_text` writes
+    them.
     """
 
-    def __init__(self, comm: Any, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:
+    def __init__(self, comm: MPI.Comm, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:
         self.timeout_s = timeout_s
         self.name, self.ranks = name, ranks
         #: Number of collectives run so far. Only the thread that holds `_turn` changes it.
@@ -77,11 +81,11 @@ class Lane:
     def is_busy(self) -> bool:
         return self._waiting > 0 or self._turn.locked()
 
-    def start(self, call: Call, timeout_s: float | None = None) -> Future[Any]:
-        """Queue the call for the communication thread and return the future of its outputs."""
+    def start(self, call: Call, timeout_s: float | None = None) -> Future[object]:
+        """Queue the call and return the future of its outputs."""
         if threading.get_ident() == self._worker:
             # A callback of a future has called it, as PowerSGD's hook does: waiting for this thread would never end.
-            future: Future[Any] = Future()
+            future: Future[object] = Future()
             try:
                 future.set_result(self.finish(call, timeout_s))
             except BaseException as error:
@@ -93,8 +97,11 @@ class Lane:
             self._waiting += 1
         return future
 
-    def finish(self, call: Call, timeout_s: float | None = None) -> Any:
-        """Run the call now if no other is before it, else wait for it. Return its outputs."""
+    def finish(self, call: Call, timeout_s: float | None = None) -> object:
+        """Run the call, now if no other is before it.
+
+        It returns the outputs.
+        """
         if threading.get_ident() == self._worker:
             # A callback again. Its call has given the turn back, but a caller's thread may have it by now.
             with self._turn:
@@ -115,7 +122,7 @@ class Lane:
             raise CollectivesError(self._broken)
 
     def break_off(self, why: str) -> None:
-        """Fail all further calls, and skip MPI's finalization when the process ends."""
+        """Fail all further calls, and skip MPI's finalization."""
         if not self._broken:
             self._broken = why
         mpi.abandon()
@@ -124,7 +131,7 @@ class Lane:
         """Run the queued calls, end the thread and free the communicator."""
         self._thread.close()
 
-    def _run_aside(self, call: Call, timeout_s: float | None) -> Any:
+    def _run_aside(self, call: Call, timeout_s: float | None) -> object:
         self._worker = threading.get_ident()
         try:
             with self._turn:
@@ -134,10 +141,10 @@ class Lane:
             with self._count_lock:
                 self._waiting -= 1
 
-    def _run(self, call: Call, timeout_s: float | None, looks: int) -> Any:
+    def _run(self, call: Call, timeout_s: float | None, looks: int) -> object:
         self.check()
         self._count += 1
-        place = recorder.begin(_told(self.name, self.ranks, call.text), self._count) if self.size > 1 else -1
+        place = recorder.begin(_board_text(self.name, self.ranks, call.text), self._count) if self.size > 1 else -1
         clock = step_clock.clock()
         since = 0.0 if clock is None else clock.begin(step_clock.WAIT)
         try:
@@ -183,19 +190,22 @@ class Lane:
             raise
         if extremes[0] != -extremes[1]:
             texts = self.comm.allgather(text)
-            said = "\n".join(f"  rank {rank} of the group: {what}" for rank, what in enumerate(texts))
+            lines = "\n".join(f"  rank {rank} of the group: {line}" for rank, line in enumerate(texts))
             raise MismatchError(
-                f"the ranks have called different collectives, or with different tensors:\n{said}\n"
+                f"the ranks have called different collectives, or with different tensors:\n{lines}\n"
                 "Every rank has to make the same calls in the same order."
             )
 
 
 #: Requests that were given up, kept to the end of the process: MPI may still write to their memory.
-_ABANDONED: list[Any] = []
+_ABANDONED: list[tuple[MPI.Request, array[int]]] = []
 
 
 @functools.lru_cache(maxsize=1024)
-def _told(name: str, ranks: str, text: str) -> str:
-    """Return the board's text of a call: "all_reduce SUM(12 of float32)" becomes its kind and its shape."""
+def _board_text(name: str, ranks: str, text: str) -> str:
+    """Return the board's text of a call.
+
+    "all_reduce SUM(12 of float32)" becomes its kind and its shape.
+    """
     kind, _, shape = text.partition("(")
     return entry_text(name, kind, "", shape.removesuffix(")"), 0, ranks)

@@ -9,13 +9,16 @@ import sys
 import weakref
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from mpi4py import MPI
 from torch.distributed import (
     AllreduceOptions,
+    BroadcastOptions,
     GatherOptions,
     ProcessGroup,
+    ReduceOp,
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
@@ -32,10 +35,17 @@ from paceline.torch_mpi.work import DoneWork, MpiWork
 Tensor = torch.Tensor
 
 
-def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
-    """Create the group of these world ranks (all for an empty list), or return None on other ranks.
+class _Options(Protocol):
+    """The common part of torch's options of collectives."""
 
-    Every rank of the group has to call it.
+    asyncOp: bool  # noqa: N815 - torch's name
+    timeout: timedelta
+
+
+def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
+    """Create the group of these world ranks, or return None.
+
+    An empty list means all ranks; it is None on the others. Every rank of the group has to call it.
     """
     world = mpi.world()
     # Before the return: a rank outside of the group may fail as well.
@@ -70,7 +80,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     calls, under the names of every release in `torch_private`; each returns a `Work`.
     """
 
-    def __init__(self, comm: Any, timeout_s: float, ranks: list[int] | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, timeout_s: float, ranks: list[int] | None = None) -> None:
         super().__init__(comm.rank, comm.size)
         # A number distinguishes groups of the same ranks: all ranks create them in one order.
         text = "" if ranks is None else ranks_text(ranks)
@@ -131,32 +141,43 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     _set_default_timeout = set_timeout
 
-    def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: Any = None) -> MpiWork:
-        opts = _reducing(opts, op, timeout, AllreduceOptions)
+    def allreduce(
+        self,
+        tensors: Tensor | list[Tensor],
+        opts: AllreduceOptions | ReduceOp | None = None,
+        *,
+        op: ReduceOp | None = None,
+        timeout: timedelta | None = None,
+    ) -> MpiWork:
+        opts = _reducing(opts, op, timeout)
         return self._start(calls.all_reduce(_several(tensors), opts.reduceOp, self.size()), opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceOptions | None = None) -> MpiWork:
         opts = opts or AllreduceOptions()
         return self._start(calls.all_reduce(tensors, opts.reduceOp, self.size()), opts)
 
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def reduce(self, tensors: list[Tensor], opts: ReduceOptions | None = None) -> MpiWork:
         opts = opts or ReduceOptions()
         return self._start(
             calls.reduce(tensors, opts.reduceOp, self._member(opts.rootRank, "reduce"), self.size()), opts
         )
 
-    def broadcast(self, tensors: Any, opts: Any = None, *, root: int = 0) -> MpiWork:
+    def broadcast(
+        self, tensors: Tensor | list[Tensor], opts: BroadcastOptions | int | None = None, *, root: int = 0
+    ) -> MpiWork:
         if isinstance(opts, int):
-            opts, root = None, opts
+            root, opts = opts, None
         root = self._member(root if opts is None else opts.rootRank, "broadcast")
         return self._start(calls.broadcast(_several(tensors), root), opts)
 
-    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: _Options | None = None) -> MpiWork:
         return self._start(
             calls.all_gather(calls.only(outputs, "all_gather"), calls.only(tensors, "all_gather"), self.size()), opts
         )
 
-    def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: _Options | None = None
+    ) -> MpiWork:
         """Gather several tensors; `outputs` is indexed by rank, then by tensor."""
         each = [
             calls.all_gather([of_rank[index] for of_rank in outputs], tensor, self.size())
@@ -164,50 +185,63 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         ]
         return self._start(_together(each, outputs), opts)
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MpiWork:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.all_gather_single([output], [tensor], self.size()), opts)
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: _Options | None = None
+    ) -> MpiWork:
         return self._start(calls.all_gather_single(outputs, tensors, self.size()), opts)
 
-    def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: GatherOptions | None = None) -> MpiWork:
         root = self._member((opts or GatherOptions()).rootRank, "gather")
         into = calls.only(outputs, "gather") if self.rank() == root else []
         if self.rank() == root and len(into) != self.size():
             raise CollectivesError(f"gather got {len(into)} output tensors in a group of {self.size()} ranks.")
         return self._start(calls.gather(into, calls.only(tensors, "gather"), root, self.size()), opts)
 
-    def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MpiWork:
+    def scatter(
+        self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: ScatterOptions | None = None
+    ) -> MpiWork:
         root = self._member((opts or ScatterOptions()).rootRank, "scatter")
-        given = calls.only(tensors, "scatter") if self.rank() == root else []
-        if self.rank() == root and len(given) != self.size():
-            raise CollectivesError(f"scatter got {len(given)} input tensors in a group of {self.size()} ranks.")
-        return self._start(calls.scatter(calls.only(outputs, "scatter"), given, root, self.size()), opts)
+        parts = calls.only(tensors, "scatter") if self.rank() == root else []
+        if self.rank() == root and len(parts) != self.size():
+            raise CollectivesError(f"scatter got {len(parts)} input tensors in a group of {self.size()} ranks.")
+        return self._start(calls.scatter(calls.only(outputs, "scatter"), parts, root, self.size()), opts)
 
-    def reduce_scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MpiWork:
+    def reduce_scatter(
+        self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: ReduceScatterOptions | None = None
+    ) -> MpiWork:
         opts = opts or ReduceScatterOptions()
-        output, given = calls.only(outputs, "reduce_scatter"), calls.only(tensors, "reduce_scatter")
-        return self._start(calls.reduce_scatter(output, given, opts.reduceOp, self.size()), opts)
+        output, parts = calls.only(outputs, "reduce_scatter"), calls.only(tensors, "reduce_scatter")
+        return self._start(calls.reduce_scatter(output, parts, opts.reduceOp, self.size()), opts)
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MpiWork:
+    def reduce_scatter_single(
+        self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions | None = None
+    ) -> MpiWork:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: ReduceScatterOptions | None = None
     ) -> MpiWork:
         opts = opts or ReduceScatterOptions()
         return self._start(calls.reduce_scatter_single(outputs, tensors, opts.reduceOp, self.size()), opts)
 
-    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: _Options | None = None) -> MpiWork:
         return self._start(calls.all_to_all(outputs, tensors, self.size()), opts)
 
     def all_to_all_single(
-        self, output: Tensor, tensor: Tensor, output_splits: list[int], splits: list[int], opts: Any = None
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_splits: list[int],
+        splits: list[int],
+        opts: _Options | None = None,
     ) -> MpiWork:
         call = calls.all_to_all_single(output, tensor, output_splits, splits, self.size())
         return self._start(call, opts)
 
-    def barrier(self, opts: Any = None) -> MpiWork:
+    def barrier(self, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.barrier(), opts)
 
     # The same, under the names of torch before 2.13.
@@ -231,7 +265,10 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # The end.
 
     def shutdown(self) -> None:
-        """Finish all started operations and free the communicator. Every rank of the group has to call it."""
+        """Finish all started operations and free the communicator.
+
+        Every rank of the group has to call it.
+        """
         if self._is_shut_down:
             return
         self._is_shut_down = True
@@ -249,12 +286,15 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._lane.is_busy or self._messages.is_busy
 
     def _member(self, rank: int, what: str) -> int:
-        """Check a rank and return it. After an error by MPI itself the group would be unusable."""
+        """Check a rank and return it.
+
+        After an error by MPI itself the group would be unusable.
+        """
         if not 0 <= rank < self.size():
             raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
         return rank
 
-    def _start(self, call: Call, opts: Any) -> MpiWork:
+    def _start(self, call: Call, opts: _Options | None) -> MpiWork:
         if self._is_shut_down:
             # A lane that was broken off says why, which is more than that the group is gone.
             self._lane.check()
@@ -298,7 +338,10 @@ def _abandon_if_busy() -> None:
 
 
 def _forsake() -> None:
-    """Disable the groups in a forked child, which has no communication threads and must not use its parent's MPI."""
+    """Disable the groups in a forked child.
+
+    It has no communication threads and must not use its parent's MPI.
+    """
     for group in list(_GROUPS):
         # Set first, so that every later call comes to the lane's reason, and to no lock that the parent's threads held at the
         # fork.
@@ -312,8 +355,8 @@ def _forsake() -> None:
 os.register_at_fork(after_in_child=_forsake)
 
 
-def _together(each: list[Call], outputs: Any) -> Call:
-    def run(comm: Any) -> None:
+def _together(each: list[Call], outputs: object) -> Call:
+    def run(comm: MPI.Comm) -> None:
         for call in each:
             assert call.run is not None
             call.run(comm)
@@ -321,18 +364,19 @@ def _together(each: list[Call], outputs: Any) -> Call:
     return Call(text="; ".join(call.text for call in each), run=run, outputs=outputs)
 
 
-def _timeout_s(opts: Any) -> float | None:
-    timeout = getattr(opts, "timeout", None)
+def _timeout_s(opts: _Options | None) -> float | None:
     # torch's options hold -1 ms where no time limit was given.
-    seconds = timeout.total_seconds() if timeout is not None else -1.0
+    seconds = -1.0 if opts is None else opts.timeout.total_seconds()
     return seconds if seconds > 0 else None
 
 
-def _reducing(opts: Any, op: Any, timeout: Any, kind: type) -> Any:
-    """Return options from options or from an operation: torch's method takes either as its second argument."""
-    if isinstance(opts, kind):
+def _reducing(
+    opts: AllreduceOptions | ReduceOp | None, op: ReduceOp | None, timeout: timedelta | None
+) -> AllreduceOptions:
+    """Return options from options or from an operation."""
+    if isinstance(opts, AllreduceOptions):
         return opts
-    made = kind()
+    made = AllreduceOptions()
     chosen = op if opts is None else opts
     if chosen is not None:
         made.reduceOp = chosen
@@ -341,5 +385,5 @@ def _reducing(opts: Any, op: Any, timeout: Any, kind: type) -> Any:
     return made
 
 
-def _several(tensors: Any) -> list[Tensor]:
+def _several(tensors: Tensor | list[Tensor]) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)

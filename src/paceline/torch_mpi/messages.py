@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -37,11 +36,11 @@ class Messages:
         return self._follow(MessageWork(self._lane, self._lane.comm.Isend(_bytes(tensor), to, tag), tensor, None, text))
 
     def receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> MpiWork:
-        """Receive into the tensors. A `source` of None accepts a message from any rank."""
+        """Receive into the tensors; a `source` of None means any rank."""
         into = self._one(tensors, tag)
         tensor = buffers.room(into)
-        whom = "any rank" if source is None else f"rank {source} of the group"
-        text = f"recv({tensor.dtype}, {tensor.numel()} elements, from {whom}, tag {tag})"
+        sender = "any rank" if source is None else f"rank {source} of the group"
+        text = f"recv({tensor.dtype}, {tensor.numel()} elements, from {sender}, tag {tag})"
         request = self._lane.comm.Irecv(_bytes(tensor), MPI.ANY_SOURCE if source is None else source, tag)
         return self._follow(MessageWork(self._lane, request, tensor, into, text))
 
@@ -55,8 +54,7 @@ class Messages:
             left = list(self._open)
         for work in left:
             work.give_up()
-        thread = self._thread
-        if thread is not None:
+        if (thread := self._thread) is not None:
             # The thread ends when no message is open any more, and only then may the communicator be freed.
             thread.join()
 
@@ -100,9 +98,11 @@ class Messages:
 
 
 class MessageWork(MpiWork):
-    """A message in flight, with the memory that MPI reads or writes."""
+    """A message in flight, with its memory."""
 
-    def __init__(self, lane: Lane, request: Any, memory: torch.Tensor, into: torch.Tensor | None, text: str) -> None:
+    def __init__(
+        self, lane: Lane, request: MPI.Request, memory: torch.Tensor, into: torch.Tensor | None, text: str
+    ) -> None:
         super().__init__(concurrent.futures.Future(), text)
         self._lane = lane
         self._request = request
@@ -116,14 +116,14 @@ class MessageWork(MpiWork):
         return self._future.done() or self._look()
 
     def source_rank(self) -> int:
-        """Wait for the message and return its sender's rank in the group."""
+        """Wait for the message and return its sender's rank."""
         self._wait(None)
         return self._source
 
     _source_rank = source_rank
 
     def give_up(self) -> None:
-        """Cancel a receive. A sent message has to arrive, so it stays."""
+        """Cancel a receive. A sent message has to arrive."""
         with self._looking:
             if self._into is not None and not self._future.done():
                 self._request.Cancel()
@@ -141,7 +141,7 @@ class MessageWork(MpiWork):
         super()._wait(0)
 
     def _look(self) -> bool:
-        """Test the request, and return whether it is over. The first thread to see that settles the future."""
+        """Test the request, and settle the future if it is over."""
         with self._looking:
             if self._future.done():
                 return True
@@ -156,7 +156,7 @@ class MessageWork(MpiWork):
                 self._future.set_exception(problem)
             return True
 
-    def _settle(self, status: Any) -> None:
+    def _settle(self, status: MPI.Status) -> None:
         if self._into is None:
             self._future.set_result([self._memory])
             return
@@ -178,9 +178,9 @@ class MessageWork(MpiWork):
             self._future.set_result([self._into])
 
 
-def _bytes(tensor: torch.Tensor) -> list[Any]:
+def _bytes(tensor: torch.Tensor) -> buffers.MpiBuffer:
     # As bytes, so that the two sides' types need not match; a count of 2 GiB or more doesn't fit into MPI's 32 bits, so a
     # longer message goes by elements.
     if tensor.numel() * tensor.element_size() < (1 << 31):
-        return [buffers.raw(tensor), MPI.BYTE]
+        return buffers.raw(tensor), MPI.BYTE
     return buffers.elements(tensor)

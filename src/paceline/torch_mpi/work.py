@@ -23,13 +23,13 @@ LONGEST_SLEEP_S = 1e-3
 
 
 class MpiWork(_Work):  # type: ignore[misc]
-    """An operation in flight: a `concurrent.futures.Future` with the methods of torch's `Work`."""
+    """An operation in flight: a future with torch's methods of `Work`."""
 
-    def __init__(self, future: concurrent.futures.Future[Any], text: str) -> None:
+    def __init__(self, future: concurrent.futures.Future[object], text: str) -> None:
         super().__init__()
         self._future = future
         self._text = text
-        self._torch_future: torch.futures.Future[Any] | None = None
+        self._torch_future: torch.futures.Future[object] | None = None
 
     def is_completed(self) -> bool:
         return self._future.done()
@@ -41,7 +41,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         return self._future.exception() if self._future.done() else None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait and return True; a timeout of 0 means no limit. Raise the operation's error, or CollectivesError at the limit."""
+        """Wait and return True; a timeout of 0 means no limit."""
         timeout_s = timeout.total_seconds()
         step_clock.timed(self._wait, step_clock.WAIT)(timeout_s if timeout_s > 0 else None)
         return True
@@ -53,7 +53,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         # A CPU has no streams: the next operation must find the result.
         self.wait()
 
-    def result(self) -> Any:
+    def result(self) -> object:
         return self._future.result()
 
     def source_rank(self) -> int:
@@ -61,13 +61,13 @@ class MpiWork(_Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> torch.futures.Future[object]:
         """Return torch's future of the outputs, the same at each call.
 
         The thread that did the operation runs its callbacks.
         """
         if self._torch_future is None:
-            settled: torch.futures.Future[concurrent.futures.Future[Any]] = torch.futures.Future()
+            settled: torch.futures.Future[concurrent.futures.Future[object]] = torch.futures.Future()
             # Through `then`, because only an error raised by a callback reaches C++ as an error: DDP's reducer waits there.
             self._torch_future = settled.then(_value)
             self._future.add_done_callback(settled.set_result)
@@ -86,9 +86,12 @@ class MpiWork(_Work):  # type: ignore[misc]
 
 
 class DoneWork(MpiWork):
-    """The handle of a finished collective. Every blocking call makes one, so it creates a future only on request."""
+    """The handle of a finished collective.
 
-    def __init__(self, outputs: Any, text: str) -> None:
+    Every blocking call makes one, so it creates a future only on request.
+    """
+
+    def __init__(self, outputs: object, text: str) -> None:
         # Not `MpiWork.__init__`, which takes a future.
         Work.__init__(self)
         self._outputs = outputs
@@ -107,24 +110,25 @@ class DoneWork(MpiWork):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return True
 
-    def result(self) -> Any:
+    def result(self) -> object:
         return self._outputs
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> torch.futures.Future[object]:
         if self._torch_future is None:
             self._torch_future = torch.futures.Future()
             self._torch_future.set_result(self._outputs)
         return self._torch_future
 
 
-def _value(settled: torch.futures.Future[concurrent.futures.Future[Any]]) -> Any:
+def _value(settled: torch.futures.Future[concurrent.futures.Future[object]]) -> object:
     return settled.value().result()
 
 
 def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: int) -> None:
-    """Poll `look` until it returns True, first `looks` times without a sleep.
+    """Poll `look` until it returns True.
 
-    MPI has no callback for the end of an operation. The sleeps between polls grow slowly.
+    The first `looks` polls come without a sleep. MPI has no callback for the end of an operation. The sleeps between polls grow
+    slowly.
 
     Raises:
         CollectivesError: It does not within `limit_s`; the message is "waited {limit_s} s {late}".

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.horovod.common import handles, ops, timeline
 from paceline.compat.horovod.common.process_sets import ProcessSet, registry
+from paceline.compat.horovod.common.types import RanksOrComm
 
 if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 _JOINED = "HOROVOD_JOINED_BY"
 
 
-def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Join the ranks that were started together. A second call does nothing.
 
     Args:
@@ -242,11 +243,11 @@ def _transport_name() -> str:
     return running.transport_name if running is not None else world.choice(os.environ)
 
 
-def _check_comm(comm: Any, world_size: int) -> None:
+def _check_comm(comm: RanksOrComm | None, world_size: int) -> None:
     if comm is None:
         return
     # Of a communicator only the size counts: with as many ranks as the world it has all of them.
-    ranks = sorted(comm) if isinstance(comm, Sequence) else list(range(comm.size))
+    ranks = sorted(comm) if isinstance(comm, Iterable) else list(range(comm.size))
     # An empty list is Horovod's own default.
     if ranks and ranks != list(range(world_size)):
         raise ValueError(
@@ -264,7 +265,7 @@ class HorovodBasics:
     Average, Sum, Adasum = ops.Average, ops.Sum, ops.Adasum
     Min, Max, Product = ops.Min, ops.Max, ops.Product
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         pass
 
     init = staticmethod(init)

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from paceline.collectives.errors import CollectivesError
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common import basics, objects
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.compat.horovod.common.kept_commits import KeptCommits, base_of
+from paceline.compat.horovod.common.types import KeptState
 from paceline.system import run_variables
 
 T = TypeVar("T")
@@ -106,11 +108,11 @@ class State(Kept):
         if self._last_update > before:
             raise HostsUpdatedInterrupt(everything == REMOVED)
 
-    def kept(self) -> dict[str, Any] | None:
+    def kept(self) -> KeptState | None:
         """Return the saved values as nested dicts, lists, numbers, texts and arrays, or None if a subclass cannot."""
         return None
 
-    def take_kept(self, kept: dict[str, Any]) -> None:
+    def take_kept(self, kept: KeptState) -> None:
         """Take the result of `kept` in another process as saved; `restore` goes back to it."""
         raise NotImplementedError
 
@@ -122,7 +124,7 @@ class State(Kept):
 class ObjectState(State):
     """Plain values, each an attribute. They are not copied."""
 
-    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: object) -> None:
         super().__init__(bcast_object, get_rank)
         self._saved_state = kwargs
         self._set_attrs()
@@ -139,10 +141,10 @@ class ObjectState(State):
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
 
-    def kept(self) -> dict[str, Any] | None:
+    def kept(self) -> KeptState | None:
         return {"values": self._saved_state}
 
-    def take_kept(self, kept: dict[str, Any]) -> None:
+    def take_kept(self, kept: KeptState) -> None:
         # What the script has now and had not then, or could not be kept, stays as the script has made it.
         self._saved_state |= {name: value for name, value in kept["values"].items() if name in self._saved_state}
 
@@ -154,7 +156,7 @@ class ObjectState(State):
 class VariablesState(ObjectState):
     """Variables of a framework, and plain values. Subclasses read, write and broadcast the variables."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         super().__init__(from_first, basics.rank, **kwargs)
         self._saved_variables = self._read()
 
@@ -171,18 +173,18 @@ class VariablesState(ObjectState):
         self._saved_variables = self._read()
         super().sync()
 
-    def kept(self) -> dict[str, Any] | None:
-        return {**(super().kept() or {}), "variables": self._saved_variables}
+    def kept(self) -> KeptState | None:
+        return {"values": self._saved_state, "variables": self._saved_variables}
 
-    def take_kept(self, kept: dict[str, Any]) -> None:
+    def take_kept(self, kept: KeptState) -> None:
         self._saved_variables = kept["variables"]
         super().take_kept(kept)
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> list[Array]:
         """Return copies of the variables' values."""
         raise NotImplementedError
 
-    def _write(self, values: list[Any]) -> None:
+    def _write(self, values: list[Array]) -> None:
         """Set the variables to these values."""
         raise NotImplementedError
 
@@ -220,9 +222,10 @@ class NotificationManager:
 notification_manager = NotificationManager()
 
 
-def from_first(value: Any) -> Any:
+def from_first(value: T) -> T:
     """Return the first rank's value on every rank."""
-    return objects.broadcast_object(value, name="elastic_state")
+    first: T = objects.broadcast_object(value, name="elastic_state")
+    return first
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -237,7 +240,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
     """Wrap `func(state, ...)` to restart from the last commit when a collective fails; `reset` restarts the engine."""
 
     @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
+    def wrapper(state: State, *args: object, **kwargs: object) -> T:
         notification_manager.init()
         notification_manager.register_listener(state)
         is_new, skip_sync, restores, commits = True, False, 0, state._commits
@@ -281,13 +284,13 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
 
 def _go_on(state: State, commits: KeptCommits) -> None:
     """Load the last commit of an earlier attempt into the first rank's state; `sync` gives it to the others."""
-    found = commits.load() if state._rank() == 0 else None
-    if found is not None:
-        state.take_kept(found)
+    kept = commits.load() if state._rank() == 0 else None
+    if kept is not None:
+        state.take_kept(kept)
         state.restore()
     # All ranks count on from there, and adapt to how many they are now.
-    is_found, commits.number = state._bcast_object((found is not None, commits.number))
-    if is_found:
+    has_commit, commits.number = state._bcast_object((kept is not None, commits.number))
+    if has_commit:
         # First: in Horovod, whose processes go on, all ranks have the committed state when the callbacks look at it.
         state.sync()
         state.on_reset()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.collectives.background_loop import waiting_at_once
 from paceline.collectives.errors import CollectivesError
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, translated
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set, registry
 
@@ -33,8 +34,8 @@ def submit(
     name: str | None,
     process_set: ProcessSet,
     finish: Callable[[Any], Any],
-    given: Any,
-    how: dict[str, Any],
+    arrays: object,
+    how: Mapping[str, object],
     method: str | None = None,
 ) -> int:
     """Submit an operation to the engine and return its handle; `finish` turns the engine's result into the script's.
@@ -47,7 +48,7 @@ def submit(
         name: The operation's name, or None.
         process_set: The ranks that take part.
         finish: Makes the script's result of the engine's.
-        given: The array, or the list of arrays.
+        arrays: The array, or the list of arrays.
         how: The method's further arguments.
         method: The engine's method, if its name is not `kind`.
 
@@ -68,7 +69,7 @@ def submit(
             f"{name!r}. Give each tensor a name of its own, or synchronize the first before the second."
         )
     try:
-        handle = getattr(registry.engine(), method or kind)(full, given, process_set=number, **how)
+        handle = getattr(registry.engine(), method or kind)(full, arrays, process_set=number, **how)
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     # `itertools.count` and dictionaries are changed in one step each, so threads that submit need no lock. If two
@@ -84,8 +85,8 @@ def submit_several(
     name: str | None,
     process_set: ProcessSet,
     finish: Callable[[list[Any]], Any],
-    arrays: list[Any],
-    how: dict[str, Any],
+    arrays: Sequence[Array],
+    how: Mapping[str, object],
     *,
     grouped: bool,
 ) -> int:
@@ -141,12 +142,6 @@ def clear() -> None:
     _pending.clear()
     _in_flight.clear()
     _unnamed.clear()
-
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 
 def plain(array: Array) -> Array:

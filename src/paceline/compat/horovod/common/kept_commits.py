@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.types import KeptState
 from paceline.errors import CheckpointError, UserError
 from paceline.system import run_variables
 
@@ -31,8 +32,8 @@ _numbers = itertools.count()
 
 def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the prefix of the files' paths, or None where no other attempt can follow."""
-    if told := environment.get(VARIABLE):
-        return told
+    if base := environment.get(VARIABLE):
+        return base
     folder = environment.get("PACELINE_CHECKPOINT_DIR")
     restarts = environment.get("PACELINE_MAX_RESTARTS") or environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if folder and (run_variables.MIN_NODES_VARIABLE in environment or restarts not in ("", "0")):
@@ -48,26 +49,26 @@ class KeptCommits:
         self._refused: set[str] = set()
         self.number = 0
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self) -> KeptState | None:
         """Return the newest commit of earlier attempts in the form of `State.kept`, or None."""
         from paceline.checkpoint.api import CheckpointFile, decode_state
 
-        found: list[tuple[int, Any]] = []
+        commits: list[tuple[int, CheckpointFile]] = []
         for path in sorted(self._base.parent.glob(f"{self._base.name}.of_*.safetensors")):
             file = CheckpointFile(path)
             try:
                 number = dict(file.told["of"])["number"]
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{str(path)!r} is no commit of elastic state. Remove it.") from error
-            found.append((int(number), file))
-        if not found:
+            commits.append((int(number), file))
+        if not commits:
             return None
-        self.number, newest = max(found, key=lambda item: item[0])
+        self.number, newest = max(commits, key=lambda item: item[0])
         told = decode_state(newest.told, newest.array)
-        state: dict[str, Any] = told["state"]
+        state: KeptState = told["state"]
         return state
 
-    def save(self, state: Mapping[str, Any]) -> None:
+    def save(self, state: Mapping[str, object]) -> None:
         """Write a commit if this is the first rank of its host."""
         self.number += 1
         if basics.local_rank() != 0:
@@ -86,13 +87,13 @@ class KeptCommits:
         # Not synced: it has to outlive this process, not a power cut, and a commit may come after every batch.
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), told, dense, durable=False)
 
-    def _plain(self, name: str, value: Any) -> tuple[Any, dict[str, Any]]:
+    def _plain(self, name: str, value: object) -> tuple[Any, dict[str, Any]]:
         """Return one part of the state without the values that cannot be written."""
         from paceline.checkpoint.api import encode_state
 
-        def arrays_of(told_value: Any, where: str) -> tuple[Any, dict[str, Any]]:
+        def arrays_of(value: object, where: str) -> tuple[Any, dict[str, Any]]:
             # The name before all of them, so that no two parts have an array of one name.
-            told, arrays = encode_state({where: told_value})
+            told, arrays = encode_state({where: value})
             return told["of"][0][1], arrays
 
         if not isinstance(value, dict):

@@ -5,23 +5,21 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.collectives.errors import CollectivesError
+from paceline.collectives.numbers import Array
 from paceline.collectives.rendezvous import run_secret
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.handles import allgather_async, broadcast_async_
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, checked_members, global_process_set
 from paceline.system.handshake import RUN_SECRET_VARIABLE, TAG_BYTES, is_tag, tag
 
-if TYPE_CHECKING:
-    import numpy as np
-
 _PURPOSE = "object"
 
 
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: object = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Return the object of `root_rank` on every rank; the root gets its own object back.
 
@@ -46,7 +44,7 @@ def broadcast_object(
     return obj if is_root else _unpickled(payload.tobytes())
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return the objects of all ranks in rank order.
 
     Raises:
@@ -72,7 +70,7 @@ def _part(name: str | None, part: str) -> str | None:
     return None if name is None else f"{name}.{part}"
 
 
-def _packed(obj: Any) -> tuple[np.ndarray[Any, Any], Exception | None]:
+def _packed(obj: object) -> tuple[Array, Exception | None]:
     """Pickle the object, or return the error and its text instead: a rank that raised here would let others wait."""
     import numpy as np
 
@@ -82,7 +80,7 @@ def _packed(obj: Any) -> tuple[np.ndarray[Any, Any], Exception | None]:
     except Exception as failed:
         error, data = failed, _text_of(failed).encode(errors="backslashreplace")
     # A copy: the pickle's bytes are read-only, and the root sends from this array.
-    made: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8).copy()
+    made: Array = np.frombuffer(data, np.uint8).copy()
     return made, error
 
 
@@ -94,7 +92,7 @@ def _text_of(failed: Exception) -> str:
         return type(failed).__name__
 
 
-def _pickled(obj: Any) -> bytes:
+def _pickled(obj: object) -> bytes:
     try:
         import cloudpickle  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -118,8 +116,8 @@ def _unpickled(data: bytes) -> Any:
     """
     key = run_secret()
     if key is not None:
-        found, data = data[:TAG_BYTES], data[TAG_BYTES:]
-        if not is_tag(found, key, _PURPOSE, data):
+        signature, data = data[:TAG_BYTES], data[TAG_BYTES:]
+        if not is_tag(signature, key, _PURPOSE, data):
             raise CollectivesError(
                 "an object came that is not signed with the run's secret: it is not from a rank of this run, or that rank was "
                 f"started in another way. Nothing was made of it. Let one launcher start all ranks ({RUN_SECRET_VARIABLE})."
@@ -128,5 +126,5 @@ def _unpickled(data: bytes) -> Any:
 
 
 def _refusal(errors: Mapping[int, bytes]) -> ValueError:
-    told = "; ".join(f"rank {rank}: {text.decode()}" for rank, text in errors.items())
-    return ValueError(f"an object can't be pickled, so no rank gets it: {told}. Send its parts that can be.")
+    texts = "; ".join(f"rank {rank}: {text.decode()}" for rank, text in errors.items())
+    return ValueError(f"an object can't be pickled, so no rank gets it: {texts}. Send its parts that can be.")

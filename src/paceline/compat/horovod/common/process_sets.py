@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.horovod.common.exceptions import translated
 from paceline.compat.horovod.common.ops import is_power_of_two
+from paceline.compat.horovod.common.types import RanksOrComm
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from paceline.collectives.engine import Engine
 
 
@@ -20,9 +23,9 @@ class ProcessSet:
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
-    mpi_comm: Any = None
+    mpi_comm: MPI.Comm | None = None
 
-    def __init__(self, ranks_or_comm: Any) -> None:
+    def __init__(self, ranks_or_comm: RanksOrComm) -> None:
         if isinstance(ranks_or_comm, Iterable):
             self.ranks = sorted(int(rank) for rank in ranks_or_comm)
             if not self.ranks or len(set(self.ranks)) != len(self.ranks) or self.ranks[0] < 0:
@@ -177,8 +180,8 @@ class _Registry:
 
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
         """Return the ranks of the set; of all sets where each rank has passed its own communicator, as after a Split."""
-        if process_set.ranks is not None:
-            return [process_set.ranks]
+        if process_set.ranks is not None or process_set.mpi_comm is None:
+            return [process_set.ranks or []]
         import numpy as np
 
         engine = self.engine()

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.types import Groups, Layer, Layers
 
 T = TypeVar("T")
+G = TypeVar("G")
 
 
 class Compressor:
@@ -46,10 +48,10 @@ def checked_group(tensors: Iterable[T]) -> list[T]:
     Raises:
         ValueError: The list is empty.
     """
-    given = list(tensors)
-    if not given:
+    group = list(tensors)
+    if not group:
         raise ValueError("a grouped operation needs at least one tensor; the list is empty.")
-    return given
+    return group
 
 
 def check_predivide(factor: float, op: int) -> None:
@@ -64,7 +66,7 @@ def check_predivide(factor: float, op: int) -> None:
         raise ValueError(f"gradient_predivide_factor={factor}: it must be more than 0.")
 
 
-def chosen_groups(groups: Any, num_groups: int) -> Any:
+def chosen_groups(groups: G | None, num_groups: int) -> G | int | None:
     """Return `groups`, or the value of its old name with a warning. The public function must call it directly."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
@@ -77,7 +79,7 @@ def in_parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
     return [items[part * len(items) // count : (part + 1) * len(items) // count] for part in range(count)]
 
 
-def check_groups(groups: Any, members: str = "variables") -> None:
+def check_groups(groups: object, members: str = "variables") -> None:
     """Refuse `groups` that are neither a number nor lists of `members`.
 
     Raises:
@@ -90,7 +92,7 @@ def check_groups(groups: Any, members: str = "variables") -> None:
         raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of {members}.")
 
 
-def checked_layers(local_layers: Any, weights: str) -> tuple[Any, ...]:
+def checked_layers(local_layers: Layers, weights: str) -> tuple[Layer, ...]:
     """Return the layers as a tuple; a single layer and None are accepted too.
 
     `weights` is the attribute with which each layer lists its variables.
@@ -100,11 +102,11 @@ def checked_layers(local_layers: Any, weights: str) -> tuple[Any, ...]:
     """
     if local_layers is None:
         return ()
-    layers: Sequence[Any] = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)
+    layers = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)
     for layer in layers:
         if not hasattr(layer, weights):
             raise ValueError(f"local_layers has {layer!r}, which is not a Keras layer.")
-    return tuple(layers)
+    return layers
 
 
 class How(NamedTuple):
@@ -115,7 +117,7 @@ class How(NamedTuple):
     postscale: float = 1.0
     process_set: ProcessSet = global_process_set
 
-    def engine(self) -> dict[str, Any]:
+    def engine(self) -> dict[str, object]:
         """Return the arguments for the engine's reductions."""
         op, prescale, postscale, _ = self
         return {"op": ENGINE_NAMES[op], "prescale": float(prescale), "postscale": float(postscale)}
@@ -140,10 +142,10 @@ class Reduction:
     """
 
     op: int = Average
-    compression: Any = NoneCompressor
+    compression: type[Compressor] = NoneCompressor
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
-    groups: Any = None
+    groups: Groups = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     prefix: str = "DistributedOptimizer"

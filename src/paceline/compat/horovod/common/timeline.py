@@ -17,10 +17,11 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from paceline.collectives import Engine
+    from paceline.collectives.request import Request
 
 #: Guards only `_trace`. The trace has its own lock for the engine's threads. Never take this lock while holding that
 #: one.
@@ -90,7 +91,7 @@ class _Trace:
 
     def observed(
         self,
-        request: Any,
+        request: Request,
         submitted_s: float,
         agreed_s: float | None,
         done_s: float,
@@ -136,7 +137,7 @@ class _Trace:
     def _event(self, line: int, name: str, phase: str, time_s: float) -> None:
         self._put({"name": name, "ph": phase, "pid": line, "tid": 0, "ts": self._us(time_s)})
 
-    def _put(self, record: dict[str, Any]) -> None:
+    def _put(self, record: dict[str, object]) -> None:
         assert self._file is not None
         self._file.write(json.dumps(record) + ",\n")
 

@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.ops import handle_average_backwards_compatibility, is_power_of_two
@@ -39,7 +39,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     return ext_base_name in ("torch", "tensorflow") and find_spec(ext_base_name) is not None
 
 
-def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
+def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: object) -> None:
     """Check that the framework is installed.
 
     Raises:

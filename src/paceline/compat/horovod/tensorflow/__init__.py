@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.compat.horovod.common import __version__
 from paceline.compat.horovod.common.util import _cache  # noqa: F401
 from paceline.compat.horovod.tensorflow import elastic, mpi_ops
@@ -49,7 +47,7 @@ __all__ = [
 __all__ += mpi_ops.__all__
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "SyncBatchNormalization":
         # Loads Keras, for scripts that use it.
         from paceline.compat.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 
 from paceline.compat.horovod.common.ops import Adasum, resolve_op
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_adasum, global_process_set
-from paceline.compat.horovod.common.reduction import How
+from paceline.compat.horovod.common.reduction import Compressor, How
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.launch import Piece, as_written, run
 from paceline.compat.horovod.tensorflow.names import operation_name
@@ -19,18 +18,18 @@ from paceline.compat.horovod.tensorflow.pieces import reduce_piece, sparse_piece
 
 @as_written
 def allreduce(
-    tensor: Any,
+    tensor: tf.Tensor | tf.IndexedSlices,
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
-) -> Any:
+) -> tf.Tensor | tf.IndexedSlices:
     """Reduce the tensor over the ranks into a new one. Gradients flow through, reduced the same way.
 
     A tf.IndexedSlices becomes one with the rows of all ranks, its values divided for Average. `op` is hvd.Average by default.
@@ -52,18 +51,18 @@ def allreduce(
 
 @as_written
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[tf.Tensor | tf.IndexedSlices],
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
-) -> list[Any]:
+) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduce tensors together, once all of them are ready on every rank.
 
     Their types may differ; sparse ones are reduced as in `allreduce`. An empty list returns an empty list.
@@ -84,13 +83,13 @@ def grouped_allreduce(
 
 
 def reduce_all(
-    tensors: Sequence[Any],
+    tensors: Sequence[tf.Tensor | tf.IndexedSlices],
     names: Sequence[str | None],
     how: How,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     groups: Sequence[tuple[str | None, Sequence[int]]] = (),
     sparse: How | None = None,
-) -> list[Any]:
+) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduce each tensor, dense or sparse. All are submitted before the first wait.
 
     `sparse` replaces `how` for sparse tensors. `groups` holds (name, positions in `tensors`) of dense tensors that begin
@@ -100,9 +99,9 @@ def reduce_all(
         check_adasum(how.process_set)
     pieces: list[Piece] = []
     # For each tensor, the function that makes its result of all pieces' results, and its compression's context.
-    finishes: dict[int, Callable[[list[list[Any]]], Any]] = {}
-    contexts: dict[int, Any] = {}
-    dense: dict[int, Any] = {}
+    finishes: dict[int, Callable[[list[list[tf.Tensor]]], tf.Tensor | tf.IndexedSlices]] = {}
+    contexts: dict[int, object] = {}
+    dense: dict[int, tf.Tensor] = {}
     for index, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
             values, contexts[index] = compression.compress(tensor.values)
@@ -124,21 +123,25 @@ def reduce_all(
     return [finishes[index](results) for index in range(len(tensors))]
 
 
-def _converted(tensors: Sequence[Any]) -> list[Any]:
+def _converted(tensors: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor | tf.IndexedSlices]:
     return [tensor if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in tensors]
 
 
-def _values(tensor: Any) -> Any:
+def _values(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
 
 
-def _dense(piece: int, place: int, compression: Any, ctx: Any, results: list[list[Any]]) -> Any:
+def _dense(
+    piece: int, place: int, compression: type[Compressor], ctx: object, results: list[list[tf.Tensor]]
+) -> tf.Tensor:
     return compression.decompress(results[piece][place], ctx)
 
 
-def _undone(compression: Any, ctx: Any, values: Any) -> Any:
+def _undone(compression: type[Compressor], ctx: object, values: tf.Tensor) -> tf.Tensor:
     return compression.decompress(values, ctx)
 
 
-def _sparse(joined: Any, piece: int, results: list[list[Any]]) -> Any:
+def _sparse(
+    joined: Callable[[list[list[tf.Tensor]]], tf.IndexedSlices], piece: int, results: list[list[tf.Tensor]]
+) -> tf.IndexedSlices:
     return joined(results[piece : piece + 2])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from paceline.collectives.numbers import Array, DType
 from paceline.compat.horovod.common.handles import plain
 
-Array = np.ndarray[Any, Any]
+#: Of a variable without a gradient it is None.
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 #: TensorFlow computes only in memory that starts at a multiple of this; anything else is copied.
 _ALIGNMENT_BYTES = 64
@@ -19,7 +21,7 @@ _ALIGNMENT_BYTES = 64
 _SHARED_BYTES = 1 << 15
 
 
-def host(tensor: Any) -> Array:
+def host(tensor: tf.Tensor) -> Array:
     """Return an eager tensor's values in host memory, its own memory if possible.
 
     Raises:
@@ -56,7 +58,7 @@ def told_dtype(array: Array) -> str | None:
     return "bfloat16"
 
 
-def empty(shape: Sequence[int], dtype: Any) -> Array:
+def empty(shape: Sequence[int], dtype: DType) -> Array:
     """Allocate memory that TensorFlow can take over as a tensor's."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
@@ -68,7 +70,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Array:
     return made
 
 
-def tensor_of(array: Array) -> Any:
+def tensor_of(array: Array) -> tf.Tensor:
     """Return an eager tensor of the array's values, in its memory if aligned. Do not write to the array afterwards."""
     bits = plain(array)
     if bits.nbytes < _SHARED_BYTES or bits.__array_interface__["data"][0] % _ALIGNMENT_BYTES or bits.dtype.kind == "b":

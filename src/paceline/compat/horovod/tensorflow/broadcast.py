@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.handles import plain
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, global_process_set
 from paceline.compat.horovod.common.reduction import How
-from paceline.compat.horovod.tensorflow.arrays import Array, empty
+from paceline.compat.horovod.tensorflow.arrays import Gradient, empty
 from paceline.compat.horovod.tensorflow.launch import Piece, as_written, run
 from paceline.compat.horovod.tensorflow.names import operation_name, raw, unique_in_graph, variable_names
 from paceline.compat.horovod.tensorflow.pieces import dense, gradient_name, reduce_piece
@@ -20,12 +20,12 @@ from paceline.compat.horovod.tensorflow.pieces import dense, gradient_name, redu
 
 @as_written
 def broadcast(
-    tensor: Any,
+    tensor: tf.Tensor,
     root_rank: int,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> tf.Tensor:
     """Return a new tensor with the values of `root_rank`, a world rank even within a process set.
 
     The gradient on the root is the average of the ranks' gradients, as in Horovod, and 0 elsewhere.
@@ -41,11 +41,11 @@ def broadcast(
 
 @as_written
 def broadcast_(
-    variables: Sequence[Any],
+    variables: Sequence[tf.Variable],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Give the variables the values of `root_rank`, and return their values.
 
     They may be TensorFlow's or Keras's. If the ranks' variables or their order differ, it raises HorovodInternalError.
@@ -68,7 +68,7 @@ def broadcast_(
     return [_assigned(raw(variable), result) for variable, result in zip(given, results, strict=True)]
 
 
-def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: ProcessSet) -> Piece:
+def broadcast_piece(tensor: tf.Tensor, root: int, name: str | None, process_set: ProcessSet) -> Piece:
     """Return the broadcast of one tensor.
 
     Raises:
@@ -83,7 +83,7 @@ def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: Proce
             "broadcast", name, process_set, lambda _: [out], plain(array), {"root": root, "out": plain(out)}
         )
 
-    def backward(grads: Sequence[Any], _: Sequence[Any]) -> list[Any]:
+    def backward(grads: Sequence[Gradient], _: Sequence[tf.Tensor]) -> list[Gradient]:
         how = How(op=Average, process_set=process_set)
         averaged = run([reduce_piece([dense(grads[0])], gradient_name(name), how, grouped=False)])[0][0]
         # Elsewhere nothing needs it; but a graph of TensorFlow 1 drops what nothing needs, and the others wait for it.
@@ -93,7 +93,7 @@ def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: Proce
     return Piece(tensors=[tensor], submit=submit, results=[(tensor.dtype, tensor.shape)], backward=backward)
 
 
-def _assigned(variable: Any, value: Any) -> Any:
+def _assigned(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
     """Assign the value, and return the variable's value afterwards."""
     if tf.executing_eagerly() or hasattr(variable, "handle"):
         done = variable.assign(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor
@@ -15,11 +13,11 @@ class FP16Compressor(Compressor):
     """Compression of floating-point tensors to float16; others stay as they are."""
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
         return (tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
+    def decompress(tensor: tf.Tensor, ctx: tf.DType | None) -> tf.Tensor:
         return tf.cast(tensor, ctx) if ctx is not None and ctx.is_floating else tensor
 
 

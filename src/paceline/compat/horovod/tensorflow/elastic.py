@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common.elastic import VariablesState, run
 from paceline.compat.horovod.tensorflow.functions import broadcast_object, broadcast_variables
 from paceline.compat.horovod.tensorflow.names import raw
@@ -22,10 +22,15 @@ class TensorFlowState(VariablesState):
     plain values, such as `batch=0`, which are not copied.
     """
 
-    def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        variables: Iterable[tf.Variable] | None = None,
+        session: tf.compat.v1.Session | None = None,
+        **kwargs: object,
+    ) -> None:
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self.session = session
-        self._assigns: Any = None
+        self._assigns: list[tuple[tf.Tensor, tf.Operation]] | None = None
         super().__init__(**kwargs)
 
     def _spread(self) -> None:
@@ -35,12 +40,12 @@ class TensorFlowState(VariablesState):
         else:
             self._write(broadcast_object(self._read(), name="elastic_variables"))
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> list[Array]:
         if self.session is not None:
             return list(self.session.run(self.variables))
         return [np.array(raw(variable).numpy()) for variable in self.variables]
 
-    def _write(self, values: list[Any]) -> None:
+    def _write(self, values: list[Array]) -> None:
         if self.session is None:
             for variable, value in zip(self.variables, values, strict=True):
                 raw(variable).assign(value)
@@ -57,7 +62,7 @@ class TensorFlowState(VariablesState):
         self.session.run([assign for _, assign in self._assigns], fed)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "TensorFlowKerasState":
         # Loads Keras, for scripts that use it.
         from paceline.compat.horovod._keras.elastic import KerasState

@@ -15,11 +15,11 @@ from paceline.compat.horovod.tensorflow.launch import as_written
 
 @as_written
 def broadcast_variables(
-    variables: Sequence[Any],
+    variables: Sequence[tf.Variable],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> Any:
+) -> tf.Operation | None:
     """Give TensorFlow's or Keras's variables the values of `root_rank`. In a graph, return the operation.
 
     `inplace` has no effect: all variables are sent together in either case.
@@ -32,7 +32,7 @@ def broadcast_variables(
 
 
 @as_written
-def broadcast_global_variables(root_rank: int) -> Any:
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
     """Return the operation that gives all global variables of a TensorFlow 1 graph the values of `root_rank`.
 
     Raises:
@@ -47,9 +47,9 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 def broadcast_object(
-    obj: Any = None,
+    obj: object = None,
     root_rank: int = 0,
-    session: Any = None,
+    session: tf.compat.v1.Session | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
@@ -62,16 +62,19 @@ def broadcast_object(
 
 def broadcast_object_fn(
     root_rank: int = 0,
-    session: Any = None,
+    session: tf.compat.v1.Session | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[Any], Any]:
+) -> Callable[[object], Any]:
     """Return `broadcast_object` as a function of the object only."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: object,
+    session: tf.compat.v1.Session | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Return the objects of all ranks in rank order."""
     return objects.allgather_object(obj, name, process_set)
@@ -86,12 +89,12 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
         self.root_rank, self.device = root_rank, device
-        self._broadcast: Any = None
+        self._broadcast: tf.Operation | None = None
 
     def begin(self) -> None:
         # Now: later the graph can't be added to. Once for each graph.
         if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
             self._broadcast = broadcast_global_variables(self.root_rank)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
         session.run(self._broadcast)

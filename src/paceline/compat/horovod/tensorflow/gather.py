@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.handles import plain
 from paceline.compat.horovod.common.ops import check_splits, equal_splits
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.tensorflow.arrays import Array
+from paceline.compat.horovod.tensorflow.arrays import Gradient
 from paceline.compat.horovod.tensorflow.launch import HorovodInvalidArgumentError, Piece, as_written, run
 from paceline.compat.horovod.tensorflow.names import operation_name
 from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradient_name, rows_shape
@@ -20,11 +20,11 @@ from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradi
 
 @as_written
 def allgather(
-    tensor: Any,
+    tensor: tf.Tensor,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> tf.Tensor:
     """Concatenate the ranks' tensors along the first dimension, in rank order.
 
     The first dimension may differ between ranks and may be 0; the others must be equal. The gradient is the average, not the sum,
@@ -39,11 +39,11 @@ def allgather(
 
 @as_written
 def grouped_allgather(
-    tensors: Sequence[Any],
+    tensors: Sequence[tf.Tensor],
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Gather each tensor like `allgather`, once all of them are ready on every rank. An empty list returns an empty list."""
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not given:
@@ -54,12 +54,12 @@ def grouped_allgather(
 
 @as_written
 def alltoall(
-    tensor: Any,
-    splits: Any = None,
+    tensor: tf.Tensor,
+    splits: tf.Tensor | Sequence[int] | None = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Return the rows that every rank has sent to this one, in rank order.
 
     `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
@@ -75,7 +75,7 @@ def alltoall(
     return received if splits is None else (received, received_splits)
 
 
-def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Piece:
+def _alltoall_piece(tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None, process_set: ProcessSet) -> Piece:
     if tensor.shape.rank == 0:
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to send; use tf.reshape(tensor, [1])."
@@ -87,14 +87,14 @@ def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: Pro
         counts = equal_splits(array.shape[0], size) if splits is None else [int(count) for count in arrays[1]]
         check_splits(counts, array.shape[0], size)
 
-        def finish(result: Any) -> list[Array]:
+        def finish(result: tuple[Array, Sequence[int]]) -> list[Array]:
             rows, row_counts = result
             # The engine has a bfloat16 as its bits; here the rows get their type back.
             return [rows.view(array.dtype), np.array([int(count) for count in row_counts], np.int32)]
 
         return handles.submit("alltoall", name, process_set, finish, plain(array), {"splits": counts})
 
-    def backward(grads: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    def backward(grads: Sequence[Gradient], results: Sequence[tf.Tensor]) -> list[Gradient]:
         piece = _alltoall_piece(dense(grads[0]), results[1], gradient_name(name), process_set)
         returned = run([piece])[0][0]
         # Rows that were not sent have had no influence.
@@ -112,12 +112,13 @@ def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: Pro
     )
 
 
-def _splits_tensor(splits: Any) -> Any:
+def _splits_tensor(splits: tf.Tensor | Sequence[int]) -> tf.Tensor:
+    counts: tf.Tensor = splits
     if not tf.is_tensor(splits):
-        splits = tf.convert_to_tensor([int(count) for count in splits], tf.int32)
-    if splits.dtype != tf.int32 or splits.shape.rank not in (1, None):
+        counts = tf.convert_to_tensor([int(count) for count in splits], tf.int32)
+    if counts.dtype != tf.int32 or counts.shape.rank not in (1, None):
         raise HorovodInvalidArgumentError(
-            message=f"splits must be a one-dimensional tensor of tf.int32, not {splits.dtype.name} with the shape "
-            f"{splits.shape}; or a list."
+            message=f"splits must be a one-dimensional tensor of tf.int32, not {counts.dtype.name} with the shape "
+            f"{counts.shape}; or a list."
         )
-    return splits
+    return counts

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from paceline.compat.horovod.tensorflow.arrays import Gradient
 from paceline.compat.horovod.tensorflow.names import key, raw
 
 
@@ -20,9 +20,9 @@ class Accumulator:
         if passes < 1:
             raise ValueError("backward_passes_per_step must be > 0")
         self.passes, self.average = passes, average
-        self._count: Any = None
+        self._count: tf.Variable | None = None
         # The sum for each variable, in variables outside of any model or checkpoint.
-        self._sums: dict[int, Any] = {}
+        self._sums: dict[int, tf.Variable] = {}
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -35,11 +35,16 @@ class Accumulator:
         return self.average
 
     @property
-    def counter(self) -> Any:
+    def counter(self) -> tf.Variable | int:
         """The variable that counts the passes of this step, 0 before the first."""
         return 0 if self._count is None else self._count
 
-    def step(self, grads: Sequence[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> Any:
+    def step(
+        self,
+        grads: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        act: Callable[[list[tf.Tensor | None]], object],
+    ) -> tf.Tensor:
         """Add these gradients, and in the last pass call `act` with the sums. Return whether it did, as a tensor.
 
         Gradients are tensors, tf.IndexedSlices or None. The sums are tensors, or None where a variable never had a gradient. In a
@@ -49,15 +54,15 @@ class Accumulator:
         if self.passes == 1:
             act(given)
             return tf.constant(True)
-        self._prepare(given, variables)
+        counter = self._prepare(given, variables)
         sums = [self._sums.get(key(variable)) for variable in variables]
         added = [_add(total, grad) for total, grad in zip(sums, given, strict=True) if grad is not None]
-        count = self._count.assign_add(1, read_value=not tf.executing_eagerly())
+        count = counter.assign_add(1, read_value=not tf.executing_eagerly())
         # A TensorFlow 1 graph does not order writes, so each step names its dependencies.
         with tf.control_dependencies([] if tf.executing_eagerly() else [*added, count]):
-            is_due = tf.convert_to_tensor(self._count) >= self.passes
+            is_due = tf.convert_to_tensor(counter) >= self.passes
 
-        def due() -> Any:
+        def due() -> tf.Tensor:
             values = [None if total is None else self._value(total) for total in sums]
             reached = [value for value in values if value is not None]
             # The sums are read before `act` runs, which is before they are set to 0.
@@ -66,7 +71,7 @@ class Accumulator:
             after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached
             with tf.control_dependencies([] if tf.executing_eagerly() else after):
                 cleared = [total.assign(tf.zeros_like(total)) for total in sums if total is not None]
-                cleared.append(self._count.assign(0))
+                cleared.append(counter.assign(0))
             with tf.control_dependencies([] if tf.executing_eagerly() else cleared):
                 return tf.constant(True)
 
@@ -74,11 +79,12 @@ class Accumulator:
             return due() if bool(is_due) else tf.constant(False)
         return tf.cond(is_due, due, lambda: tf.constant(False))
 
-    def _value(self, total: Any) -> Any:
+    def _value(self, total: tf.Variable) -> tf.Tensor:
         value = tf.identity(total)
         return value / self.passes if self.average else value
 
-    def _prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    def _prepare(self, grads: Sequence[Gradient], variables: Sequence[tf.Variable]) -> tf.Variable:
+        """Create missing variables, and return the one that counts the passes."""
         # Outside any graph being traced: the variables outlive it.
         with tf.init_scope():
             if self._count is None:
@@ -89,9 +95,10 @@ class Accumulator:
                     self._sums[key(variable)] = tf.Variable(
                         tf.zeros(own.shape, grad.dtype), trainable=False, name="gradient_sum"
                     )
+        return self._count
 
 
-def _add(total: Any, grad: Any) -> Any:
+def _add(total: tf.Variable, grad: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     if isinstance(grad, tf.IndexedSlices):
         return total.scatter_add(grad)
     return total.assign_add(grad)

@@ -31,7 +31,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -42,19 +42,19 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from paceline.collectives.errors import ArgumentError, ShutDownError
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
-from paceline.compat.horovod.tensorflow.arrays import Array, checked, host, tensor_of
+from paceline.compat.horovod.tensorflow.arrays import Gradient, checked, host, tensor_of
 
 #: A tensor of this size is submitted on its own when it is ready. Smaller ones share a call from TensorFlow to
 #: Python, which costs about 40 microseconds.
 ALONE_BYTES = 1 << 18
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_line: Any = None
-
 T = TypeVar("T")
+P = ParamSpec("P")
+
+_line: tf.Variable | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +68,13 @@ class Piece:
         backward: Returns the inputs' gradients from the results' gradients and the results.
     """
 
-    tensors: Sequence[Any]
+    tensors: Sequence[tf.Tensor]
     submit: Callable[[list[Array]], int]
     results: Sequence[tuple[tf.DType, tf.TensorShape]]
-    backward: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+    backward: Callable[[Sequence[Gradient], Sequence[tf.Tensor]], Sequence[Gradient]]
 
 
-def run(pieces: Sequence[Piece]) -> list[list[Any]]:
+def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
     """Return the results of each piece, submitting all before the first wait. Gradients flow through.
 
     Raises:
@@ -106,17 +106,17 @@ def refuse_xla() -> None:
         )
 
 
-def bytes_of(shape: Any, dtype: tf.DType) -> float:
+def bytes_of(shape: tf.TensorShape, dtype: tf.DType) -> float:
     """Return a tensor's number of bytes, or infinity if its shape is unknown."""
     count = tf.TensorShape(shape).num_elements()
     return float("inf") if count is None else count * dtype.size
 
 
-def _differentiable(pieces: Sequence[Piece], tensors: Sequence[Any]) -> list[Any]:
-    def call(*given: Any) -> Any:
-        results = _results(pieces, given)
+def _differentiable(pieces: Sequence[Piece], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def call(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Gradient]]]:
+        results = _results(pieces, inputs)
 
-        def gradients(*of_results: Any) -> list[Any]:
+        def gradients(*of_results: Gradient) -> list[Gradient]:
             parts = _parts([len(piece.results) for piece in pieces])
             return [
                 grad
@@ -129,7 +129,7 @@ def _differentiable(pieces: Sequence[Piece], tensors: Sequence[Any]) -> list[Any
     return list(tf.custom_gradient(call)(*tensors))
 
 
-def _results(pieces: Sequence[Piece], tensors: Sequence[Any]) -> list[Any]:
+def _results(pieces: Sequence[Piece], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     of_piece = [list(tensors[part]) for part in _parts([len(piece.tensors) for piece in pieces])]
     if not tf.executing_eagerly():
         return _in_graph(pieces, of_piece)
@@ -138,7 +138,7 @@ def _results(pieces: Sequence[Piece], tensors: Sequence[Any]) -> list[Any]:
         return [tensor_of(array) for array in _wait(submitted)]
 
 
-def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[Any]]) -> list[Any]:
+def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
     # Now, while the graph is made: a program that XLA has compiled can't call Python, and fails without a word of why.
     refuse_xla()
     alone = [
@@ -178,20 +178,22 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[Any]]) -> list[Any
     return list(results)
 
 
-def _wait_beside(wait: Callable[..., list[Array]], tokens: Sequence[Any], dtypes: Sequence[tf.DType]) -> Sequence[Any]:
+def _wait_beside(
+    wait: Callable[..., list[Array]], tokens: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+) -> Sequence[tf.Tensor]:
     """Return the results of `wait`, called in a separate thread.
 
     A TensorFlow 1 graph does not order its waiting operations. Two of them would block both threads of a session on a machine
     with two cores, and two others those of another rank: a deadlock. The operations of tf.data return at once.
     """
-    asked = tf.data.Dataset.from_tensors(tuple(tokens)).map(
-        lambda *given: tuple(tf.numpy_function(wait, given, dtypes))
+    waited = tf.data.Dataset.from_tensors(tuple(tokens)).map(
+        lambda *inputs: tuple(tf.numpy_function(wait, inputs, dtypes))
     )
     shapes = [tf.TensorShape(None)] * len(dtypes)
     aside = tf.raw_ops.PrivateThreadPoolDataset(
-        input_dataset=asked._variant_tensor, num_threads=1, output_types=dtypes, output_shapes=shapes
+        input_dataset=waited._variant_tensor, num_threads=1, output_types=dtypes, output_shapes=shapes
     )
-    results: Sequence[Any] = tf.raw_ops.DatasetToSingleElement(
+    results: Sequence[tf.Tensor] = tf.raw_ops.DatasetToSingleElement(
         dataset=aside, output_types=dtypes, output_shapes=shapes, name="HorovodWait"
     )
     return results
@@ -200,18 +202,18 @@ def _wait_beside(wait: Callable[..., list[Array]], tokens: Sequence[Any], dtypes
 def _submitter(pieces: Sequence[Piece], counts: Sequence[int]) -> Callable[..., Array]:
     parts = _parts(counts)
 
-    def submit(*given: Any) -> Array:
+    def submit(*inputs: Array) -> Array:
         with translated():
-            arrays = [checked(np.asarray(array)) for array in given]
+            arrays = [checked(np.asarray(array)) for array in inputs]
             return np.array([piece.submit(arrays[part]) for piece, part in zip(pieces, parts, strict=True)], np.int64)
 
     return submit
 
 
 def _waiter(order: Sequence[int]) -> Callable[..., list[Array]]:
-    def wait(*tokens: Any) -> list[Array]:
-        found = [int(handle) for token in tokens for handle in np.atleast_1d(token)]
-        by_piece = dict(zip(order, found, strict=True))
+    def wait(*tokens: Array) -> list[Array]:
+        submitted = [int(handle) for token in tokens for handle in np.atleast_1d(token)]
+        by_piece = dict(zip(order, submitted, strict=True))
         with translated():
             return _wait([by_piece[index] for index in range(len(order))])
 
@@ -238,12 +240,13 @@ def _parts(counts: Sequence[int]) -> list[slice]:
     return [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
 
-def as_written(function: F) -> F:
+def as_written(function: Callable[P, T]) -> Callable[P, T]:
     """Exclude the function, and its callees, from AutoGraph."""
-    return cast(F, tf.autograph.experimental.do_not_convert(function))
+    written: Callable[P, T] = tf.autograph.experimental.do_not_convert(function)
+    return written
 
 
-def opened() -> list[Any]:
+def opened() -> list[tf.Operation]:
     """Return the operations that must run before a submission in the graph under construction."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
@@ -255,7 +258,7 @@ def opened() -> list[Any]:
     return [stretch.opening]
 
 
-def closed(waiting: Any) -> None:
+def closed(waiting: tf.Operation) -> None:
     """Note that a waiting operation was added to the graph, after a call of `opened`."""
     graph = ops.get_default_graph()
     stretch = getattr(graph, "_paceline_stretch", None)
@@ -263,7 +266,7 @@ def closed(waiting: Any) -> None:
         stretch.close(waiting)
 
 
-def run_beside(operation: Any) -> None:
+def run_beside(operation: tf.Operation) -> None:
     """Let a stateful operation run in parallel with others, not after those before it in the program."""
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
@@ -273,7 +276,7 @@ def run_beside(operation: Any) -> None:
 class _Stretch:
     """Consecutive collectives of a graph, without a call of a function that has collectives too."""
 
-    def __init__(self, graph: Any, line: Any) -> None:
+    def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line
         self.opening = line.assign_add(0, read_value=False)
         self._own = {self.opening}
@@ -284,19 +287,19 @@ class _Stretch:
         new = self._graph.get_operations()[self._seen :]
         self._seen += len(new)
         line = self._graph.capture(self._line.handle)
-        return any(given is line for operation in new if operation not in self._own for given in operation.inputs)
+        return any(value is line for operation in new if operation not in self._own for value in operation.inputs)
 
-    def close(self, waiting: Any) -> None:
+    def close(self, waiting: tf.Operation) -> None:
         with tf.control_dependencies([waiting]):
             self._own.add(self._line.assign_add(0, read_value=False))
 
 
-def _is_ordered(graph: Any) -> bool:
+def _is_ordered(graph: tf.Graph) -> bool:
     """Return whether TensorFlow orders this graph's writes, as in tf.function."""
     return getattr(graph, "experimental_acd_manager", None) is not None
 
 
-def _variable() -> Any:
+def _variable() -> tf.Variable | None:
     global _line
     with tf.init_scope():
         if _line is None and tf.executing_eagerly():
@@ -312,9 +315,11 @@ class _Error:
     `node_def` and `op` are the failed operation of a graph, None in eager execution.
     """
 
-    _of: ClassVar[type[Any]]
+    _of: ClassVar[type[tf.errors.OpError]]
 
-    def __init__(self, node_def: Any = None, op: Any = None, message: str = "", *details: Any) -> None:
+    def __init__(
+        self, node_def: object = None, op: tf.Operation | None = None, message: str = "", *details: object
+    ) -> None:
         self._of.__init__(self, node_def, op, message, *details)
 
     def __str__(self) -> str:
@@ -341,7 +346,7 @@ class HorovodInvalidArgumentError(_Error, ValueError, tf.errors.InvalidArgumentE
 
 #: As the message of an UnknownError names the class that was raised in Python.
 _RAISED = re.compile(rf"\b({HorovodPreconditionError.__name__}|{HorovodUnknownError.__name__}): ")
-_CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in (HorovodPreconditionError, HorovodUnknownError)}
+_CLASSES: dict[str, type[_Error]] = {cls.__name__: cls for cls in (HorovodPreconditionError, HorovodUnknownError)}
 
 
 @contextmanager
@@ -360,11 +365,11 @@ def translated() -> Iterator[None]:
         raise HorovodInvalidArgumentError(None, None, str(error)) from error
 
 
-def aware(call: Callable[..., T]) -> Callable[..., T]:
+def aware(call: Callable[P, T]) -> Callable[P, T]:
     """Wrap a TensorFlow method that runs a graph, to restore the classes of errors raised within it."""
 
     @functools.wraps(call)
-    def called(*args: Any, **kwargs: Any) -> T:
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return call(*args, **kwargs)
         except tf.errors.UnknownError as error:
@@ -386,11 +391,11 @@ def install() -> None:
             setattr(owner, name, aware(call))
 
 
-def _own(error: Any) -> Exception:
-    found = None if isinstance(error, HorovodInternalError) else _RAISED.search(error.message)
-    if found is None:
-        return error  # type: ignore[no-any-return]
-    return _CLASSES[found[1]](error.node_def, error.op, error.message)  # type: ignore[no-any-return]
+def _own(error: tf.errors.OpError) -> tf.errors.OpError:
+    raised = None if isinstance(error, HorovodInternalError) else _RAISED.search(error.message)
+    if raised is None:
+        return error
+    return _CLASSES[raised[1]](error.node_def, error.op, error.message)
 
 
 install()

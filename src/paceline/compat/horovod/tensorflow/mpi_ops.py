@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -57,7 +56,7 @@ _basics = HorovodBasics()
 
 
 @as_written
-def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return the number of ranks of the world or a process set, int32, evaluated when the graph runs.
 
     Raises:
@@ -67,31 +66,31 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 
 @as_written
-def local_size_op(name: str | None = None) -> Any:
+def local_size_op(name: str | None = None) -> tf.Tensor:
     """Return the number of ranks on this rank's machine, int32."""
     return _asked(basics.local_size, name or "HorovodLocalSize")
 
 
 @as_written
-def rank_op(name: str | None = None) -> Any:
+def rank_op(name: str | None = None) -> tf.Tensor:
     """Return this process's rank, int32."""
     return _asked(basics.rank, name or "HorovodRank")
 
 
 @as_written
-def local_rank_op(name: str | None = None) -> Any:
+def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Return this process's rank on its machine, int32."""
     return _asked(basics.local_rank, name or "HorovodLocalRank")
 
 
 @as_written
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return 1 if this rank belongs to the process set, else 0, int32."""
     return _asked(lambda: basics.rank() in _members(process_set_id), name or "HorovodProcessSetIncluded")
 
 
 @as_written
-def join() -> Any:
+def join() -> tf.Tensor:
     """Wait until all ranks have joined, and return the global rank that joined last, int32.
 
     Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
@@ -115,7 +114,7 @@ def _joined() -> int:
         return int(running.join().wait())
 
 
-def _asked(question: Callable[[], int], name: str) -> Any:
+def _asked(question: Callable[[], int], name: str) -> tf.Tensor:
     if tf.executing_eagerly():
         return tf.constant(int(question()), tf.int32)
     refuse_xla()

@@ -6,13 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
 
-def operation_name(kind: str, name: str | None, tensor: Any, ignore_name_scope: bool = False) -> str | None:
+def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_scope: bool = False) -> str | None:
     """Return the name of an operation on this tensor, or None to match operations by their count.
 
     In a graph a missing name is made from the tensor's. It includes the name scope unless that is to be ignored, and is unique.
@@ -40,14 +39,14 @@ def normalised(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name) or "_"
 
 
-def raw(variable: Any) -> Any:
+def raw(variable: tf.Variable) -> tf.Variable:
     """Return TensorFlow's variable, also of a Keras 3 variable."""
     # A variable of Keras 3 holds TensorFlow's in `value`. TensorFlow's own has a method of that name.
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) or isinstance(variable, tf.Variable) else value
 
 
-def key(variable: Any) -> int:
+def key(variable: tf.Variable) -> int:
     """Return a key that identifies a variable, the same for a Keras 3 variable and the one inside."""
     return id(raw(variable))
 
@@ -64,13 +63,13 @@ def by_place(count: int) -> list[Named]:
     return [Named(f"gradient.{place}") for place in range(count)]
 
 
-def variable_names(variables: Sequence[Any]) -> list[str]:
+def variable_names(variables: Sequence[tf.Variable]) -> list[str]:
     """Return the variables' paths or names, with a number for duplicates."""
     seen: Counter[str] = Counter()
-    found = []
+    names = []
     for variable in variables:
         name = str(getattr(variable, "path", None) or getattr(variable, "name", None) or "variable")
         name = name.removesuffix(":0")
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name] - 1}")
-    return found
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name] - 1}")
+    return names

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
-from paceline.compat.horovod.common.reduction import chosen_groups
+from paceline.compat.horovod.common.reduction import Compressor, chosen_groups
+from paceline.compat.horovod.tensorflow.arrays import Gradient
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
 from paceline.compat.horovod.tensorflow.names import key
 from paceline.compat.horovod.tensorflow.reduction import Reduction, distributed, reduce_gradients
 
+Pair: TypeAlias = "tuple[Gradient, tf.Variable]"
+
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: Any,
+    optimizer: tf.keras.optimizers.Optimizer | tf.compat.v1.train.Optimizer,
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: int | Sequence[Sequence[tf.Variable]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> tf.keras.optimizers.Optimizer | tf.compat.v1.train.Optimizer:
     """Return the optimizer as an instance of a subclass that reduces gradients over the ranks.
 
     It shares its variables and settings with the given one: an optimizer of Keras 3, of tf_keras, or of tf.compat.v1.train.
@@ -74,7 +78,9 @@ def DistributedOptimizer(  # noqa: N802
     )
 
 
-def _of_tensorflow_1(optimizer: Any, how: Reduction, accumulator: Accumulator) -> Any:
+def _of_tensorflow_1(
+    optimizer: tf.compat.v1.train.Optimizer, how: Reduction, accumulator: Accumulator
+) -> tf.compat.v1.train.Optimizer:
     made = distributed(optimizer, _Distributed1, "optimizer")
     made._how, made._accumulator, made._local_variables = how, accumulator, {}
     return made
@@ -89,20 +95,22 @@ class _Distributed1:
 
     _how: Reduction
     _accumulator: Accumulator
-    _local_variables: dict[int, Any]
+    _local_variables: dict[int, tf.Variable]
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: tf.Variable) -> None:
         """Keep the gradient of this variable on its rank."""
         self._local_variables[key(variable)] = variable
 
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, *args: object, **kwargs: object) -> list[Pair]:
         """Return (gradient, variable) pairs, reduced over the ranks."""
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         if self._accumulator.passes > 1:
             return list(pairs)
         return self._reduced([grad for grad, _ in pairs], [variable for _, variable in pairs])
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[Pair], global_step: tf.Variable | None = None, name: str | None = None
+    ) -> tf.Operation:
         """Return the operation that updates the variables; with several passes, in the last of them."""
         update = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)
@@ -119,6 +127,6 @@ class _Distributed1:
             lambda sums: update(self._reduced(sums, variables), global_step, name),
         )
 
-    def _reduced(self, grads: list[Any], variables: list[Any]) -> list[tuple[Any, Any]]:
+    def _reduced(self, grads: list[Gradient], variables: list[tf.Variable]) -> list[Pair]:
         reduced = reduce_gradients(grads, variables, self._how, self._local_variables.values())
         return list(zip(reduced, variables, strict=True))

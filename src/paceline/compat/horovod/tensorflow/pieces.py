@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.handles import as_type, plain
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet
 from paceline.compat.horovod.common.reduction import How
-from paceline.compat.horovod.tensorflow.arrays import Array, empty, told_dtype
+from paceline.compat.horovod.tensorflow.arrays import Gradient, empty, told_dtype
 from paceline.compat.horovod.tensorflow.launch import HorovodInvalidArgumentError, Piece, run
 from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 
-def reduce_piece(tensors: Sequence[Any], name: str | None, how: How, *, grouped: bool) -> Piece:
+def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, grouped: bool) -> Piece:
     """Return the all-reduce of one tensor, or of several as a group that begins when all are ready everywhere."""
 
     def submit(arrays: list[Array]) -> int:
@@ -28,14 +28,16 @@ def reduce_piece(tensors: Sequence[Any], name: str | None, how: How, *, grouped:
         told = {**into, "dtype": dtypes, **how.engine()}
         return handles.submit_several("allreduce", name, how.process_set, lambda _: outs, bits, told, grouped=grouped)
 
-    def backward(grads: Sequence[Any], _: Sequence[Any]) -> Sequence[Any]:
+    def backward(grads: Sequence[Gradient], _: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         return run([reduce_piece([dense(grad) for grad in grads], gradient_name(name), how, grouped=grouped)])[0]
 
     kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
     return Piece(tensors=tensors, submit=submit, results=kinds, backward=backward)
 
 
-def gather_piece(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, *, grouped: bool = False) -> Piece:
+def gather_piece(
+    tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool = False
+) -> Piece:
     """Return the all-gather of one tensor, or of several as a group."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
@@ -46,7 +48,7 @@ def gather_piece(tensors: Sequence[Any], name: str | None, process_set: ProcessS
         bits = [plain(array) for array in arrays]
         return handles.submit_several("allgather", name, process_set, in_types_of(arrays), bits, {}, grouped=grouped)
 
-    def backward(grads: Sequence[Any], _: Sequence[Any]) -> list[Any]:
+    def backward(grads: Sequence[Gradient], _: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         base, how = gradient_name(name), How(op=Average, process_set=process_set)
         pieces = []
         for index, (grad, tensor) in enumerate(zip(grads, tensors, strict=True)):
@@ -65,8 +67,8 @@ def gather_piece(tensors: Sequence[Any], name: str | None, process_set: ProcessS
 
 
 def sparse_pieces(
-    slices: tf.IndexedSlices, name: str | None, how: How, decompress: Callable[[Any], Any]
-) -> tuple[list[Piece], Callable[[list[list[Any]]], Any]]:
+    slices: tf.IndexedSlices, name: str | None, how: How, decompress: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[list[Piece], Callable[[list[list[tf.Tensor]]], tf.IndexedSlices]]:
     """Return the two all-gathers of a sparse tensor, and a function that makes the reduced tensor of their results.
 
     `decompress` restores the values before they are divided.
@@ -89,7 +91,7 @@ def sparse_pieces(
         for what, part in (("values", slices.values), ("indices", slices.indices))
     ]
 
-    def joined(results: list[list[Any]]) -> Any:
+    def joined(results: list[list[tf.Tensor]]) -> tf.IndexedSlices:
         [gathered], [indices] = results
         values = decompress(gathered)
         if how.op == Average:
@@ -100,7 +102,7 @@ def sparse_pieces(
     return pieces, joined
 
 
-def rows_shape(tensor: Any) -> tf.TensorShape:
+def rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
     """Return the static shape of any number of rows like this tensor's."""
     return tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
 
@@ -115,12 +117,12 @@ def gradient_name(name: str | None) -> str | None:
     return None if name is None else unique_in_graph(f"{name}_grad")
 
 
-def dense(grad: Any) -> Any:
+def dense(grad: Gradient) -> tf.Tensor:
     """Return the gradient as one dense tensor."""
     return tf.convert_to_tensor(grad)
 
 
-def _own_part(averaged: Any, rows: Any, tensor: Any, process_set: ProcessSet) -> Any:
+def _own_part(averaged: tf.Tensor, rows: tf.Tensor, tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
     """Return this rank's rows of all ranks' gradient, where `rows` holds the number of each rank."""
     place = process_set.rank()
     start = tf.reduce_sum(rows[:place])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from paceline.compat.horovod.common.ops import Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.reduction import Compressor
 from paceline.compat.horovod.tensorflow.allreduce import allreduce, grouped_allreduce
+from paceline.compat.horovod.tensorflow.arrays import Gradient
 from paceline.compat.horovod.tensorflow.names import by_place, normalised
 from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
 
@@ -17,14 +18,14 @@ _normalize_name = normalised
 
 
 def _allreduce(
-    tensor: Any,
+    tensor: tf.Tensor,
     name: str | None = None,
     op: int = Sum,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> tf.Tensor:
     """Call `allreduce` of a dense tensor, by default as a sum."""
     return allreduce(
         tensor,
@@ -38,14 +39,14 @@ def _allreduce(
 
 
 def _grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[tf.Tensor],
     name: str | None = None,
     op: int = Sum,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Call `grouped_allreduce` of dense tensors, by default as a sum."""
     return list(
         grouped_allreduce(
@@ -64,13 +65,13 @@ def _make_allreduce_grads_fn(
     name: str,
     device_dense: str,
     device_sparse: str,
-    compression: Any,
+    compression: type[Compressor],
     sparse_as_dense: bool,
     op: int,
     gradient_predivide_factor: float,
-    groups: Any,
+    groups: int | Sequence[Sequence[tf.Variable]] | None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[..., list[Any]]:
+) -> Callable[..., list[Gradient]]:
     """Return a function `(grads, vars=None, use_generic_names=False)` that returns the reduced gradients.
 
     Without variables, or with `use_generic_names`, gradients match by position. device_dense and device_sparse have no effect.
@@ -88,10 +89,11 @@ def _make_allreduce_grads_fn(
         prefix=f"{name}_Allreduce",
     )
 
-    def reduced(grads: Sequence[Any], vars: Sequence[Any] | None = None, use_generic_names: bool = False) -> list[Any]:
-        given = list(grads)
-        named = by_place(len(given)) if vars is None or use_generic_names else list(vars)
+    def reduced(
+        grads: Sequence[Gradient], vars: Sequence[tf.Variable] | None = None, use_generic_names: bool = False
+    ) -> list[Gradient]:
+        named = by_place(len(grads)) if vars is None or use_generic_names else list(vars)
         with tf.name_scope(f"{name}_Allreduce"):
-            return list(reduce_gradients(given, named, how))
+            return list(reduce_gradients(grads, named, how))
 
     return reduced

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.handles import plain
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.common.reduction import How
-from paceline.compat.horovod.tensorflow.arrays import Array, told_dtype
+from paceline.compat.horovod.common.reduction import Compressor, How
+from paceline.compat.horovod.tensorflow.arrays import Gradient, told_dtype
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.launch import HorovodPreconditionError, Piece, as_written, run
 from paceline.compat.horovod.tensorflow.names import operation_name
@@ -21,16 +21,16 @@ from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradi
 
 @as_written
 def reducescatter(
-    tensor: Any,
+    tensor: tf.Tensor,
     device_dense: str = "",
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Any:
+) -> tf.Tensor:
     """Return this rank's rows of the reduced tensor. The first ranks get the remainder, one row each.
 
     The gradient is the concatenation of the ranks' gradients, for Sum times the number of ranks, as in Horovod.
@@ -46,16 +46,16 @@ def reducescatter(
 
 @as_written
 def grouped_reducescatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[tf.Tensor],
     device_dense: str = "",
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Scatter each tensor like `reducescatter`, once all are ready on every rank. An empty list returns an empty list."""
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not given:
@@ -71,13 +71,15 @@ def _how(op: int, prescale: float, postscale: float, process_set: ProcessSet) ->
     return How(op, prescale, postscale, process_set)
 
 
-def _scattered(tensors: Sequence[Any], compression: Any, name: str | None, how: How, *, grouped: bool) -> list[Any]:
+def _scattered(
+    tensors: Sequence[tf.Tensor], compression: type[Compressor], name: str | None, how: How, *, grouped: bool
+) -> list[tf.Tensor]:
     compressed = [compression.compress(tensor) for tensor in tensors]
     results = run([_scatter_piece([tensor for tensor, _ in compressed], name, how, grouped=grouped)])[0]
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, compressed, strict=True)]
 
 
-def _scatter_piece(tensors: Sequence[Any], name: str | None, how: How, *, grouped: bool) -> Piece:
+def _scatter_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, grouped: bool) -> Piece:
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodPreconditionError(
             message="Reducescatter of a rank-zero tensor: it has no rows to share; use tf.reshape(tensor, [1])."
@@ -88,10 +90,12 @@ def _scatter_piece(tensors: Sequence[Any], name: str | None, how: How, *, groupe
         told = {"dtype": [told_dtype(array) for array in arrays], **how.engine()}
         return handles.submit_several("reducescatter", name, how.process_set, finish, bits, told, grouped=grouped)
 
-    def backward(grads: Sequence[Any], _: Sequence[Any]) -> list[Any]:
+    def backward(grads: Sequence[Gradient], _: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         scale = how.prescale * how.postscale * (len(checked_members(how.process_set)) if how.op == Sum else 1)
-        given = [dense(grad) if scale == 1 else dense(grad) * tf.cast(scale, grad.dtype) for grad in grads]
-        gathered = run([gather_piece(given, gradient_name(name), how.process_set, grouped=True)])[0]
+        sent = [dense(grad) for grad in grads]
+        if scale != 1:
+            sent = [grad * tf.cast(scale, grad.dtype) for grad in sent]
+        gathered = run([gather_piece(sent, gradient_name(name), how.process_set, grouped=True)])[0]
         for grad, tensor in zip(gathered, tensors, strict=True):
             if not tf.executing_eagerly():
                 grad.set_shape(tensor.shape)

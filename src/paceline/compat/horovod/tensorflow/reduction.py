@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TypeVar
 from zlib import crc32
 
 import tensorflow as tf
@@ -12,17 +12,20 @@ import tensorflow as tf
 from paceline.compat.horovod.common.process_sets import registered_ranks
 from paceline.compat.horovod.common.reduction import How, Reduction, in_parts
 from paceline.compat.horovod.tensorflow.allreduce import reduce_all
+from paceline.compat.horovod.tensorflow.arrays import Gradient
 from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
 from paceline.compat.horovod.tensorflow.launch import ALONE_BYTES, as_written, bytes_of
 from paceline.compat.horovod.tensorflow.names import key, unique_in_graph, variable_names
+
+T = TypeVar("T")
 
 __all__ = ["Accumulator", "Reduction", "distributed", "divided", "reduce_gradients"]
 
 
 @as_written
 def reduce_gradients(
-    grads: Sequence[Any], variables: Sequence[Any], how: Reduction, local: Collection[Any] = ()
-) -> list[Any]:
+    grads: Sequence[Gradient], variables: Sequence[tf.Variable], how: Reduction, local: Collection[tf.Variable] = ()
+) -> list[Gradient]:
     """Reduce the variables' gradients over the ranks: tensors, tf.IndexedSlices or None, as given.
 
     The gradients of `local` variables stay on this rank, divided by the number of ranks unless that is off. All are submitted
@@ -33,19 +36,19 @@ def reduce_gradients(
         ValueError: `groups` has an unknown variable, or one twice.
         HorovodInternalError: The ranks disagree, or one has died.
     """
-    given, size = list(grads), len(registered_ranks(how.process_set))
-    if len(given) != len(variables):
-        raise ValueError(f"{len(given)} gradients were given for {len(variables)} variables: give one for each.")
-    result = list(given)
+    result: list[tf.Tensor] = list(grads)
+    size = len(registered_ranks(how.process_set))
+    if len(grads) != len(variables):
+        raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
     own = {key(variable) for variable in local}
-    shared = [i for i, grad in enumerate(given) if grad is not None and key(variables[i]) not in own]
+    shared = [i for i, grad in enumerate(grads) if grad is not None and key(variables[i]) not in own]
     if how.scale_local_gradients:
-        for i, grad in enumerate(given):
+        for i, grad in enumerate(grads):
             if grad is not None and key(variables[i]) in own:
                 result[i] = divided(grad, size)
     if how.sparse_as_dense:
         for i in shared:
-            result[i] = tf.convert_to_tensor(given[i])
+            result[i] = tf.convert_to_tensor(grads[i])
     # A world of one rank changes nothing. Check each time, because an elastic world may grow.
     is_alone = size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
     if not shared or is_alone or not how.process_set.included():
@@ -54,8 +57,9 @@ def reduce_gradients(
     # Of all variables, also of those without a gradient here: the number that tells two equal names apart must not depend
     # on it.
     names = [f"{prefix}.{name}" for name in variable_names(variables)]
-    asked = _groups(shared, result, variables, how)
-    groups = [(f"{prefix}.group.{number}", members) for number, members in enumerate(asked)]
+    groups = [
+        (f"{prefix}.group.{number}", members) for number, members in enumerate(_groups(shared, result, variables, how))
+    ]
     left = set(shared) - {i for _, members in groups for i in members}
     # By name, for another rank may list its variables in another order, and the members meet by their place.
     groups += _small(sorted(left, key=names.__getitem__), result, variables, names)
@@ -71,30 +75,32 @@ def reduce_gradients(
     return result
 
 
-def distributed(given: Any, mixin: type, what: str) -> Any:
+def distributed(wrapped: object, mixin: type[T], what: str) -> T:
     """Return the tape or optimizer as an instance of a subclass with `mixin` before its own class.
 
     Raises:
         ValueError: It is distributed already.
     """
-    base: type[Any] = type(given)
+    base = type(wrapped)
     if issubclass(base, mixin):
         raise ValueError(f"this {what} is distributed already; its gradients would be reduced twice.")
-    cls: Any = type(base.__name__, (mixin, base), {"__module__": base.__module__})
-    # Without `__init__`: it takes what the one that was given has recorded, or its settings and slots.
+    cls: type[T] = type(base.__name__, (mixin, base), {"__module__": base.__module__})
+    # Without `__init__`: it takes what the wrapped one has recorded, or its settings and slots.
     made = cls.__new__(cls)
-    made.__dict__.update(vars(given))
+    made.__dict__.update(vars(wrapped))
     return made
 
 
-def _groups(shared: list[int], grads: list[Any], variables: Sequence[Any], how: Reduction) -> list[Sequence[int]]:
+def _groups(
+    shared: list[int], grads: list[Gradient], variables: Sequence[tf.Variable], how: Reduction
+) -> list[Sequence[int]]:
     """Return the positions of each group's dense gradients."""
     dense = [i for i in shared if not isinstance(grads[i], tf.IndexedSlices)]
     groups = how.groups or 0
     if isinstance(groups, int):
         return in_parts(dense, groups)
     place = {key(variable): i for i, variable in enumerate(variables)}
-    found, seen = [], set()
+    chosen, seen = [], set()
     for group in groups:
         members = []
         for variable in group:
@@ -106,34 +112,34 @@ def _groups(shared: list[int], grads: list[Any], variables: Sequence[Any], how: 
             seen.add(key(variable))
             if place[key(variable)] in dense:
                 members.append(place[key(variable)])
-        found.append(members)
-    return [members for members in found if members]
+        chosen.append(members)
+    return [members for members in chosen if members]
 
 
 def _small(
-    places: Sequence[int], grads: list[Any], variables: Sequence[Any], names: Sequence[str]
+    places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
     """Return (name, positions) of gradients small enough to submit together, by type.
 
     They become one request for each type. The ranks need the same ones, so the name distinguishes different sets.
     """
-    by_type: dict[Any, list[int]] = {}
+    by_type: dict[tf.DType, list[int]] = {}
     for i in places:
         # The variable's, for the shape of a gradient may not be known while a graph is made.
         size = getattr(variables[i], "shape", grads[i].shape)
         is_small = not isinstance(grads[i], tf.IndexedSlices) and bytes_of(size, grads[i].dtype) < ALONE_BYTES
         if is_small:
             by_type.setdefault(grads[i].dtype, []).append(i)
-    found = []
+    together = []
     for members in by_type.values():
         if len(members) > 1:
             everyone = "\n".join(names[i] for i in members)
             label = f"{names[members[0]]} and {len(members) - 1} more ({crc32(everyone.encode()):08x})"
-            found.append((label, members))
-    return found
+            together.append((label, members))
+    return together
 
 
-def divided(grad: Any, number: int) -> Any:
+def divided(grad: tf.Tensor | tf.IndexedSlices, number: int) -> tf.Tensor | tf.IndexedSlices:
     """Return the gradient, dense or sparse, divided by a number."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(grad.values / number, grad.indices, grad.dense_shape)

@@ -24,7 +24,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
         ValueError: `fused` is True.
     """
 
-    def __init__(self, fused: bool = False, **kwargs: Any) -> None:
+    def __init__(self, fused: bool = False, **kwargs: object) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True: leave it out.")
         if kwargs.pop("renorm", False):
@@ -34,17 +34,22 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
         kwargs.setdefault("name", None)
         super().__init__(**kwargs)
 
-    def _moments(self, inputs: Any, *given: Any, **kwargs: Any) -> Any:
+    def _moments(self, inputs: tf.Tensor, *args: Any, **kwargs: Any) -> tuple[tf.Tensor, tf.Tensor]:
         if basics.size() == 1:
-            return super()._moments(inputs, *given, **kwargs)
+            mean, variance = super()._moments(inputs, *args, **kwargs)
+            return mean, variance
         if _IS_LEGACY:
-            return self._legacy_moments(inputs, *given, **kwargs)
-        return self._moments_of_all(inputs, self._reduction_axes, *given, keepdims=False, **kwargs)
+            return self._legacy_moments(inputs, *args, **kwargs)
+        return self._moments_of_all(inputs, self._reduction_axes, *args, keepdims=False, **kwargs)
 
-    def _legacy_moments(self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None) -> Any:
+    def _legacy_moments(
+        self, inputs: tf.Tensor, reduction_axes: list[int], keep_dims: bool, mask: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         return self._moments_of_all(inputs, reduction_axes, mask, keepdims=keep_dims)
 
-    def _moments_of_all(self, inputs: Any, axes: Any, mask: Any = None, *, keepdims: bool) -> Any:
+    def _moments_of_all(
+        self, inputs: tf.Tensor, axes: list[int], mask: tf.Tensor | None = None, *, keepdims: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the mean and variance over all ranks, shape [C] (or with the reduced axes as 1), with gradients.
 
         It computes the mean first, then the squared distances: sums of squares lose precision for a large mean.
@@ -64,14 +69,14 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
         return tf.cast(mean, kind), tf.cast(variance, kind)
 
 
-def _both(one: Any, other: Any) -> tuple[Any, Any]:
+def _both(sums: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sum two tensors of one shape over the ranks, in one message."""
     # Counts have no gradient. Without this the backward pass would send one for them.
-    summed = allreduce(tf.stack([one, tf.stop_gradient(other)]), op=Sum)
+    summed = allreduce(tf.stack([sums, tf.stop_gradient(counts)]), op=Sum)
     return summed[0], tf.stop_gradient(summed[1])
 
 
-def _spread(mask: Any, like: Any) -> Any:
+def _spread(mask: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     weights = tf.cast(mask, like.dtype)
     while weights.shape.rank < like.shape.rank:
         weights = weights[..., tf.newaxis]

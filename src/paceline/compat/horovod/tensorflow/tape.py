@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 import tensorflow as tf
 
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
-from paceline.compat.horovod.common.reduction import checked_layers, chosen_groups
+from paceline.compat.horovod.common.reduction import Compressor, checked_layers, chosen_groups
+from paceline.compat.horovod.common.types import Layer, Layers
+from paceline.compat.horovod.tensorflow.arrays import Gradient
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.names import by_place, key
 from paceline.compat.horovod.tensorflow.reduction import Reduction, distributed, reduce_gradients
 
 T = TypeVar("T", bound=tf.GradientTape)
+#: Tensors or variables in any structure of `tf.nest`.
+Nested: TypeAlias = object
+Pair: TypeAlias = "tuple[tf.Variable, Gradient]"
 
 
 def DistributedGradientTape(  # noqa: N802
     gradtape: T,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: int | Sequence[Sequence[tf.Variable]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> T:
@@ -57,14 +62,14 @@ def PartialDistributedGradientTape(  # noqa: N802
     gradtape: T,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: int | Sequence[Sequence[tf.Variable]] | None = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    local_layers: Layers = None,
     scale_local_gradients: bool = True,
 ) -> T:
     """Return a DistributedGradientTape that keeps the gradients of some layers on their rank.
@@ -96,35 +101,35 @@ class _Distributed:
     """The part before the tape's own class."""
 
     _how: Reduction
-    _local: dict[int, Any]
-    _layers: tuple[Any, ...]
+    _local: dict[int, tf.Variable]
+    _layers: tuple[Layer, ...]
 
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: Nested,
+        sources: Nested,
+        output_gradients: Nested = None,
         use_generic_names: bool = False,
-        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
-    ) -> Any:
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    ) -> Nested:
         """Return the gradients of `target`, reduced over the ranks, nested like `sources`; None for a missing gradient.
 
         With `use_generic_names` they match by position, not by the variables' names, which may differ.
         """
         grads = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
-        given = tf.nest.flatten(grads, expand_composites=False)
-        how_named: Sequence[Any] = by_place(len(flat)) if use_generic_names else flat
-        reduced = self._reduced(given, flat, how_named)
+        flat_grads = tf.nest.flatten(grads, expand_composites=False)
+        labels = by_place(len(flat)) if use_generic_names else flat
+        reduced = self._reduced(flat_grads, flat, labels)
         return tf.nest.pack_sequence_as(sources, reduced)
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_source(self, source: tf.Variable) -> None:
         """Keep the gradient of this variable on its rank."""
         self._local[key(source)] = source
 
     def get_local_and_global_gradients(
-        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
-    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        self, target: Nested, sources: Nested, output_gradients: Nested = None, use_generic_names: bool = False
+    ) -> tuple[list[Pair], list[Pair]]:
         """Return (source, gradient) pairs of local sources, and of the others, whose gradients are reduced.
 
         It calls `gradient` with these arguments, so a tape that is not persistent is used up.
@@ -135,14 +140,16 @@ class _Distributed:
         pairs = list(zip(flat, tf.nest.flatten(grads, expand_composites=False), strict=True))
         return [pair for pair in pairs if key(pair[0]) in own], [pair for pair in pairs if key(pair[0]) not in own]
 
-    def _local_variables(self) -> list[Any]:
+    def _local_variables(self) -> list[tf.Variable]:
         weights = [weight for layer in self._layers for weight in layer.trainable_variables]
         return [*self._local.values(), *weights]
 
     def _local_keys(self) -> set[int]:
         return {key(variable) for variable in self._local_variables()}
 
-    def _reduced(self, grads: list[Any], sources: list[Any], named: Sequence[Any]) -> list[Any]:
+    def _reduced(
+        self, grads: list[Gradient], sources: list[tf.Variable], named: Sequence[tf.Variable]
+    ) -> list[Gradient]:
         own = self._local_keys()
         local = [label for label, source in zip(named, sources, strict=True) if key(source) in own]
         return reduce_gradients(grads, list(named), self._how, local)

@@ -27,12 +27,12 @@ def gpu_available(verbose: bool = False) -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
-def refs_to_vars(refs: Iterable[Any]) -> list[Any]:
+def refs_to_vars(refs: Iterable[object]) -> list[object]:
     """Return the variables of these references (`variable.ref()`)."""
     return [ref.deref() if hasattr(ref, "deref") else ref for ref in refs]
 
 
-def vars_to_refs(variables: Any) -> Any:
+def vars_to_refs(variables: Any) -> object:
     """Return hashable references to the variables, nested in the same way."""
     if isinstance(variables, (list, tuple)):
         return tuple(vars_to_refs(variable) for variable in variables)
@@ -43,5 +43,5 @@ def _executing_eagerly() -> bool:
     return bool(tf.executing_eagerly())
 
 
-def _make_subgraph(function: Callable[..., Any]) -> Any:
+def _make_subgraph(function: Callable[..., object]) -> tf.types.experimental.GenericFunction:
     return tf.function(function)

@@ -15,7 +15,7 @@ from paceline.compat.horovod.common.process_sets import (
     checked_members,
     global_process_set,
 )
-from paceline.compat.horovod.common.reduction import How, checked_group
+from paceline.compat.horovod.common.reduction import Compressor, How, checked_group
 from paceline.compat.horovod.torch.arrays import (
     Filled,
     compressed,
@@ -32,7 +32,7 @@ def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -101,7 +101,7 @@ def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -174,7 +174,7 @@ class _Allreduce(torch.autograd.Function):
         return (handles.synchronize(done),)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
         # Without the name: the backward pass goes by numbers, so it does not meet a forward pass of this name that is in
         # flight.
         return None, None, None, *differentiable(_Allreduce, None, ctx.how, ctx.grouped, *grads)
@@ -192,32 +192,34 @@ def submit_allreduce(
     if not grouped:
         source = host(tensors[0])
         out = source if in_place else room(source)
-        told = {"out": out.array, "dtype": source.dtype, **how.engine()}
-        return handles.submit("allreduce", name, how.process_set, Filled(tensors[0], in_place, out), source.array, told)
+        options = {"out": out.array, "dtype": source.dtype, **how.engine()}
+        return handles.submit(
+            "allreduce", name, how.process_set, Filled(tensors[0], in_place, out), source.array, options
+        )
     sources = [host(tensor) for tensor in tensors]
     outs = sources if in_place else [room(source) for source in sources]
 
-    def finish(_: Any) -> list[torch.Tensor]:
+    def finish(_: object) -> list[torch.Tensor]:
         return [filled(tensor, in_place, out) for tensor, out in zip(tensors, outs, strict=True)]
 
     arrays, dtypes = [source.array for source in sources], [source.dtype for source in sources]
-    told = {"outs": [out.array for out in outs], "dtype": dtypes, **how.engine()}
-    return handles.submit("grouped_allreduce", name, how.process_set, finish, arrays, told)
+    options = {"outs": [out.array for out in outs], "dtype": dtypes, **how.engine()}
+    return handles.submit("grouped_allreduce", name, how.process_set, finish, arrays, options)
 
 
 def _submit_on_device(
     tensors: Sequence[torch.Tensor], name: str | None, how: How, *, grouped: bool, in_place: bool
 ) -> int:
-    given = [tensor.detach() for tensor in tensors]
+    sources = [tensor.detach() for tensor in tensors]
     results = list(tensors)
     if not in_place:
-        results = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in given]
+        results = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in sources]
 
-    def finish(let_wait: Callable[[], None]) -> Any:
+    def finish(let_wait: Callable[[], None]) -> object:
         # Lets torch's stream wait for NCCL, not this thread.
         let_wait()
         return results if grouped else results[0]
 
     kind = "grouped_allreduce" if grouped else "allreduce"
-    told = {"outs": [result.detach() for result in results], **how.engine()}
-    return handles.submit(kind, name, how.process_set, finish, given, told, "device_allreduce")
+    options = {"outs": [result.detach() for result in results], **how.engine()}
+    return handles.submit(kind, name, how.process_set, finish, sources, options, "device_allreduce")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from paceline.compat.horovod.common.reduction import How
-
-if TYPE_CHECKING:
-    import numpy as np
+from paceline.collectives.numbers import Array
+from paceline.compat.horovod.common.reduction import Compressor, How
 
 
 class HostTensor(NamedTuple):
@@ -23,7 +21,7 @@ class HostTensor(NamedTuple):
     """
 
     tensor: torch.Tensor
-    array: np.ndarray[Any, Any]
+    array: Array
 
     @property
     def dtype(self) -> str | None:
@@ -31,13 +29,19 @@ class HostTensor(NamedTuple):
         return "bfloat16" if self.tensor.dtype == torch.bfloat16 else None
 
 
-def differentiable(function: Any, *given: Any) -> Any:
-    """Return `function.apply(*given)` of an autograd function, which torch leaves untyped."""
-    return function.apply(*given)
+def differentiable(function: Any, *args: object) -> Any:
+    """Apply an autograd function, which torch leaves untyped."""
+    return function.apply(*args)
 
 
 def compressed(
-    function: Any, tensors: Sequence[torch.Tensor], compression: Any, name: str | None, how: How, *, grouped: bool
+    function: type[torch.autograd.Function],
+    tensors: Sequence[torch.Tensor],
+    compression: type[Compressor],
+    name: str | None,
+    how: How,
+    *,
+    grouped: bool,
 ) -> list[torch.Tensor]:
     """Apply an autograd function (name, how, grouped, tensors) to tensors that travel compressed."""
     sent = [compression.compress(tensor) for tensor in tensors]
@@ -104,11 +108,11 @@ class Filled:
     in_place: bool
     out: HostTensor
 
-    def __call__(self, _: Any) -> torch.Tensor:
+    def __call__(self, _: object) -> torch.Tensor:
         return filled(self.tensor, self.in_place, self.out)
 
 
-def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
+def from_array(array: Array, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the array's shape, with the type and device of `like`."""
     # torch warns of an array that can't be written to.
     made = torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -117,10 +121,10 @@ def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
     return made.to(like.device)
 
 
-def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[list[Any]], Any]:
+def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[list[Array]], object]:
     """Return a function that turns an operation's arrays into tensors like its inputs, a single one unless `grouped`."""
 
-    def finish(arrays: list[Any]) -> Any:
+    def finish(arrays: list[Array]) -> object:
         made = [from_array(array, tensor) for array, tensor in zip(arrays, tensors, strict=True)]
         return made if grouped else made[0]
 

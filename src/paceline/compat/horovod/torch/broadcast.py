@@ -55,7 +55,7 @@ class _Broadcast(torch.autograd.Function):
         return handles.synchronize(_submit(tensor, root, name, process_set))  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
         # A collective: every rank takes part, though only the root keeps the result.
         averaged = allreduce(grads[0], op=Average, process_set=ctx.process_set)
         return (averaged if basics.rank() == ctx.root else torch.zeros_like(averaged)), None, None, None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor
@@ -15,11 +13,11 @@ class FP16Compressor(Compressor):
     """Compression of floating-point tensors to float16; others stay as they are."""
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
         return (tensor.to(torch.float16) if tensor.dtype.is_floating_point else tensor), tensor.dtype
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
         return tensor.to(ctx) if ctx is not None and ctx.is_floating_point else tensor
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,7 +16,10 @@ from paceline.compat.horovod.torch.broadcast import broadcast_async_
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
-def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+Parameters: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]] | Iterable[torch.Tensor]"
+
+
+def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give every rank the values of `root_rank`, in place.
 
     `params` is `model.state_dict()`, `model.named_parameters()` or a list of (name, tensor) in any order; or `model.parameters()`
@@ -108,11 +111,13 @@ class _Place:
     dtype: torch.dtype
 
 
-def _named(params: Any) -> list[tuple[str | None, Any]]:
+def _named(params: Parameters) -> list[tuple[str | None, object]]:
     if isinstance(params, Mapping):
         return [(str(name), value) for name, value in params.items()]
-    given = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else [params]
-    items = [(None, item) if isinstance(item, torch.Tensor) and item is not params else item for item in given]
+    listed = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else [params]
+    items: list[Any] = [
+        (None, item) if isinstance(item, torch.Tensor) and item is not params else item for item in listed
+    ]
     if not all(isinstance(item, tuple) and len(item) == 2 for item in items):
         raise ValueError(
             f"invalid params of type {type(params).__name__}: give model.state_dict(), model.named_parameters(), or a "
@@ -121,20 +126,20 @@ def _named(params: Any) -> list[tuple[str | None, Any]]:
     return items
 
 
-def _without_tensors(value: Any, found: list[torch.Tensor]) -> Any:
-    """Replace each tensor in `value` by a placeholder, and append the tensors to `found` in order."""
+def _without_tensors(value: object, tensors: list[torch.Tensor]) -> object:
+    """Replace each tensor in `value` by a placeholder, and append the tensors to `tensors` in order."""
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        tensors.append(value)
         return _Place(tuple(value.shape), value.dtype)
-    return _rebuilt(value, lambda item: _without_tensors(item, found))
+    return _rebuilt(value, lambda item: _without_tensors(item, tensors))
 
 
-def _receive(sent: Any, root_rank: int, own: list[torch.Tensor]) -> Any:
+def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
     """Replace the placeholders in `sent` by the root's tensors."""
     under_way: list[int] = []
     is_root, left = basics.rank() == root_rank, iter(own)
 
-    def fill(value: Any) -> Any:
+    def fill(value: object) -> object:
         if isinstance(value, (_Place, torch.Tensor)):
             # This walk meets the places in the order in which `_without_tensors` has made them.
             tensor = next(left).detach() if is_root else torch.empty(value.shape, dtype=value.dtype)
@@ -148,16 +153,16 @@ def _receive(sent: Any, root_rank: int, own: list[torch.Tensor]) -> Any:
     return filled
 
 
-def _rebuilt(value: Any, change: Any) -> Any:
+def _rebuilt(value: object, change: Callable[[object], object]) -> object:
     if isinstance(value, dict):
         return {key: change(item) for key, item in value.items()}
     # Not subclasses: a named tuple is made of its fields, not of one iterable.
-    if type(value) in (list, tuple):
+    if type(value) is list or type(value) is tuple:
         return type(value)(change(item) for item in value)
     return value
 
 
-def _beside(value: Any, parameter: torch.Tensor) -> Any:
+def _beside(value: object, parameter: torch.Tensor) -> object:
     """Move a parameter's state to its device. Scalars (a step count) stay on the host, as in torch."""
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device) if value.dim() else value

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.ops import Average, Sum, check_splits, equal_splits
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
 from paceline.compat.horovod.common.reduction import checked_group
 from paceline.compat.horovod.torch.allreduce import allreduce
 from paceline.compat.horovod.torch.arrays import HostTensor, differentiable, from_array, host, results_like
+
+Splits: TypeAlias = "torch.Tensor | Sequence[int] | None"
 
 
 def allgather(
@@ -54,7 +57,7 @@ def grouped_allgather_async(
 
 def alltoall(
     tensor: torch.Tensor,
-    splits: torch.Tensor | Sequence[int] | None = None,
+    splits: Splits = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +75,7 @@ def alltoall(
 
 def alltoall_async(
     tensor: torch.Tensor,
-    splits: torch.Tensor | Sequence[int] | None = None,
+    splits: Splits = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
@@ -93,21 +96,23 @@ class _Allgather(torch.autograd.Function):
         return tuple(results) if grouped else (results,)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
         parts = [_own_part(grad, rows, ctx.process_set) for grad, rows in zip(grads, ctx.rows, strict=True)]
         return None, None, None, *parts
 
 
 class _Alltoall(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         received, counts = handles.synchronize(_submit_alltoall(tensor, splits, name, process_set, pair=True))
         ctx.counts, ctx.rows, ctx.process_set = counts, tensor.shape[0], process_set
         ctx.mark_non_differentiable(counts)
         return received, counts
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
         # Each rank returns the rows it received: the received counts are now the sent ones.
         returned = alltoall(grads[0], splits=ctx.counts, process_set=ctx.process_set)[0]
         if returned.shape[0] < ctx.rows:
@@ -125,13 +130,13 @@ def _submit(tensors: Sequence[torch.Tensor], name: str | None, process_set: Proc
 
 
 def _submit_alltoall(
-    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, *, pair: bool
+    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, pair: bool
 ) -> int:
     size = len(checked_members(process_set))
     source = _rows(tensor)
     counts = _counts(splits, tensor.shape[0], size)
 
-    def finish(result: Any) -> Any:
+    def finish(result: tuple[Array, Sequence[int]]) -> object:
         received, received_splits = result
         made = from_array(received, tensor)
         return (made, torch.tensor([int(count) for count in received_splits], dtype=torch.int32)) if pair else made
@@ -139,7 +144,7 @@ def _submit_alltoall(
     return handles.submit("alltoall", name, process_set, finish, source.array, {"splits": counts})
 
 
-def _counts(splits: Any, rows: int, size: int) -> list[int]:
+def _counts(splits: Splits, rows: int, size: int) -> list[int]:
     if splits is None:
         return equal_splits(rows, size)
     if isinstance(splits, torch.Tensor):

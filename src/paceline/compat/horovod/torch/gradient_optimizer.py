@@ -74,13 +74,15 @@ class GradientReduction(Reduction):
         result = sparse_allreduce_async(sent, name, self.op, self.process_set)
 
         def finish() -> None:
-            got = result()
-            made = self.compression.decompress(got._values(), ctx)
-            p.grad = torch.sparse_coo_tensor(got._indices(), made, got.shape, check_invariants=False).coalesce()
+            reduced = result()
+            values = self.compression.decompress(reduced._values(), ctx)
+            p.grad = torch.sparse_coo_tensor(
+                reduced._indices(), values, reduced.shape, check_invariants=False
+            ).coalesce()
 
         return finish
 
-    def _put(self, p: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+    def _put(self, p: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor, ctx: object) -> None:
         """Store the result in the sent `grad`, and in the parameter with its gradient's sparsity."""
         back = self.compression.decompress(reduced, ctx)
         # Without compression the gradient holds the result already.
@@ -92,7 +94,7 @@ class GradientReduction(Reduction):
             p.grad = grad.to_sparse(p.grad.sparse_dim())
 
     def _put_all(
-        self, sent: list[tuple[torch.Tensor, torch.Tensor]], reduced: list[torch.Tensor], contexts: list[Any]
+        self, sent: list[tuple[torch.Tensor, torch.Tensor]], reduced: list[torch.Tensor], contexts: list[object]
     ) -> None:
         for (p, grad), tensor, ctx in zip(sent, reduced, contexts, strict=True):
             self._put(p, grad, tensor, ctx)
@@ -178,7 +180,7 @@ class GradientOptimizer:
         finally:
             self._should_synchronize = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take the wrapped optimizer's step with reduced gradients, and return the closure's loss.
 
         Gradients are reduced each time the optimizer calls a closure that computes them.
@@ -200,7 +202,7 @@ class GradientOptimizer:
             return super().step()  # type: ignore[misc]
         return super().step(self._reducing(closure))  # type: ignore[misc]
 
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+    def zero_grad(self, *args: object, **kwargs: object) -> None:
         """Call the wrapped optimizer's method with its arguments (`set_to_none`).
 
         Raises:
@@ -220,14 +222,14 @@ class GradientOptimizer:
         self._synchronized = False
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
-    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _reducing(self, closure: Callable[[], float]) -> Callable[[], float]:
         # Either the gradients are there already and the closure just names the loss, or it computes them, perhaps
         # several times. In both cases each rank reduces as often as the others, also one that has no gradient.
         before = self._touched
         if before:
             self.synchronize()
 
-        def call() -> Any:
+        def call() -> float:
             with torch.enable_grad():
                 loss = closure()
             if self._touched or not before:
@@ -340,7 +342,7 @@ class AdasumOptimizer(GradientOptimizer):
         """Raise: with Adasum nothing is reduced before the step, so nothing can be skipped."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take the wrapped optimizer's step, combine the ranks' steps, and return the closure's loss."""
         self._follow_parameters()
         trained = self._trained

@@ -22,7 +22,7 @@ from paceline.compat.horovod.common.process_sets import (
     global_process_set,
     registered_ranks,
 )
-from paceline.compat.horovod.common.reduction import check_groups, chosen_groups, in_parts
+from paceline.compat.horovod.common.reduction import Compressor, check_groups, chosen_groups, in_parts
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.functions import broadcast_object
 from paceline.compat.horovod.torch.gradient_optimizer import (
@@ -40,7 +40,7 @@ _DistributedOptimizer = GradientOptimizer
 def DistributedOptimizer(  # noqa: N802
     optimizer: O,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -88,7 +88,7 @@ def DistributedOptimizer(  # noqa: N802
     groups = chosen_groups(groups, num_groups)
 
     names = parameter_names(optimizer, named_parameters)
-    base: type[Any] = GradientOptimizer
+    base: type[GradientOptimizer] = GradientOptimizer
     # Alone there are no steps to combine, and the plain class does what the wrapped optimizer does.
     if op == Adasum and basics.size() > 1:
         check_adasum(process_set)
@@ -132,17 +132,17 @@ def parameter_names(
         for group, members in enumerate(optimizer.param_groups)
         for index, p in enumerate(members["params"])
     ]
-    given = list(named or [])
-    if not given:
+    pairs = list(named or [])
+    if not pairs:
         return {p: f"allreduce.noname.{group}.{index}" for group, index, p in params}
-    if any(not isinstance(item, tuple) or len(item) != 2 for item in given):
+    if any(not isinstance(item, tuple) or len(item) != 2 for item in pairs):
         raise ValueError(
             "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
         )
-    twice = sorted(name for name, count in Counter(name for name, _ in given).items() if count > 1)
+    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if twice:
         raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}")
-    known = {p: name for name, p in given}
+    known = {p: name for name, p in pairs}
     missing = [f"{index} of group {group}" for group, index, p in params if p not in known]
     if missing:
         raise ValueError(

@@ -11,7 +11,7 @@ from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.common.reduction import How, checked_group
+from paceline.compat.horovod.common.reduction import Compressor, How, checked_group
 from paceline.compat.horovod.torch.arrays import compressed, host, results_like
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.gather import allgather
@@ -20,7 +20,7 @@ from paceline.compat.horovod.torch.gather import allgather
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -53,7 +53,7 @@ def reducescatter_async(
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -93,7 +93,7 @@ class _Reducescatter(torch.autograd.Function):
         return tuple(results) if grouped else (results,)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
         op, pre, post, process_set = ctx.how
         scale = pre * post * (len(checked_members(process_set)) if op == Sum else 1)
         # A new tensor: the one that was given belongs to autograd, and others may be reading it.
@@ -110,5 +110,5 @@ def _submit(tensors: Sequence[torch.Tensor], name: str | None, how: How, *, grou
         )
     sources = [host(tensor) for tensor in tensors]
     arrays, finish = [source.array for source in sources], results_like(tensors, grouped)
-    told = {"dtype": [source.dtype for source in sources], **how.engine()}
-    return handles.submit_several("reducescatter", name, how.process_set, finish, arrays, told, grouped=grouped)
+    options = {"dtype": [source.dtype for source in sources], **how.engine()}
+    return handles.submit_several("reducescatter", name, how.process_set, finish, arrays, options, grouped=grouped)

@@ -54,7 +54,9 @@ class SyncBatchNorm(BatchNorm):
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Any:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, ...]:
         axes = [axis for axis in range(x.dim()) if axis != 1]
         # Sums over a batch would lose too much in float16.
         wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
@@ -86,7 +88,7 @@ class _Normalise(torch.autograd.Function):
         return output.to(x.dtype), mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
         normal, weight, scale, count = ctx.saved_tensors
         grad = grads[0].to(normal.dtype)
         channels = normal.shape[1]

@@ -18,6 +18,7 @@ from torch.utils.data import Sampler
 
 from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.elastic import Kept, ObjectState, from_first, run
+from paceline.compat.horovod.common.types import KeptState
 from paceline.compat.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
@@ -51,10 +52,10 @@ class ElasticSampler(Sampler[int]):
         """Return this rank's samples of a batch."""
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
@@ -89,14 +90,14 @@ class TorchState(ObjectState):
     """
 
     def __init__(
-        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: object
     ) -> None:
-        given = {"model": model, "optimizer": optimizer, **kwargs}
-        self._handlers = {name: made for name, value in given.items() if (made := _handler(value)) is not None}
+        values = {"model": model, "optimizer": optimizer, **kwargs}
+        self._handlers = {name: made for name, value in values.items() if (made := _handler(value)) is not None}
         for name, handler in self._handlers.items():
             # Past `__setattr__` below, which would save the value a second time.
             object.__setattr__(self, name, handler.value)
-        plain = {name: value for name, value in given.items() if name not in self._handlers}
+        plain = {name: value for name, value in values.items() if name not in self._handlers}
         super().__init__(from_first, basics.rank, **plain)
 
     def save(self) -> None:
@@ -119,18 +120,18 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.reset()
 
-    def kept(self) -> dict[str, Any] | None:
+    def kept(self) -> KeptState | None:
         # A user's handler may store its saved value in another attribute.
         saved = {name: handler.__dict__.get("_saved") for name, handler in self._handlers.items()}
-        return {**(super().kept() or {}), "handlers": saved}
+        return {"values": self._saved_state, "handlers": saved}
 
-    def take_kept(self, kept: dict[str, Any]) -> None:
+    def take_kept(self, kept: KeptState) -> None:
         for name, saved in kept["handlers"].items():
             if name in self._handlers and saved is not None:
                 self._handlers[name]._saved = saved
         super().take_kept(kept)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # By way of `__dict__`, as the constructor sets attributes before there are handlers.
         if name in self.__dict__.get("_handlers", ()):
             self._handlers[name].set_value(value)
@@ -140,12 +141,12 @@ class TorchState(ObjectState):
 class StateHandler(Kept):
     """The saving, restoring and broadcasting of one value. Subclasses can be registered for other types."""
 
-    _saved: Any
+    _saved: object
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def set_value(self, value: Any) -> None:
+    def set_value(self, value: object) -> None:
         """Replace the value, and save it."""
         self.value = value
         self.save()
@@ -212,7 +213,7 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
     _registry = registry
 
 
-def _handler(value: Any) -> StateHandler | None:
+def _handler(value: object) -> StateHandler | None:
     made = next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
     if made is not None:
         made.save()

@@ -1,0 +1,243 @@
+"""The process sets of an engine: a loop for each, their changes, their observers, and their end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.collectives import world
+from paceline.collectives.background_loop import BackgroundLoop
+from paceline.collectives.errors import ArgumentError, ShutDownError
+from paceline.collectives.liveness import PeerWatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.collectives.device import DeviceGroup
+    from paceline.collectives.request import Request
+    from paceline.collectives.settings import EngineSettings
+    from paceline.collectives.transport import Transport
+
+_DYING_S, _LET_GO_S = 0.3, 3.0
+
+
+class _Observer(NamedTuple):
+    """A callback, and whether it wants arrival times."""
+
+    callback: Callable[..., object]
+    arrivals: bool
+
+
+class ProcessSets:
+    """The process sets of `rank`. Set 0 holds all ranks."""
+
+    def __init__(self, joined: world.RankedWorld, rank: int, size: int, settings: EngineSettings) -> None:
+        self._world, self._rank, self._size, self._settings = joined, rank, size, settings
+        #: The ranks of each set.
+        self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
+        #: The loops of the sets that have this rank.
+        self.loops: dict[int, BackgroundLoop] = {}
+        self._numbers = itertools.count(1)
+        self._observers: list[_Observer] = []
+        self._device_groups: dict[int, DeviceGroup] = {}
+        #: Why the engine has failed, once it has.
+        self._failure: str | None = None
+        self._start_loop(joined.transport, 0)
+        watched = {} if joined.transport is None else joined.transport.watched()
+        self._peer_watch = PeerWatch(joined.places, rank, self._peer_lost, self._end_overdue, watched)
+
+    def members(self, number: int) -> tuple[int, ...]:
+        """Return the ranks of a set.
+
+        Raises:
+            ArgumentError: There is no such set.
+        """
+        if number not in self.ranks:
+            raise ArgumentError(f"there is no process set {number}; there are {sorted(self.ranks)}.")
+        return self.ranks[number]
+
+    def loop(self, number: int) -> BackgroundLoop:
+        """Return the loop of a set.
+
+        Raises:
+            ArgumentError: There is no such set, or this rank is not in it.
+        """
+        loop = self.loops.get(number)
+        if loop is None:
+            raise ArgumentError(
+                f"rank {self._rank} is not a member of process set {number}: {list(self.members(number))}."
+            )
+        return loop
+
+    def device_group(self, number: int, place: torch.device) -> DeviceGroup:
+        """Return the set's NCCL group.
+
+        The first operation makes it: all ranks begin operations in the same order.
+        """
+        from paceline.collectives import device
+
+        if number not in self._device_groups:
+            members = self.ranks[number]
+            made = device.join(os.environ, self._world.generation, number, members, self._rank, place)
+            self._device_groups[number] = made
+        return self._device_groups[number]
+
+    # Changes. The thread of the world's loop makes them, in the same order on all ranks.
+
+    def make(self, members: tuple[int, ...]) -> int:
+        """Create a set of these sorted ranks, and return its number.
+
+        Raises:
+            ArgumentError: A rank is unknown or named twice, or these ranks form a set already.
+        """
+        if not members or len(set(members)) < len(members) or members[0] < 0 or members[-1] >= self._size:
+            raise ArgumentError(
+                f"a process set of ranks {list(members)}: name each rank once, from 0 to {self._size - 1}, and at least "
+                "one."
+            )
+        same = [number for number, others in self.ranks.items() if others == members]
+        if same:
+            raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
+        # The same number on every rank, and the split in the same place of the world's order: this is called in the turn of
+        # the world's loop, so nothing else uses its transport meanwhile.
+        number = next(self._numbers)
+        whole = self.loops[0].transport
+        transport = whole.split(members, number) if whole is not None and len(members) > 1 else None
+        self.ranks[number] = members
+        if self._rank in members:
+            loop = self._start_loop(transport, number)
+            # `lost`, in another thread, notes the failure first and then goes through the loops: it saw this one, or is
+            # seen here.
+            if self._failure is not None:
+                _fail(loop, self._failure)
+        return number
+
+    def drop(self, number: int) -> bool:
+        """Remove a set, and return whether it existed."""
+        if self.ranks.pop(number, None) is None:
+            return False
+        loop = self.loops.pop(number, None)
+        if loop is not None:
+            loop.leave()
+            loop.join()
+        if (group := self._device_groups.pop(number, None)) is not None:
+            group.close(broken=False)
+        return True
+
+    def _start_loop(self, transport: Transport | None, number: int) -> BackgroundLoop:
+        loop = BackgroundLoop(transport, self.ranks[number], number, self._settings, self.lost)
+        self.loops[number] = loop
+        self._let_observe(loop)
+        return loop
+
+    # Observers.
+
+    def observe(self, callback: Callable[..., object], *, arrivals: bool) -> None:
+        self._change_observers([*self._observers, _Observer(callback, arrivals)])
+
+    def ignore(self, callback: Callable[..., object]) -> None:
+        self._change_observers([known for known in self._observers if known.callback != callback])
+
+    def _change_observers(self, observers: list[_Observer]) -> None:
+        self._observers = observers
+        for loop in list(self.loops.values()):
+            self._let_observe(loop)
+
+    def _let_observe(self, loop: BackgroundLoop) -> None:
+        observers = self._observers
+
+        def observed(
+            request: Request,
+            submitted_s: float,
+            agreed_s: float | None,
+            done_s: float,
+            arrivals: Sequence[tuple[int, float]],
+        ) -> None:
+            for observer in observers:
+                more = (arrivals,) if observer.arrivals else ()
+                observer.callback(request, submitted_s, agreed_s, done_s, *more)
+
+        # None where nobody observes, which saves time.
+        loop.negotiation.observer = observed if observers else None
+        if any(observer.arrivals for observer in observers):
+            loop.negotiation.note_arrivals()
+
+    # The end.
+
+    def lost(self, reason: str, lost_rank: int = -1) -> None:
+        """Fail the operations in flight of all process sets.
+
+        Any thread may call it. It must hold no lock except a loop's _claim.
+        """
+        self._failure = self._failure or reason
+        # The others may go because of the first.
+        if lost_rank >= 0 and not self._world.lost_ranks:
+            self._world.lost_ranks.add(lost_rank)
+        for loop in list(self.loops.values()):
+            _fail(loop, reason)
+
+    def forsake(self) -> None:
+        """Refuse all operations in a forked child."""
+        error = ShutDownError(
+            f"process {os.getpid()} was forked from rank {self._rank}, which alone can take part in its operations. "
+            "Let a DataLoader's workers, and what multiprocessing starts, leave them to the process that started it."
+        )
+        for loop in self.loops.values():
+            loop.forsake(error)
+
+    def stop(self) -> None:
+        """Leave all sets once the other ranks have heard it."""
+        if self._failure is not None and not self._world.lost_ranks:
+            # A process that dies closes its connections some time before the kernel says that it is gone.
+            time.sleep(_DYING_S)
+        # First: from now on other ranks may end as they like.
+        self._peer_watch.close()
+        loops = [self.loops[number] for number in sorted(self.loops, reverse=True)]
+        if self._failure is not None:
+            if self._world.name == world.GLOO:
+                # Those in the middle of something end when the others let go, and must not outlive the interpreter:
+                # a thread of Gloo's that gives back its tensor then aborts the process.
+                for loop in loops:
+                    loop.join(_LET_GO_S)
+            # Over MPI a thread may be stuck in a call that never returns. It is a daemon, and MPI is not finalised.
+            self._close_device_groups(broken=True)
+            return
+        # Let all of them leave before joining the first, so that the sets end in parallel.
+        for loop in loops:
+            loop.leave()
+        ended = [loop.join() for loop in loops]
+        for loop, has_ended in zip(loops, ended, strict=True):
+            if not has_ended and loop.transport is not None:
+                loop.transport.abandon("another rank has not heard that this one shuts down")
+        self._close_device_groups(broken=not all(ended))
+
+    def _peer_lost(self, rank: int, reason: str) -> None:
+        # Once all have heard the end, each goes when it likes.
+        if not self.loops[0].negotiation.has_heard_end:
+            self.lost(reason, rank)
+
+    def _end_overdue(self) -> None:
+        """Fail operations past the time limit."""
+        limit_s = self._settings.stall_shutdown_s
+        if not limit_s or self._failure is not None:
+            return
+        for loop in list(self.loops.values()):
+            overdue = loop.overdue(limit_s)
+            if overdue is not None:
+                self.lost(f"{overdue} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit_s:g})")
+                return
+
+    def _close_device_groups(self, *, broken: bool) -> None:
+        for group in self._device_groups.values():
+            group.close(broken=broken)
+        self._device_groups.clear()
+
+
+def _fail(loop: BackgroundLoop, reason: str) -> None:
+    loop.fail(ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause."))
+    if loop.transport is not None:
+        # After `fail`: a waiting caller gets the reason, not the transport's error.
+        loop.transport.abandon(reason)
