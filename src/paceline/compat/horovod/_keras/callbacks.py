@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod._keras import elastic, state
 from paceline.compat.horovod._keras.settings import key_of
 from paceline.compat.horovod._keras.state import (
@@ -21,10 +23,11 @@ from paceline.compat.horovod._keras.state import (
     velocities,
 )
 from paceline.compat.horovod.common import basics, objects
+from paceline.compat.horovod.common.types import Model, Variable
 
 
 @functools.cache
-def callbacks_for(keras: Any) -> dict[str, type]:
+def callbacks_for(keras: ModuleType) -> dict[str, type]:
     """Return the classes of `horovod.keras.callbacks` by name, as subclasses of this Keras's own. They are cached."""
     base = keras.callbacks.Callback
     return {
@@ -37,7 +40,7 @@ def callbacks_for(keras: Any) -> dict[str, type]:
 
 
 @functools.cache
-def elastic_callbacks_for(keras: Any) -> dict[str, type]:
+def elastic_callbacks_for(keras: ModuleType) -> dict[str, type]:
     """Return the classes of `horovod.keras.elastic` likewise."""
     base = keras.callbacks.Callback
     return {
@@ -54,18 +57,18 @@ class _Broadcast:
     the ranks are equal from then on. `device` has no effect. `local_variables` keep each rank's values.
     """
 
-    model: Any
+    model: Model
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Variable] | None = None) -> None:
         super().__init__()
         self.root_rank, self.device, self.broadcast_done = root_rank, device, False
         self._local = {key_of(variable) for variable in local_variables or ()}
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: Variable) -> None:
         """Keep each rank's value of this variable."""
         self._local.add(key_of(variable))
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         if self.broadcast_done:
             return
         # An optimizer makes its variables in its first step. Made now, they are sent together with the weights.
@@ -73,7 +76,7 @@ class _Broadcast:
             build_optimizer(self.model.optimizer, self.model.trainable_variables)
         self.broadcast_done = self._send("begin")
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if self.broadcast_done:
             return
         self.broadcast_done = self._send("first_batch")
@@ -95,7 +98,7 @@ class _Broadcast:
         state.broadcast_variables(variables, self.root_rank, "broadcast_callback")
         return True
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[Variable]:
         if not self.model.built:
             return []
         weights = [*self.model.weights, *optimizer_variables(self.model.optimizer)]
@@ -117,7 +120,7 @@ class _MetricAverage:
         super().__init__()
         self.device = device
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         import numpy as np
 
         if logs is None or basics.size() == 1:
@@ -147,15 +150,15 @@ class _BestModel:
     `filepath` may be set as an attribute before the training begins.
     """
 
-    filepath: Any
+    filepath: str | os.PathLike[str] | None
 
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
         mode: str = "auto",
-        save_freq: Any = "epoch",
-        filepath: Any = None,
+        save_freq: str | int = "epoch",
+        filepath: str | os.PathLike[str] | None = None,
     ) -> None:
         # Keras requires a path now, but uses the one set when the training begins.
         super().__init__(  # type: ignore[call-arg]
@@ -169,7 +172,7 @@ class _BestModel:
         )
         self.filepath = None if filepath is None else self.filepath
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         if self.filepath is None:
             raise ValueError(
                 "BestModelCheckpoint has no file to save to: give it filepath='best.keras', or set its attribute filepath."
@@ -177,7 +180,7 @@ class _BestModel:
         super().on_train_begin(logs)  # type: ignore[misc]
 
     # Keras calls this from both of its hooks, at the end of a batch and of an epoch.
-    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+    def _save_model(self, *args: object, **kwargs: object) -> None:
         # One file, one writer.
         if basics.rank() == 0:
             super()._save_model(*args, **kwargs)  # type: ignore[misc]
@@ -185,17 +188,17 @@ class _BestModel:
 
 def _made(implementation: type, base: type, name: str) -> type:
     # tf_keras asks these of a callback; one of Keras 3 that has them works in its `fit`, too.
-    asked = {"_implements_train_batch_hooks": True, "_implements_test_batch_hooks": False}
-    asked |= {"_implements_predict_batch_hooks": False}
+    hooks = {"_implements_train_batch_hooks": True, "_implements_test_batch_hooks": False}
+    hooks |= {"_implements_predict_batch_hooks": False}
     # The default binds `answer` now; a closure would give the last answer for all.
-    answers = {question: lambda self, answer=answer: answer for question, answer in asked.items()}
+    answers = {question: lambda self, answer=answer: answer for question, answer in hooks.items()}
     names = {"__doc__": implementation.__doc__, "__module__": __name__}
     return type(
         name, (implementation, base), names if hasattr(base, "_implements_train_batch_hooks") else names | answers
     )
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> Array | None:
     """Return the value as a float64 array, or None if it is not numeric."""
     import numpy as np
 
@@ -205,7 +208,7 @@ def _numbers(value: Any) -> Any:
         return None
 
 
-def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:
+def _difference(first: Mapping[str, object], other: Mapping[str, object], rank: int) -> str:
     lacks, more = sorted(first.keys() - other.keys()), sorted(other.keys() - first.keys())
     if not lacks and not more:
         wrong = [name for name in first if first[name] != other[name]]
@@ -227,8 +230,8 @@ class LearningRateSchedule:
     `steps_per_epoch` is needed without `staircase` if Keras does not know the number of batches.
     """
 
-    model: Any
-    params: dict[str, Any] | None
+    model: Model
+    params: dict[str, int] | None
 
     def __init__(
         self,
@@ -249,7 +252,7 @@ class LearningRateSchedule:
         self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
         self.current_epoch = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         if self.staircase:
             return
         self.steps_per_epoch = self.steps_per_epoch or (self.params or {}).get("steps")
@@ -258,10 +261,10 @@ class LearningRateSchedule:
                 f"{type(self).__name__}: nobody knows how many batches an epoch has. Give steps_per_epoch=<batches> to it."
             )
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         if not self._is_on():
             return
         if not self.staircase:
@@ -270,7 +273,7 @@ class LearningRateSchedule:
         elif batch == 0:
             self._set(self.current_epoch)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         if logs is not None:
             logs["lr"] = learning_rate_of(self.model.optimizer)
 
@@ -322,7 +325,7 @@ class Warmup(LearningRateSchedule):
         )
         self.verbose = verbose
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self.verbose and self.end_epoch is not None and epoch == self.end_epoch - 1:
             rate = learning_rate_of(self.model.optimizer)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod._keras.state import broadcast_variables, build_optimizer, optimizer_variables
 from paceline.compat.horovod.common import elastic
-from paceline.compat.horovod.common.elastic import VariablesState
+from paceline.compat.horovod.common.elastic import State, VariablesState
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
+from paceline.compat.horovod.common.types import Model, Optimizer, Variable
 
 T = TypeVar("T")
 
@@ -21,7 +23,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     """
 
     @functools.wraps(func)
-    def translated(*args: Any, **kwargs: Any) -> T:
+    def translated(*args: object, **kwargs: object) -> T:
         try:
             return func(*args, **kwargs)
         except Exception as error:
@@ -42,7 +44,9 @@ class KerasState(VariablesState):
         ValueError: The model is not built, so its weights are unknown.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Model, optimizer: Optimizer | None = None, backend: object = None, **kwargs: object
+    ) -> None:
         if not model.built:
             raise ValueError(
                 f"the model {model.name!r} has no weights yet. Give it an input shape, or call model.build(input_shape), "
@@ -54,15 +58,15 @@ class KerasState(VariablesState):
         build_optimizer(self.optimizer, model.trainable_variables)
         super().__init__(**kwargs)
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[Variable]:
         return [*self.model.weights, *optimizer_variables(self.optimizer)]
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> list[Array]:
         import numpy as np
 
         return [np.array(variable.numpy()) for variable in self._variables()]
 
-    def _write(self, values: list[Any]) -> None:
+    def _write(self, values: list[Array]) -> None:
         # strict, for a model that has got more variables since then can't go back.
         for variable, array in zip(self._variables(), values, strict=True):
             variable.assign(array)
@@ -77,27 +81,27 @@ class CommitState:
     So its position in the list does not matter: the commit includes the other callbacks' updates.
     """
 
-    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
         super().__init__()
         if batches_per_commit < 1:
             raise ValueError(f"batches_per_commit={batches_per_commit}: it must be at least 1.")
         self.state, self.batches_per_commit = state, batches_per_commit
         self._batches, self._is_due = 0, False
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._batches, self._is_due = 0, False
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self._batches += 1
         self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         self._commit()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self._commit()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         self._commit()
 
     def _commit(self) -> None:
@@ -107,6 +111,10 @@ class CommitState:
             self.state.commit()
 
 
+class _BatchState(Protocol):
+    batch: int
+
+
 class UpdateBatchState:
     """A callback that sets `state.batch` to the number of finished batches of this epoch, and to 0 between epochs.
 
@@ -114,38 +122,42 @@ class UpdateBatchState:
     `steps_per_epoch=steps - state.batch`); it counts from there.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: _BatchState) -> None:
         super().__init__()
         self.state = state
         self._done_before = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._done_before = self.state.batch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.state.batch = self._done_before + batch + 1
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self._done_before = self.state.batch = 0
+
+
+class _EpochState(Protocol):
+    epoch: int
 
 
 class UpdateEpochState:
     """A callback that sets `state.epoch` to the number of finished epochs, with any `initial_epoch` of `fit`."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: _EpochState) -> None:
         super().__init__()
         self.state = state
         self._done_before = 0
         self._first: int | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._done_before, self._first = self.state.epoch, None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         if self._first is None:
             self._first = epoch
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.state.epoch = self._done_before + epoch - (self._first or 0) + 1
 
 

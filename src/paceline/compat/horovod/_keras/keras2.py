@@ -11,21 +11,31 @@ LossScaleOptimizer around the optimizer calls the same methods.
 from __future__ import annotations
 
 import weakref
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from paceline.compat.horovod._keras.reducing import Distribution, accumulator_of
+from paceline.compat.horovod._keras.reducing import Accumulator, Distribution, accumulator_of
 from paceline.compat.horovod._keras.settings import key_of
+from paceline.compat.horovod.common.types import OptimizerOfKeras2
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import tensorflow as tf
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+Pair: TypeAlias = "tuple[Gradient, tf.Variable]"
 
 
-class _DistributedKeras2:
+class _DistributedKeras2(OptimizerOfKeras2):
     distribution: ClassVar[Distribution]
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: tf.Variable) -> None:
         """Keep the gradient of this variable on its rank."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
     @property
-    def _agg_helper(self) -> Any:
+    def _agg_helper(self) -> Accumulator | None:
         """The accumulator of several backward passes' gradients, or None for one pass. Scripts check for it."""
         if self.distribution.settings.passes == 1:
             return None
@@ -33,13 +43,13 @@ class _DistributedKeras2:
         # There is no accumulator before the first step. Scripts only read the settings of this one.
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
-    def _allreduce(self, grads: Any, vars: Any) -> list[Any]:
+    def _allreduce(self, grads: Iterable[Gradient], vars: Iterable[tf.Variable]) -> list[Gradient]:
         """Return the reduced gradients, which the next `apply_gradients` leaves as they come."""
         reduced = self.distribution.reduce(list(grads), list(vars))
         self._mark("_reduced_in")
         return reduced
 
-    def _computed(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    def _computed(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
         """Return computed gradients for a script: reduced, unless several passes are accumulated first."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
@@ -51,7 +61,7 @@ class _DistributedKeras2:
         grads, variables = zip(*pairs, strict=True)
         return list(zip(self._allreduce(grads, variables), variables, strict=True))
 
-    def _reduced(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    def _reduced(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
         pairs = list(grads_and_vars)
         if self._were_reduced():
             return pairs
@@ -84,7 +94,10 @@ class _DistributedKeras2:
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 
-    def _after_passes(self: Any, update: Any, grads_and_vars: Any) -> Any:
+    def _create_variables(self, variables: list[tf.Variable]) -> None:
+        raise NotImplementedError
+
+    def _after_passes(self, update: Callable[[list[Pair]], object], grads_and_vars: Iterable[Pair]) -> tf.Variable:
         """Accumulate the gradients, call `update(pairs)` in the last pass, and return the iterations so far."""
         import tensorflow as tf
 
@@ -94,7 +107,7 @@ class _DistributedKeras2:
             # Now: within a branch of a graph no variable can be made.
             self._create_variables(variables)
 
-        def step(sums: list[Any]) -> Any:
+        def step(sums: list[Gradient]) -> object:
             reduced = self.distribution.reduce(sums, variables)
             return update(list(zip(reduced, variables, strict=True)))
 
@@ -105,66 +118,73 @@ class _DistributedKeras2:
 class DistributedKeras2(_DistributedKeras2):
     """The part before an optimizer of tf_keras."""
 
-    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, loss: object, var_list: object, tape: tf.GradientTape | None = None) -> list[Pair]:
         """Return (gradient, variable) pairs, reduced over the ranks."""
-        return self._computed(super().compute_gradients(loss, var_list, tape))  # type: ignore[misc]
+        return self._computed(super().compute_gradients(loss, var_list, tape))
 
     def _compute_gradients(
-        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
-    ) -> list[tuple[Any, Any]]:
+        self, loss: object, var_list: object, grad_loss: object = None, tape: tf.GradientTape | None = None
+    ) -> list[Pair]:
         return self.compute_gradients(loss, var_list, tape)
 
-    def aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        return super().aggregate_gradients(self._reduced(grads_and_vars))  # type: ignore[misc]
+    def aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> object:
+        return super().aggregate_gradients(self._reduced(grads_and_vars))
 
-    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
+    def _aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> object:
         return self.aggregate_gradients(grads_and_vars)
 
     def apply_gradients(
-        self: Any, grads_and_vars: Any, name: str | None = None, skip_gradients_aggregation: bool = False, **kwargs: Any
-    ) -> Any:
+        self,
+        grads_and_vars: Iterable[Pair],
+        name: str | None = None,
+        skip_gradients_aggregation: bool = False,
+        **kwargs: object,
+    ) -> object:
         """Update the variables by the ranks' gradients, which `skip_gradients_aggregation` declares reduced."""
         # `experimental_aggregate_gradients` is the older name of the argument, with the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
             # For its effect: the mark is for the gradients that are applied now, and must not count for the next ones.
             self._were_reduced()
-        update = super().apply_gradients  # type: ignore[misc]
+        update = super().apply_gradients
         if self._applies_as_is(skip):
             return update(grads_and_vars, name=name, skip_gradients_aggregation=skip, **kwargs)
         return self._after_passes(
             lambda pairs: update(pairs, name=name, skip_gradients_aggregation=True, **kwargs), grads_and_vars
         )
 
-    def _create_variables(self: Any, variables: list[Any]) -> None:
+    def _create_variables(self, variables: list[tf.Variable]) -> None:
         self.build(variables)
 
 
 class DistributedLegacy(_DistributedKeras2):
     """The part before an optimizer of `tf_keras.optimizers.legacy`."""
 
-    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, loss: object, var_list: object, tape: tf.GradientTape | None = None) -> list[Pair]:
         """Return (gradient, variable) pairs, reduced over the ranks."""
         return self._compute_gradients(loss, var_list, None, tape)
 
     def _compute_gradients(
-        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
-    ) -> list[tuple[Any, Any]]:
-        return self._computed(super()._compute_gradients(loss, var_list, grad_loss, tape))  # type: ignore[misc]
+        self, loss: object, var_list: object, grad_loss: object = None, tape: tf.GradientTape | None = None
+    ) -> list[Pair]:
+        return self._computed(super()._compute_gradients(loss, var_list, grad_loss, tape))
 
-    def get_gradients(self, loss: Any, params: Any) -> list[Any]:
+    def get_gradients(self, loss: object, params: list[tf.Variable]) -> list[Gradient]:
         """Return the gradients of the variables in a TensorFlow 1 graph, reduced over the ranks."""
-        grads = list(super().get_gradients(loss, params))  # type: ignore[misc]
+        grads = list(super().get_gradients(loss, params))
         return grads if self.distribution.settings.passes > 1 else self._allreduce(grads, params)
 
-    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        return super()._aggregate_gradients(self._reduced(grads_and_vars))  # type: ignore[misc]
+    def _aggregate_gradients(self, grads_and_vars: Iterable[Pair]) -> object:
+        return super()._aggregate_gradients(self._reduced(grads_and_vars))
 
     def apply_gradients(
-        self: Any, grads_and_vars: Any, name: str | None = None, experimental_aggregate_gradients: bool = True
-    ) -> Any:
+        self,
+        grads_and_vars: Iterable[Pair],
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> object:
         """Update the variables by the ranks' reduced gradients, reducing them unless they are."""
-        update = super().apply_gradients  # type: ignore[misc]
+        update = super().apply_gradients
         if not experimental_aggregate_gradients:
             self._were_reduced()
         if self._applies_as_is(not experimental_aggregate_gradients):
@@ -173,11 +193,11 @@ class DistributedLegacy(_DistributedKeras2):
             lambda pairs: update(pairs, name=name, experimental_aggregate_gradients=False), grads_and_vars
         )
 
-    def _create_variables(self: Any, variables: list[Any]) -> None:
+    def _create_variables(self, variables: list[tf.Variable]) -> None:
         self._create_all_weights(variables)
 
 
-def _graph() -> Any:
+def _graph() -> tf.Graph | ModuleType:
     """Return the graph under construction, or a stand-in for eager execution."""
     import tensorflow as tf
     from tensorflow.python.framework import ops

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 from paceline.compat.horovod._keras import settings
@@ -14,10 +16,10 @@ from paceline.compat.horovod._keras.settings import KERAS_3, KerasSettings, back
 from paceline.compat.horovod.common import __version__, interface
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
-from paceline.compat.horovod.common.reduction import NoneCompressor
+from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor
 
 
-def names_for(library: Any) -> dict[str, Any]:
+def names_for(library: ModuleType) -> dict[str, object]:
     """Return the module's public names for this Keras with their values, without submodules."""
     values = Values(library)
     own = {
@@ -34,19 +36,19 @@ def names_for(library: Any) -> dict[str, Any]:
     return own | {name: getattr(interface, name) for name in interface.__all__}
 
 
-def elastic_names_for(library: Any) -> dict[str, Any]:
+def elastic_names_for(library: ModuleType) -> dict[str, object]:
     """Return the public names of the submodule `elastic` with their values."""
     return {"KerasState": KerasState, "run": run} | elastic_callbacks_for(library)
 
 
-def loader_for(library: Any) -> Callable[..., Any]:
+def loader_for(library: ModuleType) -> Callable[..., Any]:
     """Return `load_model` for this Keras."""
 
     def load_model(
-        filepath: Any,
+        filepath: str | os.PathLike[str],
         custom_optimizers: Sequence[type] | None = None,
-        custom_objects: Mapping[str, Any] | None = None,
-        compression: Any = side_of(backend_of(library.__name__)).Compression.none,  # noqa: B008 - one for each Keras
+        custom_objects: Mapping[str, object] | None = None,
+        compression: type[Compressor] | None = side_of(backend_of(library.__name__)).Compression.none,  # noqa: B008 - one for each Keras
         legacy_opts: bool = False,
     ) -> Any:
         """Load a model with its optimizer's state as a DistributedOptimizer.
@@ -84,20 +86,20 @@ def loader_for(library: Any) -> Callable[..., Any]:
 class Values:
     """Operations for one Keras on a number, an array, a tensor or a variable, which return a tensor."""
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: ModuleType | None) -> None:
         self._library = library.__name__ if library is not None else KERAS_3
 
     def allreduce(
         self,
-        value: Any,
+        value: object,
         name: str | None = None,
         average: bool | None = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         op: int | None = None,
-        compression: Any = None,
+        compression: type[Compressor] | None = None,
         process_set: ProcessSet = global_process_set,
-    ) -> Any:
+    ) -> object:
         """Reduce the ranks' values by `op`, by default Average. `average` is an old name.
 
         Raises:
@@ -116,21 +118,21 @@ class Values:
             process_set=process_set,
         )
 
-    def allgather(self, value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    def allgather(self, value: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> object:
         """Concatenate the ranks' values; the first dimension may differ between ranks."""
         side = self._side()
         return side.allgather(side.tensor(value), name=name, process_set=process_set)
 
     def broadcast(
-        self, value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Any:
+        self, value: object, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> object:
         """Return the value of `root_rank`."""
         side = self._side()
         return side.broadcast(side.tensor(value), root_rank, name=name, process_set=process_set)
 
     def reducescatter(
-        self, value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
-    ) -> Any:
+        self, value: object, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
+    ) -> object:
         """Return this rank's rows of the ranks' reduced values."""
         side = self._side()
         return side.reducescatter(side.tensor(value), name=name, op=op, process_set=process_set)
@@ -146,5 +148,5 @@ class Values:
             f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank})."
         )
 
-    def _side(self) -> Any:
+    def _side(self) -> ModuleType:
         return side_of(backend_of(self._library))

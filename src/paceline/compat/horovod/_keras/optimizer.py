@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from paceline.compat.horovod._keras import reducing
 from paceline.compat.horovod._keras.keras2 import DistributedKeras2, DistributedLegacy
@@ -11,25 +12,28 @@ from paceline.compat.horovod._keras.reducing import Distribution, accumulator_of
 from paceline.compat.horovod._keras.settings import KERAS_2, KERAS_3, KerasSettings, key_of, name_of
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
-from paceline.compat.horovod.common.reduction import NoneCompressor, checked_layers, chosen_groups
+from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor, checked_layers, chosen_groups
+from paceline.compat.horovod.common.types import Groups, Layers, OptimizerOfKeras3, Variable
+
+O = TypeVar("O")  # noqa: E741
 
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: Any,
+    optimizer: O,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = None,
+    compression: type[Compressor] | None = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> O:
     """Return the optimizer as an instance of a subclass that reduces gradients over the ranks.
 
     It shares its variables and settings with the given one, and is saved to a file in the same way. A distributed optimizer takes
@@ -58,21 +62,21 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def PartialDistributedOptimizer(  # noqa: N802
-    optimizer: Any,
+    optimizer: O,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = None,
+    compression: type[Compressor] | None = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-    groups: Any = None,
+    groups: Groups = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    local_layers: Layers = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> O:
     """Return a DistributedOptimizer that keeps the gradients of `local_layers` on their rank.
 
     `scale_local_gradients` divides them by the number of ranks, as their loss is one rank's share.
@@ -96,7 +100,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     return distribute(optimizer, settings)
 
 
-def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = False) -> Any:
+def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False) -> O:
     """Return the optimizer with these settings, as the same object with `in_place`.
 
     Raises:
@@ -109,10 +113,11 @@ def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = Fals
     if inner is not None:
         reducing.set_inner(optimizer, distribute(inner, settings))
         return optimizer
-    if settings.passes > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
+    own_passes = getattr(optimizer, "gradient_accumulation_steps", None)
+    if settings.passes > 1 and own_passes:
         raise ValueError(
             f"backward_passes_per_step={settings.passes} and gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps} both accumulate gradients: give one of them."
+            f"{own_passes} both accumulate gradients: give one of them."
         )
     assert library is not None
     # A set of its own, so that `register_local_var` of one optimizer changes no other that was made with these settings.
@@ -130,20 +135,20 @@ def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = Fals
     if in_place:
         optimizer.__class__ = cls
         return optimizer
-    made = cls.__new__(cls)
+    made: O = cls.__new__(cls)
     # One state under two classes, so that neither falls behind the other.
     object.__setattr__(made, "__dict__", vars(optimizer))
     return made
 
 
-def _bare_class(optimizer: Any) -> type:
+def _bare_class(optimizer: object) -> type:
     """Return the optimizer's class without an earlier DistributedOptimizer's part."""
     cls = type(optimizer)
     # `distribute` gives such a class two bases: the mixin and the optimizer's own class.
     return cls.__bases__[1] if "distribution" in vars(cls) else cls
 
 
-def _mixin_for(optimizer: Any, library: str | None) -> type:
+def _mixin_for(optimizer: object, library: str | None) -> type:
     # By name: for isinstance both Kerases would have to be loaded, and the script uses one.
     names = {f"{cls.__module__}.{cls.__name__}" for cls in type(optimizer).__mro__}
     if library == KERAS_3 and any(name.endswith(".BaseOptimizer") for name in names):
@@ -158,7 +163,7 @@ def _mixin_for(optimizer: Any, library: str | None) -> type:
     )
 
 
-class DistributedKeras3:
+class DistributedKeras3(OptimizerOfKeras3):
     """The part before an optimizer's own class, with `distribution` as class attribute.
 
     Clipping, weight decay, moving averages and the update are the optimizer's own, after the reduction.
@@ -166,10 +171,10 @@ class DistributedKeras3:
 
     distribution: ClassVar[Distribution]
 
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(self, grads: Iterable[object], trainable_variables: Iterable[Variable] | None = None) -> None:
         """Update the variables by the ranks' reduced gradients; with several passes a step, in the last of them."""
         # A list, because a `zip` can be read only once.
-        update, grads = super().apply, list(grads)  # type: ignore[misc]
+        update, grads = super().apply, list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and len(variables) != len(grads):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
@@ -182,22 +187,24 @@ class DistributedKeras3:
         else:
             update(self.distribution.reduce(grads, known), variables)
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: Variable) -> None:
         """Keep the gradient of this variable on its rank."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
-    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+    def _backend_apply_gradients(self, grads: list[object], trainable_variables: Iterable[Variable]) -> None:
         # Past __setattr__, which would have Keras track them.
         self.__dict__["_being_applied"] = list(trainable_variables)
-        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+        super()._backend_apply_gradients(grads, trainable_variables)
 
-    def _clip_gradients(self: Any, grads: Any) -> Any:
+    def _clip_gradients(self, grads: Iterable[object]) -> list[object]:
         # Called once a step, with Keras's accumulation in the last pass alone: so only its sums are sent.
         if self.gradient_accumulation_steps:
             grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
-        return super()._clip_gradients(grads)  # type: ignore[misc]
+        return super()._clip_gradients(grads)
 
-    def _apply_after_passes(self: Any, update: Any, grads: list[Any], variables: list[Any]) -> None:
+    def _apply_after_passes(
+        self, update: Callable[..., None], grads: list[object], variables: Sequence[Variable]
+    ) -> None:
         if not self.built:
             from keras.src import backend
 
@@ -205,7 +212,7 @@ class DistributedKeras3:
             with backend.name_scope(self.name, caller=self):
                 self.build(variables)
 
-        def step(sums: list[Any]) -> None:
+        def step(sums: list[object]) -> None:
             update(self.distribution.reduce(sums, variables), variables)
 
         accumulator_of(self, variables).step(grads, variables, step)

@@ -11,11 +11,28 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from paceline.compat.horovod._keras.settings import KerasSettings, backend_of, key_of
 from paceline.compat.horovod.common.process_sets import registered_ranks
+from paceline.compat.horovod.common.types import Optimizer, Variable
+
+T = TypeVar("T")
+
+
+class Accumulator(Protocol):
+    """Sums of gradients over several passes."""
+
+    def step(self, grads: list[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> object:
+        """Add these gradients, and in the last pass call `act` with the sums."""
+
+
+class Distributed(Protocol):
+    """A distributed optimizer."""
+
+    distribution: ClassVar[Distribution]
 
 
 class Distribution:
@@ -25,7 +42,7 @@ class Distribution:
         self.settings, self.library = settings, library
         self._side = side_of(backend_of(library))
 
-    def reduce(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+    def reduce(self, grads: Sequence[object], variables: Sequence[Variable]) -> list[Any]:
         """Return the reduced gradients in the same order; None where a gradient is missing.
 
         Local variables' gradients stay on their rank, divided by the number of ranks unless that is off. A rank outside the
@@ -49,20 +66,21 @@ class Distribution:
                 result[index] = grad
         return result
 
-    def on_all_ranks(self, condition: Any) -> Any:
+    def on_all_ranks(self, condition: object) -> object:
         """Return a tensor that says whether the condition holds on every rank of the process set."""
         is_alone = len(registered_ranks(self.settings.process_set)) == 1 or not self.settings.process_set.included()
         return condition if is_alone else self._side.on_all_ranks(condition, self.settings)
 
-    def accumulator(self) -> Any:
+    def accumulator(self) -> Accumulator:
         """Return a new accumulator for several passes; its `step(grads, variables, act)` calls `act` with the sums."""
-        return self._side.Accumulator(self.settings.passes, self.settings.average_passes)
+        made: Accumulator = self._side.Accumulator(self.settings.passes, self.settings.average_passes)
+        return made
 
 
-def accumulator_of(optimizer: Any, variables: list[Any]) -> Any:
+def accumulator_of(optimizer: Distributed, variables: Sequence[Variable]) -> Accumulator:
     """Return the optimizer's accumulator for these variables, created once."""
     # Past __setattr__, which would have Keras track it.
-    kept = vars(optimizer).setdefault("_accumulators", {})
+    kept: dict[tuple[int, ...], Accumulator] = vars(optimizer).setdefault("_accumulators", {})
     key = tuple(key_of(variable) for variable in variables)
     if key not in kept:
         kept[key] = optimizer.distribution.accumulator()
@@ -80,20 +98,20 @@ def side_of(backend: str) -> ModuleType:
     return tensorflow_side
 
 
-def distribution_of(optimizer: Any) -> Distribution | None:
+def distribution_of(optimizer: object) -> Distribution | None:
     """Return the distribution of the optimizer, or of the one within it, or None."""
     inner = inner_of(optimizer)
     distribution = getattr(type(optimizer if inner is None else inner), "distribution", None)
     return distribution if isinstance(distribution, Distribution) else None
 
 
-def inner_of(optimizer: Any) -> Any:
+def inner_of(optimizer: Any) -> Optimizer | None:
     """Return the optimizer in a LossScaleOptimizer, or None for any other."""
     names = {cls.__name__ for cls in type(optimizer).__mro__}
     return optimizer.inner_optimizer if names & {"LossScaleOptimizer", "LossScaleOptimizerV3"} else None
 
 
-def set_inner(optimizer: Any, inner: Any) -> None:
+def set_inner(optimizer: object, inner: object) -> None:
     """Replace the optimizer in a LossScaleOptimizer: the same variables under another class."""
     # tf_keras gives the attribute without a setter.
     name = "inner_optimizer" if "inner_optimizer" in vars(optimizer) else "_optimizer"
@@ -116,17 +134,17 @@ def install() -> None:
     LossScaleOptimizer.check_finite = _together(LossScaleOptimizer.check_finite)
 
 
-def _without_xla(resolve: Any) -> Any:
+def _without_xla(resolve: Callable[[T], bool]) -> Callable[[T], bool]:
     @functools.wraps(resolve)
-    def resolved(self: Any) -> bool:
+    def resolved(self: T) -> bool:
         return False if distribution_of(getattr(self, "optimizer", None)) else bool(resolve(self))
 
     return resolved
 
 
-def _refusing_xla(supports: Any, *, raises: bool) -> Any:
+def _refusing_xla(supports: Callable[[T], bool], *, raises: bool) -> Callable[[T], bool]:
     @functools.wraps(supports)
-    def supported(model: Any) -> bool:
+    def supported(model: T) -> bool:
         if not distribution_of(getattr(model, "optimizer", None)):
             return bool(supports(model))
         if raises:
@@ -139,9 +157,9 @@ def _refusing_xla(supports: Any, *, raises: bool) -> Any:
     return supported
 
 
-def _together(check_finite: Any) -> Any:
+def _together(check_finite: Callable[[T, object], object]) -> Callable[[T, object], object]:
     @functools.wraps(check_finite)
-    def checked(self: Any, grads: Any) -> Any:
+    def checked(self: T, grads: object) -> object:
         # Every rank calls it each time, for any gradients: it is a collective.
         finite, distribution = check_finite(self, grads), distribution_of(self)
         return finite if distribution is None else distribution.on_all_ranks(finite)

@@ -7,10 +7,11 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
 
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.reduction import Reduction
+from paceline.compat.horovod.common.types import Layer, Variable
 
 KERAS_3, KERAS_2 = "keras", "tf_keras"
 _USABLE = ("tensorflow", "torch")
@@ -26,7 +27,7 @@ class KerasSettings(Reduction):
 
     passes: int = 1
     average_passes: bool = False
-    local_layers: tuple[Any, ...] = ()
+    local_layers: tuple[Layer, ...] = ()
     local_variables: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -42,12 +43,12 @@ class KerasSettings(Reduction):
         return self.local_variables | {key_of(weight) for weight in weights}
 
 
-def key_of(variable: Any) -> int:
+def key_of(variable: object) -> int:
     """Return a key that identifies a variable, the same for Keras's object and the backend's variable inside."""
     return id(getattr(variable, "_value", variable))
 
 
-def shared_name(place: int, variable: Any) -> str:
+def shared_name(place: int, variable: Variable) -> str:
     """Return a name for the variable's gradient that is the same on every rank.
 
     It is the position among the optimizer's variables, and the last part of the path. The rest of the path may differ: Keras
@@ -57,7 +58,7 @@ def shared_name(place: int, variable: Any) -> str:
     return f"{place}.{re.sub(r'_[0-9]+$', '', name)}"
 
 
-def standalone() -> Any:
+def standalone() -> ModuleType:
     """Return the module behind a script's `import keras`: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1.
 
     With that variable TensorFlow does not load `keras`; a loaded `keras` was then imported by the script.
@@ -65,7 +66,7 @@ def standalone() -> Any:
     return _load(KERAS_2 if wants_keras_2() and KERAS_3 not in sys.modules else KERAS_3)
 
 
-def of_tensorflow() -> Any:
+def of_tensorflow() -> ModuleType:
     """Return the module behind `tf.keras`: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1."""
     return _load(KERAS_2 if wants_keras_2() else KERAS_3)
 
@@ -75,7 +76,7 @@ def wants_keras_2() -> bool:
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 
-def name_of(thing: Any) -> str | None:
+def name_of(thing: object) -> str | None:
     """Return the Keras of an object by its class's ancestors, or None."""
     packages = {cls.__module__.partition(".")[0] for cls in type(thing).__mro__}
     return KERAS_2 if KERAS_2 in packages else KERAS_3 if KERAS_3 in packages else None
@@ -98,7 +99,7 @@ def backend_of(library: str) -> str:
     return backend
 
 
-def _load(name: str) -> Any:
+def _load(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

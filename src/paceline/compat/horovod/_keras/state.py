@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from paceline.collectives.numbers import Array
 from paceline.compat.horovod._keras import reducing
 from paceline.compat.horovod._keras.settings import key_of
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.handles import allreduce_async, as_type, broadcast_async_, plain
 from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
+from paceline.compat.horovod.common.types import Optimizer, Variable
 
 
-def optimizer_variables(optimizer: Any) -> list[Any]:
+def optimizer_variables(optimizer: Optimizer | None) -> list[Variable]:
     """Return the optimizer's variables, with its learning rate and loss scale; none without an optimizer."""
     if optimizer is None:
         return []
@@ -28,7 +29,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     return found + [value for value in apart if hasattr(value, "assign") and key_of(value) not in known]
 
 
-def build_optimizer(optimizer: Any, trainable_variables: list[Any]) -> None:
+def build_optimizer(optimizer: Optimizer | None, trainable_variables: Sequence[Variable]) -> None:
     """Create the optimizer's variables for these of a model, unless they exist."""
     if optimizer is None:
         return
@@ -41,7 +42,7 @@ def build_optimizer(optimizer: Any, trainable_variables: list[Any]) -> None:
         optimizer.build(trainable_variables)
 
 
-def learning_rate_of(optimizer: Any) -> float:
+def learning_rate_of(optimizer: Optimizer) -> float:
     """Return the learning rate in use.
 
     Raises:
@@ -62,11 +63,11 @@ def learning_rate_of(optimizer: Any) -> float:
     return float(np.asarray(rate.numpy() if hasattr(rate, "numpy") else rate))
 
 
-def set_learning_rate(optimizer: Any, rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
     (reducing.inner_of(optimizer) or optimizer).learning_rate = rate
 
 
-def velocities(optimizer: Any) -> list[Any]:
+def velocities(optimizer: Optimizer) -> list[Variable]:
     """Return the variables in which SGD and RMSprop keep their momentum, which includes the learning rate."""
     optimizer = reducing.inner_of(optimizer) or optimizer
     if not getattr(optimizer, "momentum", None):
@@ -77,7 +78,7 @@ def velocities(optimizer: Any) -> list[Any]:
     return [variable for variable in found or () if variable is not None]
 
 
-def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str) -> None:
+def broadcast_variables(variables: Sequence[Variable], root_rank: int, name: str) -> None:
     """Give the variables the values of `root_rank`. All ranks pass equal numbers, shapes and types.
 
     They may be of Keras 3 on any backend, or of TensorFlow; they have `numpy()` and `assign()`.
@@ -94,6 +95,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str) -> 
             variable.assign(as_type(array, variable.numpy()))
 
 
-def average(array: Any, name: str) -> Any:
+def average(array: Array, name: str) -> Array:
     """Return the ranks' average of a float array as a new array."""
-    return handles.synchronize(allreduce_async(array, ENGINE_NAMES[Average], name))
+    averaged: Array = handles.synchronize(allreduce_async(array, ENGINE_NAMES[Average], name))
+    return averaged

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import tensorflow as tf
 
 from paceline.compat.horovod._keras.settings import KerasSettings, key_of, shared_name
 from paceline.compat.horovod.common.ops import Min
 from paceline.compat.horovod.tensorflow.allreduce import allreduce
+from paceline.compat.horovod.tensorflow.arrays import Gradient
 from paceline.compat.horovod.tensorflow.broadcast import broadcast
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.gather import allgather
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> list[Any]:
+def reduce(grads: list[Gradient], variables: list[tf.Variable], settings: KerasSettings) -> list[Gradient]:
     named = [Named(shared_name(place, variable)) for place, variable in enumerate(variables)]
     groups = settings.groups
     if groups and not isinstance(groups, int):
@@ -42,7 +42,7 @@ def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> l
         return list(reduce_gradients(grads, named, replace(settings, groups=groups)))
 
 
-def on_all_ranks(condition: Any, settings: KerasSettings) -> Any:
+def on_all_ranks(condition: tf.Tensor, settings: KerasSettings) -> tf.Tensor:
     with tf.name_scope(""):
         held = allreduce(
             tf.cast(condition, tf.int32), op=Min, name=f"{settings.prefix}.finite", process_set=settings.process_set
@@ -50,6 +50,6 @@ def on_all_ranks(condition: Any, settings: KerasSettings) -> Any:
     return tf.cast(held, tf.bool)
 
 
-def tensor(value: Any) -> Any:
-    """Return a tensor of a number, an array, a tensor or a variable, for a collective."""
+def tensor(value: object) -> tf.Tensor:
+    """Return a tensor of a number, an array, a tensor or a variable."""
     return tf.convert_to_tensor(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -12,28 +12,30 @@ from paceline.compat.horovod._keras.settings import KerasSettings, key_of, share
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.ops import Max, Min
 from paceline.compat.horovod.common.reduction import in_parts
+from paceline.compat.horovod.common.types import Groups, Variable
 from paceline.compat.horovod.torch.allreduce import submit_allreduce
 
+Gradient: TypeAlias = "torch.Tensor | None"
 Compression = hvd.Compression
 allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.reducescatter
 
 
-def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> list[Any]:
+def reduce(grads: list[Gradient], variables: list[Variable], settings: KerasSettings) -> list[Gradient]:
     """Reduce the gradients, with zeros for those that only some ranks lack. A gradient missing on all ranks stays None."""
     # All ranks have to send the same gradients, so find out first which exist on any rank.
     present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
     anywhere = hvd.allreduce(
         present, op=Max, name=f"{settings.prefix}.present", process_set=settings.process_set
     ).tolist()
-    found = {
+    present_grads = {
         index: torch.zeros_like(_value(variable)) if grad is None else grad.to_dense() if grad.is_sparse else grad
         for index, (grad, variable) in enumerate(zip(grads, variables, strict=True))
         if anywhere[index]
     }
-    result: list[Any] = [found.get(index) for index in range(len(grads))]
+    result: list[Gradient] = [present_grads.get(index) for index in range(len(grads))]
     under_way = []
-    for members in _groups(list(found), variables, settings.groups):
-        sent = [settings.compression.compress(found[index].detach()) for index in members]
+    for members in _groups(list(present_grads), variables, settings.groups):
+        sent = [settings.compression.compress(present_grads[index].detach()) for index in members]
         name = f"{settings.prefix}.{shared_name(members[0], variables[members[0]])}"
         tensors = [tensor for tensor, _ in sent]
         handle = submit_allreduce(tensors, name, settings.how, grouped=True)
@@ -44,13 +46,13 @@ def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> l
     return result
 
 
-def on_all_ranks(condition: Any, settings: KerasSettings) -> Any:
+def on_all_ranks(condition: object, settings: KerasSettings) -> torch.Tensor:
     held = torch.as_tensor(condition).to(torch.int32)
     name = f"{settings.prefix}.finite"
     return hvd.allreduce(held, op=Min, name=name, process_set=settings.process_set).to(torch.bool)
 
 
-def divided(grad: Any, number: int) -> Any:
+def divided(grad: torch.Tensor, number: int) -> torch.Tensor:
     return grad / number
 
 
@@ -60,9 +62,11 @@ class Accumulator:
     def __init__(self, passes: int, average: bool = False) -> None:
         self.passes, self.average = passes, average
         self._count = 0
-        self._sums: dict[int, Any] = {}
+        self._sums: dict[int, torch.Tensor] = {}
 
-    def step(self, grads: list[Any], variables: list[Any], act: Callable[[list[Any]], object]) -> bool:
+    def step(
+        self, grads: list[Gradient], variables: Sequence[Variable], act: Callable[[list[Gradient]], object]
+    ) -> bool:
         """Add these gradients, and in the last pass call `act` with the sums. Return whether it did."""
         for grad, variable in zip(grads, variables, strict=True):
             if grad is not None:
@@ -79,18 +83,20 @@ class Accumulator:
         return True
 
 
-def tensor(value: Any) -> Any:
-    """Return a tensor of a number, an array, a tensor or a variable, for a collective."""
+def tensor(value: object) -> torch.Tensor:
+    """Return a tensor of a number, an array, a tensor or a variable."""
     import keras
 
-    return keras.ops.convert_to_tensor(value).detach()
+    converted: torch.Tensor = keras.ops.convert_to_tensor(value)
+    return converted.detach()
 
 
-def _value(variable: Any) -> Any:
-    return getattr(variable, "_value", variable).detach()
+def _value(variable: Any) -> torch.Tensor:
+    parameter: torch.Tensor = getattr(variable, "_value", variable)
+    return parameter.detach()
 
 
-def _groups(indices: list[int], variables: list[Any], groups: Any) -> Sequence[Sequence[int]]:
+def _groups(indices: list[int], variables: list[Variable], groups: Groups) -> Sequence[Sequence[int]]:
     """Return the indices in lists, each reduced as one operation."""
     if not groups:
         return [[index] for index in indices]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 from paceline.collectives.numbers import Array
 
@@ -30,6 +30,8 @@ class Variable(Protocol):
 
     def assign(self, value: object) -> object: ...
 
+    def __mul__(self, factor: float, /) -> object: ...
+
 
 class Layer(Protocol):
     """A layer of Keras."""
@@ -41,18 +43,13 @@ class Layer(Protocol):
     def trainable_weights(self) -> Sequence[Variable]: ...
 
 
-class LossScaled(Protocol):
-    """An optimizer with another optimizer within it."""
-
-    @property
-    def inner_optimizer(self) -> Optimizer: ...
-
-
 class Optimizer(Protocol):
     """An optimizer of Keras. Its further attributes differ between releases."""
 
     learning_rate: object
     built: bool
+    #: A list in Keras 3, a method in the older kind of optimizer.
+    variables: Any
 
     def build(self, variables: Sequence[Variable]) -> None: ...
 
@@ -80,6 +77,41 @@ class Model(Protocol):
 Layers: TypeAlias = "Layer | Iterable[Layer] | None"
 #: The number of groups of gradients, or the variables of each.
 Groups: TypeAlias = "int | Sequence[Sequence[object]] | None"
+
+
+if TYPE_CHECKING:
+
+    class OptimizerOfKeras3:
+        """The methods of Keras 3 that a distributed optimizer extends."""
+
+        name: str
+        built: bool
+        gradient_accumulation_steps: int | None
+        _trainable_variables: list[Variable]
+
+        def build(self, variables: Sequence[Variable]) -> None: ...
+        def apply(self, grads: Any, trainable_variables: Any = None) -> None: ...
+        def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None: ...
+        def _clip_gradients(self, grads: Any) -> list[object]: ...
+
+    class OptimizerOfKeras2:
+        """The methods of tf_keras that a distributed optimizer extends."""
+
+        iterations: Any
+
+        def build(self, variables: Any) -> None: ...
+        def _create_all_weights(self, variables: Any) -> None: ...
+        def compute_gradients(self, loss: object, var_list: object, tape: Any = None) -> Any: ...
+        def _compute_gradients(
+            self, loss: object, var_list: object, grad_loss: object = None, tape: Any = None
+        ) -> Any: ...
+        def get_gradients(self, loss: object, params: Any) -> Any: ...
+        def aggregate_gradients(self, grads_and_vars: Any) -> object: ...
+        def _aggregate_gradients(self, grads_and_vars: Any) -> object: ...
+        def apply_gradients(self, *args: Any, **kwargs: Any) -> object: ...
+
+else:
+    OptimizerOfKeras3 = OptimizerOfKeras2 = object
 
 
 class KeptState(TypedDict, total=False):
