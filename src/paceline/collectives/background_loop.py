@@ -135,11 +135,7 @@ class BackgroundLoop:
         self._thread.start()
 
     def submit(self, task: CollectiveTask) -> Handle:
-        """Queue the task and return its handle.
-
-        Raises:
-            ArgumentError: An operation of this kind and name is in flight.
-        """
+        """Queue the task and return its handle."""
         key = task.request.key
         task.submitted_s = time.monotonic()
         with self._wake:
@@ -182,10 +178,8 @@ class BackgroundLoop:
         self._is_forked, self.ended = True, error
 
     def fail(self, error: ShutDownError) -> None:
-        """End everything in flight with this error.
-
-        New operations are refused. Only the first call counts. Any thread may call it.
-        """
+        """End everything in flight with this error."""
+        # New operations are refused. Only the first call counts. Any thread may call it.
         with self._wake:
             if self.ended is None:
                 self.ended = error
@@ -198,10 +192,8 @@ class BackgroundLoop:
             task.handle._finish(error=self.ended)
 
     def overdue(self, limit_s: float) -> str | None:
-        """Describe an operation that takes longer than the limit.
-
-        The set's first rank ends waiting operations with a better reason, so it gets `_GRACE_S` more time.
-        """
+        """Describe an operation that takes longer than the limit."""
+        # The set's first rank ends waiting operations with a better reason, so it gets `_GRACE_S` more time.
         now_s = time.monotonic()
         doing = self.negotiation.doing
         if doing is not None and now_s - doing[0] > limit_s:
@@ -217,9 +209,6 @@ class BackgroundLoop:
 
         The caller leads for up to `_LEAD_S`. Operations that block until other ranks come are left to the loop's thread, so
         that the caller notices when a rank dies.
-
-        Raises:
-            ShutDownError: This process was forked from the engine's process.
         """
         if self._is_forked and self.ended is not None:
             raise self.ended
@@ -242,10 +231,8 @@ class BackgroundLoop:
                 self.waiting.pop()
 
     def _lead(self, handle: Handle, end_s: float) -> None:
-        """Do the loop's work in the caller's thread.
-
-        It ends when the handle is done, time is up, or an operation may block.
-        """
+        """Do the loop's work in the caller's thread."""
+        # It ends when the handle is done, time is up, or an operation may block.
         begin_s = time.monotonic()
         end_s = min(end_s, begin_s + _LEAD_S)
         # The thread may be in the middle of an operation that waits for other ranks: the caller sleeps on its handle then.

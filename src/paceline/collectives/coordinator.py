@@ -205,10 +205,8 @@ class Coordinator:
     def _fold(
         self, results: list[tuple[int, bytes]], begin: int, requests: Iterable[Request], wrong: Collection[int] = ()
     ) -> None:
-        """Reduce the payloads of operations that have all of them.
-
-        Positions in `wrong` are left out.
-        """
+        """Reduce the payloads of operations that have all of them."""
+        # Positions in `wrong` are left out.
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
@@ -228,10 +226,8 @@ class Coordinator:
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Turn requests by slot number into full requests.
-
-        Another rank requests a different operation by this name.
-        """
+        """Turn requests by slot number into full requests."""
+        # Another rank requests a different operation by this name.
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._asked[slot]:
             mask, self._asked[slot] = self._asked[slot], 0
@@ -273,10 +269,9 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """Return the slot number for agreed requests, or -1.
-
-        It is -1 for a name seen once, and if the cache is full. Names that are new in each step would otherwise fill the cache.
-        """
+        """Return the slot number for agreed requests, or -1."""
+        # It is -1 for a name seen once, and if the cache is full. Names that are new in each step would otherwise fill the
+        # cache.
         slot = self._slot_of.get(key, -1)
         if slot >= 0:
             # The same name with another shape keeps its number, which stands for the new request from now on.
@@ -299,10 +294,8 @@ class Coordinator:
         return len(self._slots) - 1
 
     def _start_epoch(self) -> None:
-        """Restart the numbering.
-
-        Numbers in flight remain valid, and no further epoch starts until they have arrived.
-        """
+        """Restart the numbering."""
+        # Numbers in flight remain valid, and no further epoch starts until they have arrived.
         self._write_out_all()
         self._old_slots, self._slots, self._slot_of, self._asked = self._slots, [], {}, []
         self._epoch += 1
@@ -340,10 +333,8 @@ class ResponseCache:
         return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
 
     def agreed(self, response: Response, asked: Callable[[Key], Request | None]) -> list[Agreement]:
-        """Return the agreements of the response in order.
-
-        `asked` returns this rank's request for a key, or None if it has joined and has none.
-        """
+        """Return the agreements of the response in order."""
+        # `asked` returns this rank's request for a key, or None if it has joined and has none.
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
             # From now on all numbers are void, including those of this response, which were resolved above.

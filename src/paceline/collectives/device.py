@@ -38,10 +38,8 @@ class ReducingGroup(Protocol):
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Return whether HOROVOD_GPU_OPERATIONS=NCCL is set.
-
-    Each rank needs its own GPU.
-    """
+    """Return whether HOROVOD_GPU_OPERATIONS=NCCL is set."""
+    # Each rank needs its own GPU.
     return environ.get("HOROVOD_GPU_OPERATIONS", "").strip().upper() == "NCCL"
 
 
@@ -65,13 +63,7 @@ def ready(device: torch.device) -> torch.cuda.Event | None:
 def join(
     environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: torch.device
 ) -> DeviceGroup:
-    """Make the group of a process set on this device.
-
-    All of its members call it together.
-
-    Raises:
-        CollectivesError: torch has no NCCL, or the ranks cannot meet.
-    """
+    """Make the group of a process set on this device."""
     import torch.distributed as dist
 
     name = f"device/{generation}"
@@ -155,10 +147,8 @@ class DeviceGroup:
             self._streams.current_stream().wait_event(done)
 
     def close(self, *, broken: bool) -> None:
-        """Release the connections and GPU memory.
-
-        All ranks call it, unless `broken`: then it waits for no rank.
-        """
+        """Release the connections and GPU memory."""
+        # All ranks call it, unless `broken`: then it waits for no rank.
         end = self._group.abort if broken else self._group.shutdown
         # An error of the abort changes nothing: the group is not used again.
         with contextlib.suppress(RuntimeError):
@@ -193,10 +183,8 @@ def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
 
 
 def _scaled(tensor: Tensor, factor: float, divisor: int) -> Tensor:
-    """Return the tensor times factor / divisor.
-
-    Integers use float64 and truncate towards 0, as on the host.
-    """
+    """Return the tensor times factor / divisor."""
+    # Integers use float64 and truncate towards 0, as on the host.
     import torch
 
     if factor == 1.0 and divisor == 1:

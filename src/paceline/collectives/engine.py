@@ -386,10 +386,8 @@ def start(settings: EngineSettings | None = None) -> Engine:
 
 
 def _forget() -> None:
-    """Drop the engine in a forked child.
-
-    The child has none of its threads and must not use its connections or MPI.
-    """
+    """Drop the engine in a forked child."""
+    # The child has none of its threads and must not use its connections or MPI.
     global _engine, _lock
     # Another thread may have held the lock when the process was forked, and is not there to give it back.
     _lock = threading.Lock()

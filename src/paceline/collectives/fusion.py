@@ -66,10 +66,8 @@ class Fusion:
         self._is_open = False
 
     def open(self) -> None:
-        """Open shared memory between the ranks where possible.
-
-        Every rank calls it before its first reduction, and not earlier, because it takes memory.
-        """
+        """Open shared memory between the ranks where possible."""
+        # Every rank calls it before its first reduction, and not earlier, because it takes memory.
         # All ranks come here with the same operation, so all of them open it or none does.
         if not self._is_open and self._transport is not None:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
@@ -77,10 +75,8 @@ class Fusion:
 
     @property
     def has_shared_memory(self) -> bool:
-        """Whether the ranks share memory.
-
-        Then no reduction blocks: a waiting rank notices when another one is lost.
-        """
+        """Whether the ranks share memory."""
+        # Then no reduction blocks: a waiting rank notices when another one is lost.
         return self._shared is not None
 
     def close(self) -> None:
@@ -89,10 +85,8 @@ class Fusion:
             self._shared.close()
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Fill the targets of the parts, all of one `dtype`.
-
-        Every rank calls it with the same sizes.
-        """
+        """Fill the targets of the parts, all of one `dtype`."""
+        # Every rank calls it with the same sizes.
         import numpy
 
         # An overflow or a NaN is the script's own; NumPy would warn of it on every rank.

@@ -49,21 +49,13 @@ class PeerLink:
         return self._socket.fileno()
 
     def send(self, data: bytes) -> None:
-        """Queue a message, and send as much as possible at once.
-
-        Raises:
-            OSError: The other side is gone.
-        """
+        """Queue a message, and send as much as possible at once."""
         with self._sending:
             self._out += frame(data)
             self._flush()
 
     def flush(self) -> bool:
-        """Send what the kernel accepts; return whether all is sent.
-
-        Raises:
-            OSError: The other side is gone.
-        """
+        """Send what the kernel accepts; return whether all is sent."""
         with self._sending:
             return self._flush()
 
@@ -76,12 +68,7 @@ class PeerLink:
         return True
 
     def receive(self) -> bytes | None:
-        """Return the next message, or None if none has arrived.
-
-        Raises:
-            OSError: The other side is gone.
-            EOFError: The other side has closed the connection.
-        """
+        """Return the next message, or None if none has arrived."""
         if self._out:
             self.flush()
         message = self._in.take()
@@ -114,11 +101,7 @@ def listen(address: str) -> socket.socket:
 
 
 def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, PeerLink]:
-    """Return a link to each of these ranks.
-
-    Raises:
-        TimeoutError: Some ranks have not connected; the message names them.
-    """
+    """Return a link to each of these ranks."""
     links: dict[int, PeerLink] = {}
     missing = set(ranks)
     end_s = time.monotonic() + timeout_s
@@ -141,11 +124,7 @@ def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: f
 
 
 def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) -> PeerLink:
-    """Connect to the server as this rank.
-
-    Raises:
-        OSError: The server cannot be reached.
-    """
+    """Connect to the server as this rank."""
     connected = socket.create_connection((address, port), timeout=timeout_s)
     try:
         connected.sendall(_HELLO.pack(rank, tag(key, "rank", str(rank).encode())))
@@ -156,10 +135,8 @@ def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) ->
 
 
 def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
-    """Wait until a link is readable or the time is up.
-
-    A link with queued data counts when it is writable, too.
-    """
+    """Wait until a link is readable or the time is up."""
+    # A link with queued data counts when it is writable, too.
     poll = select.poll()
     for link in links:
         poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.has_unsent() else 0))
@@ -167,11 +144,7 @@ def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
 
 
 def own_address(host: str, port: int) -> str:
-    """Return this machine's address on the route to `host`.
-
-    Raises:
-        OSError: The host's name is unknown, or there is no route to it.
-    """
+    """Return this machine's address on the route to `host`."""
     last: OSError | None = None
     for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind) as probe:

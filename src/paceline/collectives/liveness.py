@@ -48,10 +48,7 @@ class PeerPlace:
 
     @classmethod
     def of_all(cls, transport: Transport | None, environ: Mapping[str, str]) -> list[PeerPlace]:
-        """Return the place of each rank.
-
-        It comes from the launcher's variables, else from host names.
-        """
+        """Return the place of each rank."""
         namespace = ""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -174,10 +171,8 @@ class StallWatch:
         self._reported: dict[tuple[str, str], tuple[Late, float]] = {}
 
     def look(self, coordinator: Coordinator) -> None:
-        """Warn of late operations, and end them at the limit.
-
-        This is cheap when nothing waits.
-        """
+        """Warn of late operations, and end them at the limit."""
+        # This is cheap when nothing waits.
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -226,10 +221,8 @@ def report(
     resolved: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Append a JSON line to the file in PACELINE_STALL_FILE.
-
-    There is one line when an operation is late, and one with `"resolved": true` when it completes. `ranks` are world ranks.
-    """
+    """Append a JSON line to the file in PACELINE_STALL_FILE."""
+    # There is one line when an operation is late, and one with `"resolved": true` when it completes. `ranks` are world ranks.
     path = environ.get(FILE_VARIABLE, "")
     if not path:
         return

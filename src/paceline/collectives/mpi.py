@@ -40,9 +40,6 @@ def world() -> MPI.Intracomm:
 
     It is a world of one without a launcher. The first call initializes MPI for calls from several threads. MPI is finalized
     when the process ends, unless `abandon` was called.
-
-    Raises:
-        CollectivesError: mpi4py is missing, finds no MPI library, or loads another library than the launcher's.
     """
     global _world
     with _lock:
@@ -182,10 +179,8 @@ def _finalise(pid: int) -> None:
 
 
 def _check_family(library: str, environ: Mapping[str, str]) -> None:
-    """Refuse a library that cannot talk to the launcher.
-
-    Each process would be a world of its own.
-    """
+    """Refuse a library that cannot talk to the launcher."""
+    # Each process would be a world of its own.
     family = _family(library)
     for name, launcher in _LAUNCHERS:
         if name in environ and family is not None and family != launcher:

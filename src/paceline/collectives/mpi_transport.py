@@ -137,13 +137,7 @@ class MpiTransport:
         mpi.abandon()
 
     def _meet(self) -> None:
-        """Wait until every rank has come.
-
-        It polls, so that the death of a rank ends the wait.
-
-        Raises:
-            ShutDownError: MPI was abandoned during the wait.
-        """
+        """Wait until every rank has come."""
         request, looks = self.comm.Ibarrier(), 0
         while not request.Test():
             looks += 1
@@ -154,10 +148,8 @@ class MpiTransport:
 
     @contextmanager
     def _row_type(self, array: Array) -> Iterator[MPI.Datatype]:
-        """Create a datatype of one row.
-
-        Counts in rows reach beyond 2 GiB, counts in bytes do not.
-        """
+        """Create a datatype of one row."""
+        # Counts in rows reach beyond 2 GiB, counts in bytes do not.
         row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
             yield row
@@ -170,16 +162,13 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 def _saturates(array: Array, op: str) -> bool:
-    """Return whether Open MPI would saturate this sum.
-
-    It does for 8- and 16-bit integers with AVX (component op/avx). NumPy wraps around, and so do the last bits of a 32-bit sum.
-    """
+    """Return whether Open MPI would saturate this sum."""
+    # It does for 8- and 16-bit integers with AVX (component op/avx). NumPy wraps around, and so do the last bits of a 32-bit
+    # sum.
     return op == "sum" and array.dtype.kind in "iu" and bool(array.dtype.itemsize < 4)
 
 
 def _viewed(array: Array) -> Array:
-    """Return the array in a type that MPI can reduce.
-
-    MPI has no order for bool, so bool becomes 0 and 1.
-    """
+    """Return the array in a type that MPI can reduce."""
+    # MPI has no order for bool, so bool becomes 0 and 1.
     return array.view("uint8") if array.dtype.kind == "b" else array

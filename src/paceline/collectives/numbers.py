@@ -31,10 +31,8 @@ def sum_type(dtype: str) -> str:
 
 
 def operation(op: str, dtype: str) -> str:
-    """Return the operation that combines the ranks' arrays.
-
-    An average of booleans, truncated, is true where all of them are.
-    """
+    """Return the operation that combines the ranks' arrays."""
+    # An average of booleans, truncated, is true where all of them are.
     if op == "average":
         return "min" if dtype == "bool" else "sum"
     return op
@@ -56,10 +54,8 @@ def summand(array: Array, dtype: str, factor: float) -> Array:
 
 
 def to_float32(source: Array, target: Array, dtype: str) -> None:
-    """Write an array into a float32 array.
-
-    An array of another type than half precision is copied.
-    """
+    """Write an array into a float32 array."""
+    # An array of another type than half precision is copied.
     import numpy
 
     if dtype == BFLOAT16:
@@ -72,10 +68,8 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
 
 
 def from_float32(source: Array, target: Array, dtype: str) -> None:
-    """Write a float32 array into a half-precision one.
-
-    It rounds to nearest even. An array of another type is copied. `source` is overwritten.
-    """
+    """Write a float32 array into a half-precision one."""
+    # It rounds to nearest even. An array of another type is copied. `source` is overwritten.
     import numpy
 
     if dtype == BFLOAT16:
@@ -97,10 +91,8 @@ def from_float32(source: Array, target: Array, dtype: str) -> None:
 
 
 def ufunc(op: str, dtype: DType) -> numpy.ufunc:
-    """Return NumPy's function for an operation of this type.
-
-    A sum of booleans is "any".
-    """
+    """Return NumPy's function for an operation of this type."""
+    # A sum of booleans is "any".
     import numpy
 
     if dtype.kind == "b":
@@ -110,10 +102,8 @@ def ufunc(op: str, dtype: DType) -> numpy.ufunc:
 
 
 def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
-    """Combine two or more arrays into `out` by a `ufunc`.
-
-    They have one type and size. One of the first two arrays may be `out` itself.
-    """
+    """Combine two or more arrays into `out` by a `ufunc`."""
+    # They have one type and size. One of the first two arrays may be `out` itself.
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
         join(out, array, out=out)
@@ -121,10 +111,8 @@ def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
 
 
 def scale(array: Array, factor: float, divisor: int = 1) -> None:
-    """Multiply in place by factor / divisor.
-
-    Integers use float64 and truncate towards 0.
-    """
+    """Multiply in place by factor / divisor."""
+    # Integers use float64 and truncate towards 0.
     if factor == 1.0 and divisor == 1:
         return
     import numpy

@@ -196,17 +196,13 @@ class Reducer:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
-        """Return the size below which a reduction never blocks.
-
-        Unless it is 0, half-precision reductions never block either.
-        """
+        """Return the size below which a reduction never blocks."""
+        # Unless it is 0, half-precision reductions never block either.
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
-        """Return the size below which arrays go through a buffer.
-
-        Half precision always does: MPI does not know it.
-        """
+        """Return the size below which arrays go through a buffer."""
+        # Half precision always does: MPI does not know it.
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)
         if self._transport is not None and self._transport.size == 2:
@@ -253,10 +249,7 @@ class Reducer:
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """Return each rank's share of the rows.
-
-    The first ranks get the remainder, one row each.
-    """
+    """Return each rank's share of the rows."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
@@ -287,10 +280,8 @@ def broadcast(transport: Transport | None, array: Array, out: Array, root: int) 
 def alltoall(
     transport: Transport | None, array: Array, splits: Sequence[Sequence[int]]
 ) -> tuple[Array, tuple[int, ...]]:
-    """Return the rows sent to this rank, and each rank's count.
-
-    `splits` holds, for each rank, the rows that it sends to each.
-    """
+    """Return the rows sent to this rank, and each rank's count."""
+    # `splits` holds, for each rank, the rows that it sends to each.
     import numpy
 
     rank = 0 if transport is None else transport.rank

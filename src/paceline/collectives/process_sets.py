@@ -50,21 +50,13 @@ class ProcessSets:
         self._peer_watch = PeerWatch(joined.places, rank, self._peer_lost, self._end_overdue, watched)
 
     def members(self, number: int) -> tuple[int, ...]:
-        """Return the ranks of a set.
-
-        Raises:
-            ArgumentError: There is no such set.
-        """
+        """Return the ranks of a set."""
         if number not in self.ranks:
             raise ArgumentError(f"there is no process set {number}; there are {sorted(self.ranks)}.")
         return self.ranks[number]
 
     def loop(self, number: int) -> BackgroundLoop:
-        """Return the loop of a set.
-
-        Raises:
-            ArgumentError: There is no such set, or this rank is not in it.
-        """
+        """Return the loop of a set."""
         loop = self.loops.get(number)
         if loop is None:
             raise ArgumentError(
@@ -73,10 +65,8 @@ class ProcessSets:
         return loop
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
-        """Return the set's NCCL group.
-
-        The first operation makes it: all ranks begin operations in the same order.
-        """
+        """Return the set's NCCL group."""
+        # The first operation makes it: all ranks begin operations in the same order.
         from paceline.collectives import device
 
         if number not in self._device_groups:
@@ -88,11 +78,7 @@ class ProcessSets:
     # Changes. The thread of the world's loop makes them, in the same order on all ranks.
 
     def make(self, members: tuple[int, ...]) -> int:
-        """Create a set of these sorted ranks, and return its number.
-
-        Raises:
-            ArgumentError: A rank is unknown or named twice, or these ranks form a set already.
-        """
+        """Create a set of these sorted ranks, and return its number."""
         if not members or len(set(members)) < len(members) or members[0] < 0 or members[-1] >= self._size:
             raise ArgumentError(
                 f"a process set of ranks {list(members)}: name each rank once, from 0 to {self._size - 1}, and at least "
@@ -168,10 +154,8 @@ class ProcessSets:
     # The end.
 
     def lost(self, reason: str, lost_rank: int = -1) -> None:
-        """Fail the operations in flight of all process sets.
-
-        Any thread may call it. It must hold no lock except a loop's _claim.
-        """
+        """Fail the operations in flight of all process sets."""
+        # Any thread may call it. It must hold no lock except a loop's _claim.
         self._failure = self._failure or reason
         # The others may go because of the first.
         if lost_rank >= 0 and not self._world.lost_ranks:

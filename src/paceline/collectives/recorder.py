@@ -33,10 +33,8 @@ def answer_recorder_requests(path: str) -> None:
 
 
 def _follow(module: ModuleType, path: str) -> None:
-    """Make process-group constructors start the thread.
-
-    They stay on the board while they wait for other ranks.
-    """
+    """Make process-group constructors start the thread."""
+    # They stay on the board while they wait for other ranks.
     import functools
     import itertools
 
@@ -113,10 +111,8 @@ os.register_at_fork(after_in_child=_close_pipe)
 
 
 def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
-    """Return this process's board, or None.
-
-    The first call makes it. A process forked from a worker keeps none.
-    """
+    """Return this process's board, or None."""
+    # The first call makes it. A process forked from a worker keeps none.
     global _board, _is_made
     if not _is_made:
         _is_made = True
@@ -133,10 +129,8 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Note that a collective begins; return the note's slot.
-
-    `text` comes from `paceline.system.collective_state.entry_text`.
-    """
+    """Note that a collective begins; return the note's slot."""
+    # `text` comes from `paceline.system.collective_state.entry_text`.
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 

@@ -78,10 +78,8 @@ class Meeting:
         return PrefixStore(f"{self.prefix}/{name}", self.root)
 
     def link_key(self, nonce: bytes) -> bytes:
-        """Derive a key of the ranks from the first rank's nonce.
-
-        Without a secret the key is the nonce.
-        """
+        """Derive a key of the ranks from the first rank's nonce."""
+        # Without a secret the key is the nonce.
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
@@ -90,10 +88,8 @@ class Meeting:
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 
     def device(self) -> ProcessGroupGloo.Device:
-        """Return Gloo's network device.
-
-        It is the interface in GLOO_SOCKET_IFNAME, or on the route to the first rank.
-        """
+        """Return Gloo's network device."""
+        # It is the interface in GLOO_SOCKET_IFNAME, or on the route to the first rank.
         from torch.distributed import ProcessGroupGloo
 
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -104,11 +100,7 @@ class Meeting:
         return _devices[key]
 
     def wait_for_all(self) -> list[str]:
-        """Wait until every rank has come, and return the ranks' addresses.
-
-        Raises:
-            CollectivesError: Some ranks did not come within `timeout_s`; the message names them.
-        """
+        """Wait until every rank has come, and return the ranks' addresses."""
         store = self.signed("here")
         with self.translated("say that this rank is here"):
             store.set(str(self.rank), self.address)
@@ -147,14 +139,8 @@ class Meeting:
 
 
 def meet(environ: Mapping[str, str], generation: int) -> Meeting:
-    """Return the meeting of all ranks once all have come.
-
-    `generation` counts the earlier engines of this process.
-
-    Raises:
-        CollectivesError: torch or a variable is missing, the store cannot be reached, or a rank does not come.
-        ArgumentError: HOROVOD_GLOO_TIMEOUT_SECONDS is not a number.
-    """
+    """Return the meeting of all ranks once all have come."""
+    # `generation` counts the earlier engines of this process.
     meeting = place_to_meet(environ, str(generation))
     far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
     if far and _is_loopback(meeting.address):
@@ -164,10 +150,7 @@ def meet(environ: Mapping[str, str], generation: int) -> Meeting:
 
 
 def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
-    """Return a meeting under this name, and wait for nobody.
-
-    It raises the errors of `meet`.
-    """
+    """Return a meeting under this name, and wait for nobody."""
     from paceline.collectives.settings import _number
 
     rank, size, host, port = place(environ)
@@ -199,11 +182,7 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
 
 
 def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
-    """Return rank, number of ranks, and the store's address and port.
-
-    Raises:
-        CollectivesError: A variable is missing or not a number.
-    """
+    """Return rank, number of ranks, and the store's address and port."""
     texts = [environ.get(name) or environ.get(other, "") for name, other in _VARIABLES.items()]
     rank, size, host, port = texts
     if not rank and not size and environ.get("PACELINE_WORLD_SIZE") == "1":
@@ -274,13 +253,8 @@ class SignedStore:
         self.set_bytes(name, json.dumps(value).encode())
 
     def get(self, name: str) -> Any:
-        """Wait for the value of this name and return it.
-
-        Tuples come back as lists.
-
-        Raises:
-            CollectivesError: The value is not signed by a rank of this run, or not JSON. It is not used.
-        """
+        """Wait for the value of this name and return it."""
+        # Tuples come back as lists.
         data = self.get_bytes(name)
         try:
             return json.loads(data)
@@ -298,10 +272,7 @@ class SignedStore:
         self._store.set(name, data)
 
     def get_bytes(self, name: str) -> bytes:
-        """Wait for the bytes of this name and return them.
-
-        It raises the errors of `get`.
-        """
+        """Wait for the bytes of this name and return them."""
         data = bytes(self._store.get(name))
         is_signed = data.startswith(_SIGNED) and len(data) >= _HEAD_BYTES
         if self._key is None:
@@ -321,10 +292,8 @@ class SignedStore:
         return content
 
     def for_torch(self) -> Store:
-        """Return this part as a store of torch's, for Gloo.
-
-        The caller must keep a reference: torch keeps only the C++ part.
-        """
+        """Return this part as a store of torch's, for Gloo."""
+        # The caller must keep a reference: torch keeps only the C++ part.
         from torch.distributed.distributed_c10d import Store
 
         class Signed(Store):
@@ -364,9 +333,6 @@ def run_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
 
     Some launchers, such as torchrun, give none. Then nothing is signed, and a rank believes any process that reaches its port, as
     torch itself does.
-
-    Raises:
-        CollectivesError: The variable holds anything but hexadecimal digits, or too few of them.
     """
     text = environ.get(RUN_SECRET_VARIABLE, "")
     if not text:

@@ -167,11 +167,7 @@ def pack_message(value: object) -> bytes:
 
 
 def unpack_message(data: bytes | bytearray) -> Any:
-    """Deserialize a message.
-
-    Raises:
-        CollectivesError: The bytes are not a message.
-    """
+    """Deserialize a message."""
     try:
         return _Reader(io.BytesIO(data)).load()
     except CollectivesError:

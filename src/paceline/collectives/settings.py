@@ -40,11 +40,7 @@ class EngineSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> EngineSettings:
-        """Read the settings from HOROVOD_* variables.
-
-        Raises:
-            ArgumentError: A variable is not a number, or is negative.
-        """
+        """Read the settings from HOROVOD_* variables."""
         warning_s = _number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_warning_s)
         shutdown_s = _number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.stall_shutdown_s)
         checked = environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0")
@@ -57,10 +53,7 @@ class EngineSettings:
         )
 
     def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> EngineSettings:
-        """Return these settings with a `cycle_s` and `looks` that suit the machine.
-
-        The machine has `local_ranks` ranks.
-        """
+        """Return these settings with a `cycle_s` and `looks` that suit the machine."""
         cores, cycle_s, threads = processes.core_count(), self.cycle_s, environ.get("OMP_NUM_THREADS", "")
         if cycle_s is None:
             used = local_ranks * (int(threads) if threads.isdecimal() else 1)

@@ -31,10 +31,7 @@ _last_query: tuple[float, int] | None = None
 
 
 def count_steps() -> None:
-    """Count from now on if the launcher wants it.
-
-    This loads nothing before the script does.
-    """
+    """Count from now on if the launcher wants it."""
     from paceline.system import step_clock
     from paceline.system.lazy_import import when_loaded
 

@@ -130,10 +130,8 @@ class SharedSegments:
         return self._segment(self.rank, dtype)
 
     def meet(self, dtype: DType) -> list[Array]:
-        """Return each rank's segment once all are filled.
-
-        They are readable until the next meeting.
-        """
+        """Return each rank's segment once all are filled."""
+        # They are readable until the next meeting.
         self._barrier()
         segments = [self._segment(rank, dtype) for rank in range(len(self._maps))]
         self._turn ^= 1
@@ -190,12 +188,7 @@ def share_segments(
 
 
 def _mapped(file: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:
-    """Map a rank's segments, those of other ranks read-only.
-
-    Raises:
-        OSError: The file cannot be opened from here.
-        ValueError: The process id belongs to another process, on another machine. Its files are not opened.
-    """
+    """Map a rank's segments, those of other ranks read-only."""
     token, pid, fd = file
     path = f"/proc/{pid}/fd/{fd}"
     if _NAME not in os.readlink(path):

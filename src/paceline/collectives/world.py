@@ -52,14 +52,8 @@ class RankedWorld:
 
 
 def join(environ: Mapping[str, str]) -> RankedWorld:
-    """Join the ranks that were started together.
-
-    Every rank has to call it, equally often.
-
-    Raises:
-        CollectivesError: There is no transport, the ranks cannot meet, or one of them has died before.
-        ArgumentError: A setting has an invalid value.
-    """
+    """Join the ranks that were started together."""
+    # Every rank has to call it, equally often.
     name = choice(environ)
     if name == ALONE:
         return RankedWorld(name=name, transport=None, places=PeerPlace.of_all(None, environ))
@@ -67,11 +61,7 @@ def join(environ: Mapping[str, str]) -> RankedWorld:
 
 
 def choice(environ: Mapping[str, str]) -> str:
-    """Return "mpi", "gloo" or "alone", as in the table above.
-
-    Raises:
-        ArgumentError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS is invalid, or they contradict each other.
-    """
+    """Return "mpi", "gloo" or "alone", as in the table above."""
     chosen = {name: value for name in _CHOICES if (value := environ.get(name, "").strip().lower())}
     for variable, value in chosen.items():
         if value not in (MPI, GLOO):

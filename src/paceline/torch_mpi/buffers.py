@@ -63,11 +63,7 @@ _LOGICAL = {
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose memory MPI cannot reach.
-
-    Raises:
-        CollectivesError: The tensor is not dense, or not on the CPU.
-    """
+    """Refuse a tensor whose memory MPI cannot reach."""
     if tensor.device.type != "cpu":
         raise CollectivesError(
             f"the tensor is on {tensor.device}, but the backend 'mpi' moves tensors in the CPU's memory. "
@@ -136,10 +132,8 @@ def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> MpiPieces:
 
 
 def wide(tensor: torch.Tensor, operation: MPI.Op) -> torch.Tensor:
-    """Return the tensor in a dtype that MPI can reduce.
-
-    It is the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of 8- or 16-bit integers.
-    """
+    """Return the tensor in a dtype that MPI can reduce."""
+    # It is the contiguous tensor itself, a float32 copy of half precision, or for sums an int32 copy of 8- or 16-bit integers.
     # MPI has no type for floats of 16 or 8 bits.
     if tensor.is_floating_point() and tensor.element_size() < 4:
         return plain(tensor).float()
@@ -156,11 +150,7 @@ def numbers(tensor: torch.Tensor) -> MpiBuffer:
 
 
 def datatype(dtype: torch.dtype) -> MPI.Datatype:
-    """Return MPI's datatype for this dtype.
-
-    Raises:
-        CollectivesError: MPI has no such datatype.
-    """
+    """Return MPI's datatype for this dtype."""
     try:
         return _DATATYPES[dtype]
     except KeyError:
@@ -175,9 +165,6 @@ def reduction(op: Operation, dtype: torch.dtype) -> MPI.Op:
 
     For AVG it is SUM, and the caller divides (see `average`). For bool, SUM and MAX are "or", PRODUCT and MIN are "and", as in
     NCCL.
-
-    Raises:
-        CollectivesError: The dtype has no such operation.
     """
     return _reduction(kind_of(op), dtype)
 
@@ -208,10 +195,8 @@ def kind_of(op: Operation) -> ReduceOp.RedOpType:
 
 
 def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
-    """Divide the sum by the number of ranks for AVG.
-
-    Integers are truncated towards 0.
-    """
+    """Divide the sum by the number of ranks for AVG."""
+    # Integers are truncated towards 0.
     if kind_of(op) != ReduceOp.AVG or size == 1:
         return
     if tensor.is_floating_point() or tensor.is_complex():

@@ -91,10 +91,7 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
 
 
 def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
-    """Fill `outputs[r]` with the tensor of rank r.
-
-    The ranks' tensors may differ in size.
-    """
+    """Fill `outputs[r]` with the tensor of rank r."""
     _check_alike([tensor, *outputs], "all_gather")
     _expect(len(outputs) == size, f"all_gather got {len(outputs)} output tensors in a group of {size} ranks")
     sizes = [output.numel() for output in outputs]
@@ -130,10 +127,8 @@ def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size
 
 
 def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> Call:
-    """Fill `outputs[r]` on `root` with the tensor of rank r.
-
-    Other ranks pass no outputs.
-    """
+    """Fill `outputs[r]` on `root` with the tensor of rank r."""
+    # Other ranks pass no outputs.
     _check_alike([tensor, *outputs], "gather")
 
     def run(comm: MPI.Comm) -> None:
@@ -151,10 +146,8 @@ def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> C
 
 
 def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> Call:
-    """Fill `output` on rank r with `tensors[r]` of `root`.
-
-    Other ranks pass no tensors.
-    """
+    """Fill `output` on rank r with `tensors[r]` of `root`."""
+    # Other ranks pass no tensors.
     _check_alike([output, *tensors], "scatter")
 
     def run(comm: MPI.Comm) -> None:
@@ -172,10 +165,7 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
 
 
 def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
-    """Fill `output` on rank r with the reduced `tensors[r]`.
-
-    The tensors may differ in size.
-    """
+    """Fill `output` on rank r with the reduced `tensors[r]`."""
     _check_alike([output, *tensors], "reduce_scatter")
     _expect(len(tensors) == size, f"reduce_scatter got {len(tensors)} input tensors in a group of {size} ranks")
     kind = buffers.reduction(op, output.dtype)
@@ -216,10 +206,7 @@ def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], 
 
 
 def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Fill `outputs[r]` with rank r's tensor for this rank.
-
-    The tensors may differ in size.
-    """
+    """Fill `outputs[r]` with rank r's tensor for this rank."""
     _check_alike([*outputs, *tensors], "all_to_all")
     counts = f"all_to_all got {len(tensors)} input and {len(outputs)} output tensors in a group of {size} ranks"
     _expect(len(tensors) == len(outputs) == size, counts)
@@ -237,10 +224,7 @@ def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) 
 def all_to_all_single(
     output: Tensor, tensor: Tensor, output_splits: Sequence[int], splits: Sequence[int], size: int
 ) -> Call:
-    """Fill `output` with this rank's rows of the ranks' tensors.
-
-    Without splits the parts are equal.
-    """
+    """Fill `output` with this rank's rows of the ranks' tensors."""
     _check_alike([output, tensor], "all_to_all_single")
     got, sent = _elements(output, output_splits, size), _elements(tensor, splits, size)
 
@@ -257,10 +241,7 @@ def barrier() -> Call:
 
 
 def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
-    """Sum sparse COO tensors.
-
-    It concatenates the ranks' entries, then adds duplicates up.
-    """
+    """Sum sparse COO tensors."""
     kind = buffers.kind_of(op)
     if kind not in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG):
         raise CollectivesError(f"ReduceOp.{kind.name} of a sparse tensor: the backend 'mpi' has SUM and AVG for them.")

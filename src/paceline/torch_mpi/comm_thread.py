@@ -98,10 +98,7 @@ class Lane:
         return future
 
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
-        """Run the call, now if no other is before it.
-
-        It returns the outputs.
-        """
+        """Run the call, now if no other is before it."""
         if threading.get_ident() == self._worker:
             # A callback again. Its call has given the turn back, but a caller's thread may have it by now.
             with self._turn:
@@ -203,9 +200,7 @@ _ABANDONED: list[tuple[MPI.Request, array[int]]] = []
 
 @functools.lru_cache(maxsize=1024)
 def _board_text(name: str, ranks: str, text: str) -> str:
-    """Return the board's text of a call.
-
-    "all_reduce SUM(12 of float32)" becomes its kind and its shape.
-    """
+    """Return the board's text of a call."""
+    # "all_reduce SUM(12 of float32)" becomes its kind and its shape.
     kind, _, shape = text.partition("(")
     return entry_text(name, kind, "", shape.removesuffix(")"), 0, ranks)

@@ -9,7 +9,7 @@ import sys
 import weakref
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from mpi4py import MPI
@@ -33,6 +33,7 @@ from paceline.torch_mpi.messages import Messages
 from paceline.torch_mpi.work import DoneWork, MpiWork
 
 Tensor = torch.Tensor
+Tensors: TypeAlias = "list[Tensor]"
 
 
 class _Options(Protocol):
@@ -43,10 +44,8 @@ class _Options(Protocol):
 
 
 def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
-    """Create the group of these world ranks, or return None.
-
-    An empty list means all ranks; it is None on the others. Every rank of the group has to call it.
-    """
+    """Create the group of these world ranks, or return None."""
+    # An empty list means all ranks; it is None on the others. Every rank of the group has to call it.
     world = mpi.world()
     # Before the return: a rank outside of the group may fail as well.
     _leave_well()
@@ -143,7 +142,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allreduce(
         self,
-        tensors: Tensor | list[Tensor],
+        tensors: Tensor | Tensors,
         opts: AllreduceOptions | ReduceOp | None = None,
         *,
         op: ReduceOp | None = None,
@@ -152,32 +151,30 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         opts = _reducing(opts, op, timeout)
         return self._start(calls.all_reduce(_several(tensors), opts.reduceOp, self.size()), opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceOptions | None = None) -> MpiWork:
+    def allreduce_coalesced(self, tensors: Tensors, opts: AllreduceOptions | None = None) -> MpiWork:
         opts = opts or AllreduceOptions()
         return self._start(calls.all_reduce(tensors, opts.reduceOp, self.size()), opts)
 
-    def reduce(self, tensors: list[Tensor], opts: ReduceOptions | None = None) -> MpiWork:
+    def reduce(self, tensors: Tensors, opts: ReduceOptions | None = None) -> MpiWork:
         opts = opts or ReduceOptions()
         return self._start(
             calls.reduce(tensors, opts.reduceOp, self._member(opts.rootRank, "reduce"), self.size()), opts
         )
 
     def broadcast(
-        self, tensors: Tensor | list[Tensor], opts: BroadcastOptions | int | None = None, *, root: int = 0
+        self, tensors: Tensor | Tensors, opts: BroadcastOptions | int | None = None, *, root: int = 0
     ) -> MpiWork:
         if isinstance(opts, int):
             root, opts = opts, None
         root = self._member(root if opts is None else opts.rootRank, "broadcast")
         return self._start(calls.broadcast(_several(tensors), root), opts)
 
-    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: _Options | None = None) -> MpiWork:
+    def allgather(self, outputs: list[Tensors], tensors: Tensors, opts: _Options | None = None) -> MpiWork:
         return self._start(
             calls.all_gather(calls.only(outputs, "all_gather"), calls.only(tensors, "all_gather"), self.size()), opts
         )
 
-    def allgather_coalesced(
-        self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: _Options | None = None
-    ) -> MpiWork:
+    def allgather_coalesced(self, outputs: list[Tensors], tensors: Tensors, opts: _Options | None = None) -> MpiWork:
         """Gather several tensors; `outputs` is indexed by rank, then by tensor."""
         each = [
             calls.all_gather([of_rank[index] for of_rank in outputs], tensor, self.size())
@@ -188,21 +185,17 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.all_gather_single([output], [tensor], self.size()), opts)
 
-    def all_gather_single_coalesced(
-        self, outputs: list[Tensor], tensors: list[Tensor], opts: _Options | None = None
-    ) -> MpiWork:
+    def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.all_gather_single(outputs, tensors, self.size()), opts)
 
-    def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: GatherOptions | None = None) -> MpiWork:
+    def gather(self, outputs: list[Tensors], tensors: Tensors, opts: GatherOptions | None = None) -> MpiWork:
         root = self._member((opts or GatherOptions()).rootRank, "gather")
         into = calls.only(outputs, "gather") if self.rank() == root else []
         if self.rank() == root and len(into) != self.size():
             raise CollectivesError(f"gather got {len(into)} output tensors in a group of {self.size()} ranks.")
         return self._start(calls.gather(into, calls.only(tensors, "gather"), root, self.size()), opts)
 
-    def scatter(
-        self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: ScatterOptions | None = None
-    ) -> MpiWork:
+    def scatter(self, outputs: Tensors, tensors: list[Tensors], opts: ScatterOptions | None = None) -> MpiWork:
         root = self._member((opts or ScatterOptions()).rootRank, "scatter")
         parts = calls.only(tensors, "scatter") if self.rank() == root else []
         if self.rank() == root and len(parts) != self.size():
@@ -210,7 +203,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start(calls.scatter(calls.only(outputs, "scatter"), parts, root, self.size()), opts)
 
     def reduce_scatter(
-        self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: ReduceScatterOptions | None = None
+        self, outputs: Tensors, tensors: list[Tensors], opts: ReduceScatterOptions | None = None
     ) -> MpiWork:
         opts = opts or ReduceScatterOptions()
         output, parts = calls.only(outputs, "reduce_scatter"), calls.only(tensors, "reduce_scatter")
@@ -222,21 +215,16 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], tensors: list[Tensor], opts: ReduceScatterOptions | None = None
+        self, outputs: Tensors, tensors: Tensors, opts: ReduceScatterOptions | None = None
     ) -> MpiWork:
         opts = opts or ReduceScatterOptions()
         return self._start(calls.reduce_scatter_single(outputs, tensors, opts.reduceOp, self.size()), opts)
 
-    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: _Options | None = None) -> MpiWork:
+    def alltoall(self, outputs: Tensors, tensors: Tensors, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.all_to_all(outputs, tensors, self.size()), opts)
 
     def all_to_all_single(
-        self,
-        output: Tensor,
-        tensor: Tensor,
-        output_splits: list[int],
-        splits: list[int],
-        opts: _Options | None = None,
+        self, output: Tensor, tensor: Tensor, output_splits: list[int], splits: list[int], opts: _Options | None = None
     ) -> MpiWork:
         call = calls.all_to_all_single(output, tensor, output_splits, splits, self.size())
         return self._start(call, opts)
@@ -253,22 +241,20 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # Messages.
 
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> MpiWork:
+    def send(self, tensors: Tensors, to: int, tag: int) -> MpiWork:
         return self._messages.send(tensors, self._member(to, "send"), tag)
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> MpiWork:
+    def recv(self, tensors: Tensors, source: int, tag: int) -> MpiWork:
         return self._messages.receive(tensors, self._member(source, "recv"), tag)
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MpiWork:
+    def recv_anysource(self, tensors: Tensors, tag: int) -> MpiWork:
         return self._messages.receive(tensors, None, tag)
 
     # The end.
 
     def shutdown(self) -> None:
-        """Finish all started operations and free the communicator.
-
-        Every rank of the group has to call it.
-        """
+        """Finish all started operations and free the communicator."""
+        # Every rank of the group has to call it.
         if self._is_shut_down:
             return
         self._is_shut_down = True
@@ -286,10 +272,8 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._lane.is_busy or self._messages.is_busy
 
     def _member(self, rank: int, what: str) -> int:
-        """Check a rank and return it.
-
-        After an error by MPI itself the group would be unusable.
-        """
+        """Check a rank and return it."""
+        # After an error by MPI itself the group would be unusable.
         if not 0 <= rank < self.size():
             raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
         return rank
@@ -338,10 +322,8 @@ def _abandon_if_busy() -> None:
 
 
 def _forsake() -> None:
-    """Disable the groups in a forked child.
-
-    It has no communication threads and must not use its parent's MPI.
-    """
+    """Disable the groups in a forked child."""
+    # It has no communication threads and must not use its parent's MPI.
     for group in list(_GROUPS):
         # Set first, so that every later call comes to the lane's reason, and to no lock that the parent's threads held at the
         # fork.
@@ -385,5 +367,5 @@ def _reducing(
     return made
 
 
-def _several(tensors: Tensor | list[Tensor]) -> list[Tensor]:
+def _several(tensors: Tensor | Tensors) -> Tensors:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)

@@ -62,10 +62,8 @@ class MpiWork(_Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[object]:
-        """Return torch's future of the outputs, the same at each call.
-
-        The thread that did the operation runs its callbacks.
-        """
+        """Return torch's future of the outputs, the same at each call."""
+        # The thread that did the operation runs its callbacks.
         if self._torch_future is None:
             settled: torch.futures.Future[concurrent.futures.Future[object]] = torch.futures.Future()
             # Through `then`, because only an error raised by a callback reaches C++ as an error: DDP's reducer waits there.
@@ -129,9 +127,6 @@ def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: in
 
     The first `looks` polls come without a sleep. MPI has no callback for the end of an operation. The sleeps between polls grow
     slowly.
-
-    Raises:
-        CollectivesError: It does not within `limit_s`; the message is "waited {limit_s} s {late}".
     """
     for _ in range(looks):
         if look():

@@ -18,6 +18,7 @@ _ABSENT = {
 }
 #: Small modules of Horovod that are one module here.
 _MERGED = {
+    "data": ("data_loader_base",),
     "runner.common.util": ("codec", "env", "secret", "settings", "timeout"),
     "torch.elastic": ("sampler", "state"),
 }
@@ -51,11 +52,7 @@ _ABSENT |= {
 
 
 def install(*, force: bool = False) -> None:
-    """Make every later `import horovod...` of this process find Paceline's modules.
-
-    Raises:
-        UserError: The real package is installed, or loaded already, and `force` is not set.
-    """
+    """Make every later `import horovod...` of this process find Paceline's modules."""
     # A second finder would change nothing.
     if _FINDER in sys.meta_path:
         return

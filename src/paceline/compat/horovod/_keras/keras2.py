@@ -87,10 +87,8 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
-        """Return whether gradients need no accumulation: the script has reduced them, or a step has one pass.
-
-        `skip` is the call's claim that they are reduced. It does not hold for gradients of one of several passes.
-        """
+        """Return whether gradients need no accumulation: the script has reduced them, or a step has one pass."""
+        # `skip` is the call's claim that they are reduced. It does not hold for gradients of one of several passes.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 
@@ -178,10 +176,7 @@ class DistributedLegacy(_DistributedKeras2):
         return super()._aggregate_gradients(self._reduced(grads_and_vars))
 
     def apply_gradients(
-        self,
-        grads_and_vars: Iterable[Pair],
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
+        self, grads_and_vars: Iterable[Pair], name: str | None = None, experimental_aggregate_gradients: bool = True
     ) -> object:
         """Update the variables by the ranks' reduced gradients, reducing them unless they are."""
         update = super().apply_gradients

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
 from paceline.compat.horovod._keras import settings
-from paceline.compat.horovod._keras.callbacks import elastic_callbacks_for
+from paceline.compat.horovod._keras.callbacks import callbacks_for, elastic_callbacks_for
 from paceline.compat.horovod._keras.elastic import KerasState, run
 from paceline.compat.horovod._keras.optimizer import DistributedOptimizer, distribute
 from paceline.compat.horovod._keras.reducing import side_of
@@ -36,9 +38,19 @@ def names_for(library: ModuleType) -> dict[str, object]:
     return own | {name: getattr(interface, name) for name in interface.__all__}
 
 
-def elastic_names_for(library: ModuleType) -> dict[str, object]:
-    """Return the public names of the submodule `elastic` with their values."""
-    return {"KerasState": KerasState, "run": run} | elastic_callbacks_for(library)
+def submodules(package: str, library: ModuleType) -> dict[str, ModuleType]:
+    """Make the submodules `callbacks` and `elastic` of a package."""
+    elastic = {"KerasState": KerasState, "run": run} | elastic_callbacks_for(library)
+    made = {"callbacks": callbacks_for(library), "elastic": elastic}
+    return {name: _submodule(f"{package}.{name}", values) for name, values in made.items()}
+
+
+def _submodule(name: str, values: Mapping[str, object]) -> ModuleType:
+    module = sys.modules[name] = ModuleType(name)
+    # Without a spec `importlib.util.find_spec` refuses the module.
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(values, __all__=list(values))
+    return module
 
 
 def loader_for(library: ModuleType) -> Callable[..., Any]:

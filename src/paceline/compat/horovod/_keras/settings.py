@@ -59,10 +59,8 @@ def shared_name(place: int, variable: Variable) -> str:
 
 
 def standalone() -> ModuleType:
-    """Return the module behind a script's `import keras`: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1.
-
-    With that variable TensorFlow does not load `keras`; a loaded `keras` was then imported by the script.
-    """
+    """Return the module behind a script's `import keras`: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1."""
+    # With that variable TensorFlow does not load `keras`; a loaded `keras` was then imported by the script.
     return _load(KERAS_2 if wants_keras_2() and KERAS_3 not in sys.modules else KERAS_3)
 
 
@@ -83,11 +81,7 @@ def name_of(thing: object) -> str | None:
 
 
 def backend_of(library: str) -> str:
-    """Return this Keras's backend, "tensorflow" or "torch".
-
-    Raises:
-        ValueError: Keras 3 runs on another backend.
-    """
+    """Return this Keras's backend, "tensorflow" or "torch"."""
     if library == KERAS_2:
         return "tensorflow"
     backend = str(_load(KERAS_3).backend.backend())

@@ -43,11 +43,7 @@ def build_optimizer(optimizer: Optimizer | None, trainable_variables: Sequence[V
 
 
 def learning_rate_of(optimizer: Optimizer) -> float:
-    """Return the learning rate in use.
-
-    Raises:
-        ValueError: It is a schedule, which cannot be set.
-    """
+    """Return the learning rate in use."""
     import numpy as np
 
     optimizer = reducing.inner_of(optimizer) or optimizer
@@ -79,10 +75,8 @@ def velocities(optimizer: Optimizer) -> list[Variable]:
 
 
 def broadcast_variables(variables: Sequence[Variable], root_rank: int, name: str) -> None:
-    """Give the variables the values of `root_rank`. All ranks pass equal numbers, shapes and types.
-
-    They may be of Keras 3 on any backend, or of TensorFlow; they have `numpy()` and `assign()`.
-    """
+    """Give the variables the values of `root_rank`. All ranks pass equal numbers, shapes and types."""
+    # They may be of Keras 3 on any backend, or of TensorFlow; they have `numpy()` and `assign()`.
     import numpy as np
 
     # Copies: the engine writes into its arrays.

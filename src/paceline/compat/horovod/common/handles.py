@@ -51,10 +51,6 @@ def submit(
         arrays: The array, or the list of arrays.
         how: The method's further arguments.
         method: The engine's method, if its name is not `kind`.
-
-    Raises:
-        ValueError: Not initialized, not a member of the process set, or the name is in flight already.
-        HorovodInternalError: The engine has ended.
     """
     checked_members(process_set)
     number = process_set.process_set_id
@@ -104,11 +100,7 @@ def _next_unnamed(kind: str, process_set: int) -> str:
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize(handle)` would return at once.
-
-    Raises:
-        ValueError: The handle is unknown, or was synchronized.
-    """
+    """Return whether `synchronize(handle)` would return at once."""
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
@@ -116,11 +108,7 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for the operation and return its result, or None if the handle is unknown or was synchronized.
-
-    Raises:
-        HorovodInternalError: The ranks disagree, or one has died; on every rank.
-    """
+    """Wait for the operation and return its result, or None if the handle is unknown or was synchronized."""
     # Taken out at once: of two threads that ask for the same handle, one is given the result, the other None.
     pending = _pending.pop(handle, None)
     if pending is None:

@@ -110,9 +110,6 @@ def _unpickled(data: bytes) -> Any:
 
     A pickle can run any code, and Gloo and MPI do not authenticate senders. So if the ranks share a secret, only objects signed
     with it are unpickled.
-
-    Raises:
-        CollectivesError: The object is not signed by a rank of this run.
     """
     key = run_secret()
     if key is not None:

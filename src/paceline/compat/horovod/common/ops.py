@@ -13,11 +13,7 @@ ENGINE_NAMES = {Average: "average", Sum: "sum", Adasum: "adasum", Min: "min", Ma
 
 
 def resolve_op(op: int | None, average: bool | None) -> int:
-    """Return the requested operation, Average by default.
-
-    Raises:
-        ValueError: Both arguments are given, or the operation is unknown.
-    """
+    """Return the requested operation, Average by default."""
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
@@ -46,11 +42,7 @@ def is_power_of_two(number: int) -> bool:
 
 
 def equal_splits(rows: int, size: int) -> list[int]:
-    """Return equal shares of the rows for `size` ranks.
-
-    Raises:
-        ValueError: The rows do not divide equally.
-    """
+    """Return equal shares of the rows for `size` ranks."""
     if rows % size:
         raise ValueError(
             f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. "
@@ -60,11 +52,7 @@ def equal_splits(rows: int, size: int) -> list[int]:
 
 
 def check_splits(splits: Sequence[int], rows: int, size: int) -> None:
-    """Refuse splits that cannot be sent.
-
-    Raises:
-        ValueError: Their number differs from the number of ranks, one is negative, or their sum exceeds the rows.
-    """
+    """Refuse splits that cannot be sent."""
     if len(splits) != size:
         raise ValueError(f"splits has {len(splits)} entries, but there are {size} ranks: give one for each.")
     if any(count < 0 for count in splits):

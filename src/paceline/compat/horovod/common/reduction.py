@@ -43,11 +43,7 @@ class NoneCompressor(Compressor):
 
 
 def checked_group(tensors: Iterable[T]) -> list[T]:
-    """Return the tensors of a grouped operation as a list.
-
-    Raises:
-        ValueError: The list is empty.
-    """
+    """Return the tensors of a grouped operation as a list."""
     group = list(tensors)
     if not group:
         raise ValueError("a grouped operation needs at least one tensor; the list is empty.")
@@ -55,11 +51,7 @@ def checked_group(tensors: Iterable[T]) -> list[T]:
 
 
 def check_predivide(factor: float, op: int) -> None:
-    """Refuse a `gradient_predivide_factor` that cannot be applied.
-
-    Raises:
-        ValueError: The factor is not positive, or the operation is not Average.
-    """
+    """Refuse a `gradient_predivide_factor` that cannot be applied."""
     if factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if factor <= 0:
@@ -80,11 +72,7 @@ def in_parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
 
 
 def check_groups(groups: object, members: str = "variables") -> None:
-    """Refuse `groups` that are neither a number nor lists of `members`.
-
-    Raises:
-        ValueError: The message has the value and the rule.
-    """
+    """Refuse `groups` that are neither a number nor lists of `members`."""
     # A bool is an int to Python, but `groups=True` is a mistake.
     is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
     is_lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
@@ -93,13 +81,8 @@ def check_groups(groups: object, members: str = "variables") -> None:
 
 
 def checked_layers(local_layers: Layers, weights: str) -> tuple[Layer, ...]:
-    """Return the layers as a tuple; a single layer and None are accepted too.
-
-    `weights` is the attribute with which each layer lists its variables.
-
-    Raises:
-        ValueError: An item has no such attribute.
-    """
+    """Return the layers as a tuple; a single layer and None are accepted too."""
+    # `weights` is the attribute with which each layer lists its variables.
     if local_layers is None:
         return ()
     layers = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)

@@ -37,10 +37,8 @@ def begin(engine: Engine) -> None:
 
 
 def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
-    """Write a new trace to `path` on rank 0, in place of one in progress. Other ranks do nothing.
-
-    `mark_cycles` adds a CYCLE_START line at the start of each list of agreed operations.
-    """
+    """Write a new trace to `path` on rank 0, in place of one in progress. Other ranks do nothing."""
+    # `mark_cycles` adds a CYCLE_START line at the start of each list of agreed operations.
     global _trace
     # Before the lock is taken, which `stop` takes as well.
     stop()

@@ -17,30 +17,20 @@ RanksOrComm: TypeAlias = "Iterable[int] | MPI.Comm"
 class Variable(Protocol):
     """A variable of TensorFlow or Keras."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> Iterable[int]: ...
-
-    @property
-    def dtype(self) -> object: ...
+    name: str
+    shape: Iterable[int]
+    dtype: object
 
     def numpy(self) -> Array: ...
-
     def assign(self, value: object) -> object: ...
-
     def __mul__(self, factor: float, /) -> object: ...
 
 
 class Layer(Protocol):
     """A layer of Keras."""
 
-    @property
-    def trainable_variables(self) -> Sequence[Variable]: ...
-
-    @property
-    def trainable_weights(self) -> Sequence[Variable]: ...
+    trainable_variables: Sequence[Variable]
+    trainable_weights: Sequence[Variable]
 
 
 class Optimizer(Protocol):
@@ -57,20 +47,11 @@ class Optimizer(Protocol):
 class Model(Protocol):
     """A model of Keras."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def built(self) -> bool: ...
-
-    @property
-    def optimizer(self) -> Optimizer: ...
-
-    @property
-    def weights(self) -> Sequence[Variable]: ...
-
-    @property
-    def trainable_variables(self) -> Sequence[Variable]: ...
+    name: str
+    built: bool
+    optimizer: Optimizer
+    weights: Sequence[Variable]
+    trainable_variables: Sequence[Variable]
 
 
 #: Layers whose gradients stay on their rank: one or several.

@@ -1,7 +1,171 @@
-"""`horovod.data`: a base class for loaders and a mixin that reads ahead in a thread, without a framework."""
+"""`horovod.data`: loaders that read ahead in a thread while the script works on the current batch.
+
+class Loader(AsyncDataLoaderMixin, BaseDataLoader):
+    def _iterate(self): ...
+
+class Loader(AsyncDataLoaderMixin, torch.utils.data.DataLoader): ...
+"""
 
 from __future__ import annotations
 
-from paceline.compat.horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+import atexit
+import queue
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+
+#: The thread and the loop notice `close` within this time: neither waits for the queue any longer.
+_TICK_S = 0.1
+#: How long the end waits for a batch that is being made.
+_CLOSE_S = 5.0
+
+#: A reader stays in it for as long as its thread runs, for the thread refers to it.
+_living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+
+
+class BaseDataLoader:
+    """Base class of loaders. Subclasses define `_iterate`, which yields one epoch's batches, and perhaps `__len__`."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        # A TypeError, as of any object without a length: `list(loader)` asks for a hint, and goes on without.
+        raise TypeError(f"{type(self).__name__} has no __len__; define it to return the number of batches.")
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+    def _iterate(self) -> Iterable[Any]:
+        raise NotImplementedError(
+            f"{type(self).__name__} has no _iterate; define it to yield the batches of one epoch."
+        )
+
+    def _process_batch(self, batch: Any) -> Any:
+        """Return the batch for the script, in the script's thread (for example moved to a GPU)."""
+        return batch
+
+
+class AsyncDataLoaderMixin:
+    """A mixin that reads ahead; list it before the loader's class among the bases.
+
+    `async_loader_queue_size` is the maximum number of batches read ahead; 0 turns it off. All other arguments go to the loader.
+    Each epoch has its own thread, from the start of the loop until its end or until the script leaves it. The loop raises the
+    thread's exception.
+    """
+
+    def __init_subclass__(cls, **values: Any) -> None:
+        super().__init_subclass__(**values)
+        bases = cls.__mro__
+        # Their `__iter__` is found before the mixin's, which then never runs.
+        before = [base for base in bases[1 : bases.index(AsyncDataLoaderMixin)] if "__iter__" in vars(base)]
+        if before and not any(issubclass(base, AsyncDataLoaderMixin) for base in before):
+            warnings.warn(
+                f"{cls.__name__} reads nothing ahead: {before[0].__name__} stands before AsyncDataLoaderMixin among its bases. "
+                f"Write class {cls.__name__}(AsyncDataLoaderMixin, {before[0].__name__}).",
+                stacklevel=2,
+            )
+
+    def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(async_loader_queue_size, int) or async_loader_queue_size < 0:
+            raise ValueError(
+                f"async_loader_queue_size={async_loader_queue_size!r} must be a whole number from 0 on. "
+                "It is the first argument, before the loader's own; or name it."
+            )
+        self.async_loader_queue_size = async_loader_queue_size
+        self._async_readers: list[Prefetcher] = []
+        # The mixin comes before the loader among the bases, so this calls the loader's constructor.
+        super().__init__(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        own = getattr(self, "_iterate", None)
+        # A loader that knows nothing of this mixin, such as torch's, has its batches in its own __iter__.
+        batches = own() if own is not None else super().__iter__()  # type: ignore[misc]
+        process = getattr(self, "_process_batch", lambda batch: batch)
+        if self.async_loader_queue_size == 0:
+            for batch in batches:
+                yield process(batch)
+            return
+        reader = Prefetcher(batches, self.async_loader_queue_size)
+        self._async_readers.append(reader)
+        try:
+            for batch in reader:
+                yield process(batch)
+        finally:
+            # Also where the script leaves the loop early: Python closes the generator then.
+            reader.close()
+            self._async_readers.remove(reader)
+
+    def close_async_loader(self) -> None:
+        """End the threads. A loop in progress ends with its current batch."""
+        # A copy, for a loop that ends meanwhile takes its reader out of the list.
+        for reader in list(self._async_readers):
+            reader.close()
+
+
+class Prefetcher:
+    """The items of an iterable, up to `size` of them read in advance. It can be iterated once."""
+
+    def __init__(self, items: Iterable[Any], size: int) -> None:
+        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(size)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(items,), name="paceline-read-ahead", daemon=True)
+        _living.add(self)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        while not self._closed.is_set():
+            try:
+                kind, value = self._queue.get(timeout=_TICK_S)
+            except queue.Empty:
+                continue
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+
+    def close(self) -> None:
+        """Stop the thread, which ends after its current batch."""
+        self._closed.set()
+        # An iterable may close the reader itself, in the reader's thread, which can't wait for its own end.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_S)
+
+    def _read(self, items: Iterable[Any]) -> None:
+        try:
+            iterator = iter(items)
+            try:
+                for item in iterator:
+                    if not self._put("item", item):
+                        break
+            finally:
+                # A generator's own clean-up runs here, in the thread that ran it.
+                close = getattr(iterator, "close", None)
+                if close is not None:
+                    close()
+        # Pass any exception to the loop, or it would wait without end.
+        except BaseException as error:
+            self._put("error", error)
+        else:
+            self._put("end", None)
+
+    def _put(self, kind: str, value: Any) -> bool:
+        """Put a batch into the queue. Return False once the reader has closed."""
+        while not self._closed.is_set():
+            try:
+                self._queue.put((kind, value), timeout=_TICK_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+@atexit.register
+def _close_all() -> None:
+    """Stop the threads before the interpreter ends: one inside numpy or torch may crash it."""
+    for reader in list(_living):
+        reader.close()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod._keras import settings
-from paceline.compat.horovod._keras.module import names_for
+from paceline.compat.horovod._keras.module import names_for, submodules
 from paceline.compat.horovod._keras.optimizer import PartialDistributedOptimizer
-from paceline.compat.horovod.keras import callbacks, elastic
+from paceline.compat.horovod._keras.settings import standalone
 
-_names = names_for(settings.standalone())
-__all__ = ["PartialDistributedOptimizer", "callbacks", "elastic"]
+_names = names_for(standalone()) | submodules(__name__, standalone())
+__all__ = ["PartialDistributedOptimizer"]
 __all__ += list(_names)
 globals().update(_names)

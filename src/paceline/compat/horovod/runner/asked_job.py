@@ -30,10 +30,7 @@ _VARIABLES = {
     "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     "log_level": "HOROVOD_LOG_LEVEL",
 }
-_SWITCHES = {
-    "timeline_mark_cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
-    "log_hide_timestamp": "HOROVOD_LOG_HIDE_TIME",
-}
+_SWITCHES = {"timeline_mark_cycles": "HOROVOD_TIMELINE_MARK_CYCLES", "log_hide_timestamp": "HOROVOD_LOG_HIDE_TIME"}
 _AUTOTUNE = (
     "--autotune: nothing is tuned. --fusion-threshold-mb and --cycle-time-ms set what autotuning would choose; their "
     "defaults fit the machine"
@@ -59,13 +56,7 @@ _WITHOUT_MEANING = {
 def run(
     options: Namespace, output: Output, argv: Sequence[str], files: Mapping[str, bytes], python: str | None = None
 ) -> RankOutcome:
-    """Run the job, which may be elastic, and return its outcome. See `RanksJob` for argv, files and python.
-
-    Raises:
-        UserError: The options are invalid.
-        LauncherError: There is no Open MPI.
-        RunFailedError: There were not enough hosts for too long.
-    """
+    """Run the job, which may be elastic, and return its outcome. See `RanksJob` for argv, files and python."""
     if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
         raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is no file. Name the private key.")
     limits = elastic_limits(options, options.np)
@@ -97,11 +88,7 @@ def run(
 
 
 def transport_of(options: Namespace, *, is_elastic: bool) -> str:
-    """Return "mpi" or "gloo": the requested one, else MPI if it is there.
-
-    Raises:
-        UserError: Neither is there.
-    """
+    """Return "mpi" or "gloo": the requested one, else MPI if it is there."""
     # --gloo is taken at its word. Whether there is a torch is for the ranks to say, whose interpreter may be another one.
     if options.gloo:
         return "gloo"
@@ -177,11 +164,7 @@ def without_meaning(options: Namespace) -> list[str]:
 
 
 def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
-    """Return the limits of an elastic job, or None if the options do not ask for one.
-
-    Raises:
-        UserError: The numbers contradict each other.
-    """
+    """Return the limits of an elastic job, or None if the options do not ask for one."""
     given = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
     if all(value is None for value in (*given, options.reset_limit, options.blacklist_cooldown_range)):
         return None
@@ -199,11 +182,7 @@ def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
 
 
 def elastic_hosts(options: Any, np: int) -> HostWatch:
-    """Start watching the hosts of an elastic job, by default this machine.
-
-    Raises:
-        UserError: The hosts cannot be read, or the script fails.
-    """
+    """Start watching the hosts of an elastic job, by default this machine."""
     if options.host_discovery_script:
         ask = from_script(options.host_discovery_script, options.slots)
     else:

@@ -78,12 +78,7 @@ class RanksDriver:
         self._asked_at = float("inf")
 
     def run(self) -> RankOutcome:
-        """Run the job to its end.
-
-        Raises:
-            UserError: The job cannot be started with these options.
-            LauncherError: There is no launcher for it.
-        """
+        """Run the job to its end."""
         # On a disk, the kernel would write the ranks' shared memory back to it again and again.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
         # Open MPI's shared memory; what the ranks keep may be more than fits there.
@@ -239,10 +234,8 @@ class RanksDriver:
     # --- watching
 
     def _watch(self) -> str | None:
-        """Wait until all ranks have ended, one has failed, or a stop is requested.
-
-        Return the reason if the launcher has gone.
-        """
+        """Wait until all ranks have ended, one has failed, or a stop is requested."""
+        # Return the reason if the launcher has gone.
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):
             self._look(_TICK_S)

@@ -64,13 +64,7 @@ class ElasticDriver:
         self._commits: dict[str, bytes] = {}
 
     def run(self) -> RankOutcome:
-        """Run the attempts to the end.
-
-        Raises:
-            RunFailedError: There were not enough hosts for too long.
-            UserError: The job cannot be started with these options.
-            LauncherError: There is no launcher for it.
-        """
+        """Run the attempts to the end."""
         resets = failures = 0
         while True:
             try:

@@ -44,21 +44,13 @@ class Slot:
 
 
 def parse(text: str) -> list[Host]:
-    """Parse hosts like `a:2,b:4`; a host without a number has one slot.
-
-    Raises:
-        UserError: A part is not a host.
-    """
+    """Parse hosts like `a:2,b:4`; a host without a number has one slot."""
     # From the right, for an address of IPv6 has colons of its own: `[fe80::1]:2`.
     return [_host(part.strip(), *part.strip().rpartition(":")[::2], of=f"-H {text!r}") for part in text.split(",")]
 
 
 def read(path: str) -> list[Host]:
-    """Read a host file with lines `name slots=2`, `name:2` or `name`; `#` begins a comment.
-
-    Raises:
-        UserError: The file cannot be read, or has an invalid line.
-    """
+    """Read a host file with lines `name slots=2`, `name:2` or `name`; `#` begins a comment."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -79,22 +71,14 @@ def read(path: str) -> list[Host]:
 
 
 def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
-    """Return the hosts of `-H` or `--hostfile`, by default this machine with `slots` slots, which may exceed its cores.
-
-    Raises:
-        UserError: The hosts cannot be read.
-    """
+    """Return the hosts of `-H` or `--hostfile`, by default this machine with `slots` slots, which may exceed its cores."""
     if hosts:
         return parse(hosts)
     return read(hostfile) if hostfile else [Host(name="localhost", slots=slots)]
 
 
 def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
-    """Place the ranks, filling the hosts in order of their first mention.
-
-    Raises:
-        UserError: There are fewer slots than ranks.
-    """
+    """Place the ranks, filling the hosts in order of their first mention."""
     # A host that is named twice is one host: mpirun gives it all of its ranks at once.
     names = dict.fromkeys(host.name for host in hosts)
     hosts = [Host(name=name, slots=sum(host.slots for host in hosts if host.name == name)) for name in names]
@@ -128,11 +112,7 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
 
 
 def is_here(name: str) -> bool:
-    """Return whether the name is this machine's.
-
-    Raises:
-        UserError: The name is unknown.
-    """
+    """Return whether the name is this machine's."""
     # Without the resolver, for a machine that is off its network may not find its own name.
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
@@ -220,10 +200,7 @@ class HostWatch:
     """
 
     def __init__(
-        self,
-        ask: Callable[[], list[Host]],
-        cooldown: Sequence[int] | None,
-        clock: Callable[[], float] = time.monotonic,
+        self, ask: Callable[[], list[Host]], cooldown: Sequence[int] | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._ask, self._cooldown, self._clock = ask, cooldown, clock
         self._failures: dict[str, int] = {}

@@ -65,15 +65,7 @@ def parse_args() -> Namespace:
 
 
 def _run(args: Any) -> list[Any] | None:
-    """Run a job from a launcher built on Horovod: `_HorovodArgs`, or the result of `parse_args`.
-
-    Returns:
-        The results of `run_func` on the ranks, if there is one; else None.
-
-    Raises:
-        RunFailedError: A rank failed or could not be started; the message says which, and why. Also a RuntimeError.
-        UserError: The job's options are invalid. Also a ValueError.
-    """
+    """Run a job from a launcher built on Horovod: `_HorovodArgs`, or the result of `parse_args`."""
     # What `parse_args` gives has `np`. An object of the caller's own has Horovod's attribute `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:

@@ -41,11 +41,7 @@ _FILE_KEYS = {
         name: name
         for name in ("mpi_threads_disable", "num_nccl_streams", "thread_affinity", "gloo_timeout_seconds", "mpi_args")
     },
-    "logging": {
-        "level": "log_level",
-        "hide_timestamp": "log_hide_timestamp",
-        "with_timestamp": "log_hide_timestamp",
-    },
+    "logging": {"level": "log_level", "hide_timestamp": "log_hide_timestamp", "with_timestamp": "log_hide_timestamp"},
 }
 #: Keys that say the opposite of their option.
 _OPPOSITES = ("with_timestamp",)
@@ -76,9 +72,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Options that were not given are None, or False for a flag. The command line overrides the file of `--config-file` in any
     order. Horovod's help says that the order counts, but in Horovod it does not.
-
-    Raises:
-        UserError: The file of `--config-file` cannot be read, or has an unknown option.
     """
     parser = _parser()
     options = parser.parse_args(list(argv))

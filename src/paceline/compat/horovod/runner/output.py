@@ -37,22 +37,14 @@ class Output:
         self._folder = folder
 
     def grow(self, size: int) -> None:
-        """Accept output of so many ranks from now on, appending to existing files.
-
-        Raises:
-            UserError: The folder cannot be written.
-        """
+        """Accept output of so many ranks from now on, appending to existing files."""
         new = [rank for rank in range(size) if rank not in self._last]
         self._last |= {rank: deque(maxlen=_LAST_LINES) for rank in new}
         if self._folder is not None:
             self._open(Path(self._folder), new, size)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
-        """Write a piece of a rank's "stdout" or "stderr".
-
-        Raises:
-            BrokenPipeError: The reader of this process's output has gone.
-        """
+        """Write a piece of a rank's "stdout" or "stderr"."""
         # Write each byte to the file at once. Only the displayed output waits for the end of its line.
         self._keep(rank, stream, data)
         text = self._parts.pop((rank, stream), b"") + data

@@ -72,10 +72,6 @@ def commands(job: RanksJob, told: Mapping[str, object], scratch: str) -> list[St
         job: The job.
         told: The address and key of this process, for `runner.rank`.
         scratch: A folder on this machine.
-
-    Raises:
-        LauncherError: There is no Open MPI.
-        UserError: An argument cannot be split into words, or ssh is needed and missing.
     """
     return (
         [_with_mpi(job, told, scratch)] if job.transport == "mpi" else [_plain(job, told, slot) for slot in job.slots]

@@ -83,11 +83,7 @@ _PIECES = 1000
 
 
 def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
-    """Connect to the driver at the first address that answers and knows the key.
-
-    Raises:
-        OSError: No address does.
-    """
+    """Connect to the driver at the first address that answers and knows the key."""
     errors = []
     for address in addresses:
         try:
@@ -110,11 +106,7 @@ def send(connection: Connection, content: Mapping[str, Any]) -> None:
 
 
 def receive(connection: Connection) -> dict[str, Any]:
-    """Return the next message.
-
-    Raises:
-        EOFError: The other side has closed the connection, or is gone.
-    """
+    """Return the next message."""
     try:
         content = json.loads(connection.recv_bytes())
     except OSError as error:

@@ -22,33 +22,21 @@ _SHARED_BYTES = 1 << 15
 
 
 def host(tensor: tf.Tensor) -> Array:
-    """Return an eager tensor's values in host memory, its own memory if possible.
-
-    Raises:
-        ValueError: No collective takes its type.
-    """
+    """Return an eager tensor's values in host memory, its own memory if possible."""
     # What `numpy()` copies; TensorFlow's tensors never change, and nothing here writes to it.
     view = getattr(tensor, "_numpy_internal", tensor.numpy)
     return checked(np.asarray(view()))
 
 
 def checked(array: Array) -> Array:
-    """Return the array if it can be sent.
-
-    Raises:
-        ValueError: It holds strings or objects.
-    """
+    """Return the array if it can be sent."""
     if array.dtype.kind in "OSU":
         raise ValueError("tensors of strings can't be sent; use hvd.broadcast_object or hvd.allgather_object.")
     return array
 
 
 def told_dtype(array: Array) -> str | None:
-    """Return the dtype that the engine needs to reduce the array, beside that of `plain(array)`.
-
-    Raises:
-        ValueError: The type has no addition.
-    """
+    """Return the dtype that the engine needs to reduce the array, beside that of `plain(array)`."""
     if array.dtype.isbuiltin == 1:
         return None
     if array.dtype.name != "bfloat16":

@@ -75,13 +75,7 @@ class Piece:
 
 
 def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
-    """Return the results of each piece, submitting all before the first wait. Gradients flow through.
-
-    Raises:
-        HorovodInternalError: The ranks disagree (also a tf.errors.FailedPreconditionError), or one has died (also a
-            tf.errors.UnknownError).
-        ValueError: The operation is invalid on this rank; also a tf.errors.InvalidArgumentError. A graph raises only that.
-    """
+    """Return the results of each piece, submitting all before the first wait. Gradients flow through."""
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
         results = _results(pieces, [])
@@ -94,11 +88,7 @@ def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
 
 
 def refuse_xla() -> None:
-    """Raise if XLA compiles the graph under construction.
-
-    Raises:
-        NotImplementedError: It does.
-    """
+    """Raise if XLA compiles the graph under construction."""
     if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
         raise NotImplementedError(
             "a horovod operation is used in a function with jit_compile=True, and XLA's programs can't call it. "

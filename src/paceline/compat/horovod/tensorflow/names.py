@@ -12,10 +12,9 @@ from tensorflow.python.framework import ops
 
 
 def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_scope: bool = False) -> str | None:
-    """Return the name of an operation on this tensor, or None to match operations by their count.
-
-    In a graph a missing name is made from the tensor's. It includes the name scope unless that is to be ignored, and is unique.
-    """
+    """Return the name of an operation on this tensor, or None to match operations by their count."""
+    # In a graph a missing name is made from the tensor's. It includes the name scope unless that is to be ignored, and is
+    # unique.
     if tf.executing_eagerly():
         return name
     base = name or f"Horovod{kind}_{normalised(tensor.name)}"

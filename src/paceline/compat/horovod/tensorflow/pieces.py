@@ -69,13 +69,8 @@ def gather_piece(
 def sparse_pieces(
     slices: tf.IndexedSlices, name: str | None, how: How, decompress: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[list[Piece], Callable[[list[list[tf.Tensor]]], tf.IndexedSlices]]:
-    """Return the two all-gathers of a sparse tensor, and a function that makes the reduced tensor of their results.
-
-    `decompress` restores the values before they are divided.
-
-    Raises:
-        NotImplementedError: The operation is neither Average nor Sum, or has factors.
-    """
+    """Return the two all-gathers of a sparse tensor, and a function that makes the reduced tensor of their results."""
+    # `decompress` restores the values before they are divided.
     if how.op not in (Average, Sum):
         raise NotImplementedError(
             "a tf.IndexedSlices can be reduced with op=hvd.Average or op=hvd.Sum only; convert it with "

@@ -31,10 +31,6 @@ def reduce_gradients(
     The gradients of `local` variables stay on this rank, divided by the number of ranks unless that is off. All are submitted
     before the first wait. Names come from the variables' paths or names, so the order may differ between ranks. A rank outside
     the process set keeps its gradients.
-
-    Raises:
-        ValueError: `groups` has an unknown variable, or one twice.
-        HorovodInternalError: The ranks disagree, or one has died.
     """
     result: list[tf.Tensor] = list(grads)
     size = len(registered_ranks(how.process_set))
@@ -76,11 +72,7 @@ def reduce_gradients(
 
 
 def distributed(wrapped: object, mixin: type[T], what: str) -> T:
-    """Return the tape or optimizer as an instance of a subclass with `mixin` before its own class.
-
-    Raises:
-        ValueError: It is distributed already.
-    """
+    """Return the tape or optimizer as an instance of a subclass with `mixin` before its own class."""
     base = type(wrapped)
     if issubclass(base, mixin):
         raise ValueError(f"this {what} is distributed already; its gradients would be reduced twice.")
@@ -119,10 +111,8 @@ def _groups(
 def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
-    """Return (name, positions) of gradients small enough to submit together, by type.
-
-    They become one request for each type. The ranks need the same ones, so the name distinguishes different sets.
-    """
+    """Return (name, positions) of gradients small enough to submit together, by type."""
+    # They become one request for each type. The ranks need the same ones, so the name distinguishes different sets.
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:
         # The variable's, for the shape of a gradient may not be known while a graph is made.

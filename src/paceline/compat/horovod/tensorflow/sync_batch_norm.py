@@ -50,10 +50,8 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
     def _moments_of_all(
         self, inputs: tf.Tensor, axes: list[int], mask: tf.Tensor | None = None, *, keepdims: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the mean and variance over all ranks, shape [C] (or with the reduced axes as 1), with gradients.
-
-        It computes the mean first, then the squared distances: sums of squares lose precision for a large mean.
-        """
+        """Return the mean and variance over all ranks, shape [C] (or with the reduced axes as 1), with gradients."""
+        # It computes the mean first, then the squared distances: sums of squares lose precision for a large mean.
         kind = inputs.dtype
         wide = tf.cast(inputs, tf.float64 if kind == tf.float64 else tf.float32)
         weights = tf.ones_like(wide) if mask is None else _spread(mask, wide)

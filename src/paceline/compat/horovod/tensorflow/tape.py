@@ -112,10 +112,8 @@ class _Distributed:
         use_generic_names: bool = False,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     ) -> Nested:
-        """Return the gradients of `target`, reduced over the ranks, nested like `sources`; None for a missing gradient.
-
-        With `use_generic_names` they match by position, not by the variables' names, which may differ.
-        """
+        """Return the gradients of `target`, reduced over the ranks, nested like `sources`; None for a missing gradient."""
+        # With `use_generic_names` they match by position, not by the variables' names, which may differ.
         grads = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         flat_grads = tf.nest.flatten(grads, expand_composites=False)
@@ -130,10 +128,8 @@ class _Distributed:
     def get_local_and_global_gradients(
         self, target: Nested, sources: Nested, output_gradients: Nested = None, use_generic_names: bool = False
     ) -> tuple[list[Pair], list[Pair]]:
-        """Return (source, gradient) pairs of local sources, and of the others, whose gradients are reduced.
-
-        It calls `gradient` with these arguments, so a tape that is not persistent is used up.
-        """
+        """Return (source, gradient) pairs of local sources, and of the others, whose gradients are reduced."""
+        # It calls `gradient` with these arguments, so a tape that is not persistent is used up.
         grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()
         flat = tf.nest.flatten(sources)

@@ -9,22 +9,9 @@ import torch
 
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.ops import Adasum, resolve_op
-from paceline.compat.horovod.common.process_sets import (
-    ProcessSet,
-    check_adasum,
-    checked_members,
-    global_process_set,
-)
+from paceline.compat.horovod.common.process_sets import ProcessSet, check_adasum, checked_members, global_process_set
 from paceline.compat.horovod.common.reduction import Compressor, How, checked_group
-from paceline.compat.horovod.torch.arrays import (
-    Filled,
-    compressed,
-    differentiable,
-    filled,
-    host,
-    room,
-    stays_on_device,
-)
+from paceline.compat.horovod.torch.arrays import Filled, compressed, differentiable, filled, host, room, stays_on_device
 from paceline.compat.horovod.torch.compression import Compression
 
 

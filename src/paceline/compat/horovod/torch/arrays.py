@@ -60,11 +60,7 @@ def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def host(tensor: torch.Tensor) -> HostTensor:
-    """Return the tensor's values in host memory: its own memory if contiguous, else a copy.
-
-    Raises:
-        ValueError: It is not a tensor, or of a kind that no collective takes.
-    """
+    """Return the tensor's values in host memory: its own memory if contiguous, else a copy."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"a collective takes a torch.Tensor, not {type(tensor).__name__}.")
     if tensor.layout != torch.strided:
@@ -89,10 +85,8 @@ def room(source: HostTensor) -> HostTensor:
 
 
 def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
-    """Return the result in `out` as the tensor itself (in place) or as a new tensor on its device.
-
-    If `host` had to copy an in-place tensor, the values are copied back.
-    """
+    """Return the result in `out` as the tensor itself (in place) or as a new tensor on its device."""
+    # If `host` had to copy an in-place tensor, the values are copied back.
     return write_back(tensor, out.tensor) if in_place else out.tensor.to(tensor.device)
 
 

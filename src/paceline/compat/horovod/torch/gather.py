@@ -56,10 +56,7 @@ def grouped_allgather_async(
 
 
 def alltoall(
-    tensor: torch.Tensor,
-    splits: Splits = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return the rows that every rank has sent to this one, in rank order.
 
@@ -74,10 +71,7 @@ def alltoall(
 
 
 def alltoall_async(
-    tensor: torch.Tensor,
-    splits: Splits = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start an `alltoall` and return its handle."""
     return _submit_alltoall(tensor, splits, name, process_set, pair=splits is not None)

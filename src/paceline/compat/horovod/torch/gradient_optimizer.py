@@ -137,11 +137,7 @@ class GradientOptimizer:
         self._left = dict.fromkeys(self._trained, passes)
 
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced, submitting the missing ones, as 0 where a parameter has none.
-
-        Raises:
-            HorovodInternalError: The ranks disagree, or one has died.
-        """
+        """Wait until every gradient is reduced, submitting the missing ones, as 0 where a parameter has none."""
         # A single rank, or one outside the process set, keeps its gradients.
         if not self._hooked:
             self._synchronized = True
@@ -181,10 +177,8 @@ class GradientOptimizer:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take the wrapped optimizer's step with reduced gradients, and return the closure's loss.
-
-        Gradients are reduced each time the optimizer calls a closure that computes them.
-        """
+        """Take the wrapped optimizer's step with reduced gradients, and return the closure's loss."""
+        # Gradients are reduced each time the optimizer calls a closure that computes them.
         if not self._should_synchronize:
             self._synchronized = False
             return super().step(closure)  # type: ignore[misc]
@@ -203,11 +197,7 @@ class GradientOptimizer:
         return super().step(self._reducing(closure))  # type: ignore[misc]
 
     def zero_grad(self, *args: object, **kwargs: object) -> None:
-        """Call the wrapped optimizer's method with its arguments (`set_to_none`).
-
-        Raises:
-            AssertionError: Gradients are being reduced, between backward() and step() or synchronize().
-        """
+        """Call the wrapped optimizer's method with its arguments (`set_to_none`)."""
         # The engine may be reading the gradients right now: zeros, or a mixture, would be sent.
         if self._touched:
             raise AssertionError(

@@ -153,9 +153,7 @@ def parameter_names(
 
 
 def in_groups(
-    names: dict[torch.Tensor, str],
-    groups: int | Sequence[Sequence[torch.Tensor]] | None,
-    process_set: ProcessSet,
+    names: dict[torch.Tensor, str], groups: int | Sequence[Sequence[torch.Tensor]] | None, process_set: ProcessSet
 ) -> list[tuple[str, list[torch.Tensor]]]:
     """Return (name, parameters) of each group; a parameter in no group is reduced on its own.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod._keras import settings
-from paceline.compat.horovod._keras.module import names_for
-from paceline.compat.horovod.tensorflow.keras import callbacks, elastic
+from paceline.compat.horovod._keras.module import names_for, submodules
+from paceline.compat.horovod._keras.settings import of_tensorflow
 
-_names = names_for(settings.of_tensorflow())
-__all__ = ["callbacks", "elastic"]
+_names = names_for(of_tensorflow()) | submodules(__name__, of_tensorflow())
+__all__ = []
 __all__ += list(_names)
 globals().update(_names)
