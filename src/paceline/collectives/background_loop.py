@@ -198,7 +198,6 @@ class BackgroundLoop:
         doing = self.negotiation.doing
         if doing is not None and now_s - doing[0] > limit_s:
             return f"{doing[1]} has not ended within {limit_s:g} s: another rank has stopped in the middle of it"
-        # list() copies in one call: the thread with the turn removes finished tasks at the same time, without _wake.
         for task in list(self._pending.values()):
             if task.request.kind != JOIN and now_s - task.submitted_s > limit_s + _GRACE_S:
                 return f"{task.request.kind} {task.request.name!r} has waited for other ranks for {limit_s:g} s"
@@ -232,7 +231,6 @@ class BackgroundLoop:
 
     def _lead(self, handle: Handle, end_s: float) -> None:
         """Do the loop's work in the caller's thread."""
-        # It ends when the handle is done, time is up, or an operation may block.
         begin_s = time.monotonic()
         end_s = min(end_s, begin_s + _LEAD_S)
         # The thread may be in the middle of an operation that waits for other ranks: the caller sleeps on its handle then.
@@ -379,6 +377,5 @@ class _BoardTexts:
 
 
 def _item_bytes(dtype: str) -> int:
-    # A dtype's name ends with its bits ("float32"), except "bool".
     bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
     return int(bits) // 8 if bits.isdigit() else 1

@@ -206,7 +206,6 @@ class Coordinator:
         self, results: list[tuple[int, bytes]], begin: int, requests: Iterable[Request], wrong: Collection[int] = ()
     ) -> None:
         """Reduce the payloads of operations that have all of them."""
-        # Positions in `wrong` are left out.
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
@@ -227,7 +226,6 @@ class Coordinator:
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
         """Turn requests by slot number into full requests."""
-        # Another rank requests a different operation by this name.
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._asked[slot]:
             mask, self._asked[slot] = self._asked[slot], 0
@@ -334,7 +332,6 @@ class ResponseCache:
 
     def agreed(self, response: Response, asked: Callable[[Key], Request | None]) -> list[Agreement]:
         """Return the agreements of the response in order."""
-        # `asked` returns this rank's request for a key, or None if it has joined and has none.
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
             # From now on all numbers are void, including those of this response, which were resolved above.

@@ -39,7 +39,6 @@ class ReducingGroup(Protocol):
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
     """Return whether HOROVOD_GPU_OPERATIONS=NCCL is set."""
-    # Each rank needs its own GPU.
     return environ.get("HOROVOD_GPU_OPERATIONS", "").strip().upper() == "NCCL"
 
 
@@ -148,7 +147,6 @@ class DeviceGroup:
 
     def close(self, *, broken: bool) -> None:
         """Release the connections and GPU memory."""
-        # All ranks call it, unless `broken`: then it waits for no rank.
         end = self._group.abort if broken else self._group.shutdown
         # An error of the abort changes nothing: the group is not used again.
         with contextlib.suppress(RuntimeError):

@@ -82,8 +82,6 @@ class Engine:
         self._changes_lock = threading.Lock()
         self._set_changes = itertools.count()
 
-    # Reductions.
-
     def allreduce(
         self, name: str, array: Array, *, out: Array | None = None, **how: Unpack[ReductionOptions]
     ) -> Handle:
@@ -155,8 +153,6 @@ class Engine:
 
         return loop.submit(CollectiveTask(request, [], [], Handle(request.key, loop.waiter), begin))
 
-    # Movements.
-
     def allgather(self, name: str, array: Array, *, process_set: int = 0) -> Handle:
         """Start a concatenation of arrays along the first dimension."""
         _check_rows(ALLGATHER, name, [array])
@@ -199,8 +195,6 @@ class Engine:
                 f"in all at most the {rows} rows of the array."
             )
         return self._submit(ALLTOALL, name, [array], process_set, splits=splits)
-
-    # Agreement alone.
 
     def barrier(self, process_set: int = 0) -> Handle:
         """Start a barrier.

@@ -76,7 +76,6 @@ class Fusion:
     @property
     def has_shared_memory(self) -> bool:
         """Whether the ranks share memory."""
-        # Then no reduction blocks: a waiting rank notices when another one is lost.
         return self._shared is not None
 
     def close(self) -> None:
@@ -86,7 +85,6 @@ class Fusion:
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets of the parts, all of one `dtype`."""
-        # Every rank calls it with the same sizes.
         import numpy
 
         # An overflow or a NaN is the script's own; NumPy would warn of it on every rank.
@@ -124,7 +122,6 @@ class Fusion:
                 pieces.append(_Piece(part, start, filled, length, is_scaled, is_there))
                 filled += length
                 start += length
-                # It is reduced when it is full; an array that is longer goes on in the next one.
                 if filled == buffer.size:
                     self._flush(buffer, pieces, op, dtype)
                     pieces, filled = [], 0

@@ -221,7 +221,6 @@ class GlooTransport:
 
     def _say_why(self) -> None:
         """Raise the reason that another rank sends soon, if any."""
-        # Gloo only knows that a connection has ended.
         end_s = time.monotonic() + _WHY_S
         while self._reason is None and time.monotonic() < end_s:
             for rank, link in self._links.items():

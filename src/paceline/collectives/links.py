@@ -136,7 +136,6 @@ def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) ->
 
 def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
     """Wait until a link is readable or the time is up."""
-    # A link with queued data counts when it is writable, too.
     poll = select.poll()
     for link in links:
         poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.has_unsent() else 0))

@@ -121,7 +121,6 @@ class PeerWatch:
 
     def close(self) -> None:
         """Stop watching."""
-        # Hangs up the other end of the pipe, for which the thread polls.
         os.close(self._stop)
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
@@ -172,7 +171,6 @@ class StallWatch:
 
     def look(self, coordinator: Coordinator) -> None:
         """Warn of late operations, and end them at the limit."""
-        # This is cheap when nothing waits.
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -196,7 +194,6 @@ class StallWatch:
         for one in new:
             self._reported[one.key] = (one, now_s)
             report(one, self._number, self._ranks)
-        # Repeat the warning every `warning_s` while the operation is late.
         if new or (found and now_s - self._warned_s >= self._warning_s):
             self._warned_s = now_s
             _log.warning(

@@ -180,7 +180,6 @@ def _finalise(pid: int) -> None:
 
 def _check_family(library: str, environ: Mapping[str, str]) -> None:
     """Refuse a library that cannot talk to the launcher."""
-    # Each process would be a world of its own.
     family = _family(library)
     for name, launcher in _LAUNCHERS:
         if name in environ and family is not None and family != launcher:
@@ -209,7 +208,6 @@ def _check_size(size: int, library: str, environ: Mapping[str, str]) -> None:
 def _family(library: str) -> str | None:
     if re.match(r"Open MPI", library):
         return "Open MPI"
-    # MPICH's relatives share its launcher's protocol.
     return "MPICH" if re.match(r"(MPICH|Intel|MVAPICH|CRAY)", library) else None
 
 

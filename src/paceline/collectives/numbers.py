@@ -55,7 +55,6 @@ def summand(array: Array, dtype: str, factor: float) -> Array:
 
 def to_float32(source: Array, target: Array, dtype: str) -> None:
     """Write an array into a float32 array."""
-    # An array of another type than half precision is copied.
     import numpy
 
     if dtype == BFLOAT16:
@@ -112,7 +111,6 @@ def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
 
 def scale(array: Array, factor: float, divisor: int = 1) -> None:
     """Multiply in place by factor / divisor."""
-    # Integers use float64 and truncate towards 0.
     if factor == 1.0 and divisor == 1:
         return
     import numpy

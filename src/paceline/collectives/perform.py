@@ -65,7 +65,6 @@ class Performer:
             if request.kind == ALLREDUCE and request.op != "adasum":
                 for array, dtype in zip(task.arrays, request.dtypes, strict=True):
                     divisor = numbers.divisor(request.op, dtype, self._size)
-                    # False and True are the places in `limits`.
                     polled_bytes = limits[is_multiplied(request.prescale, request.postscale, divisor)]
                     if array.nbytes >= polled_bytes and not (polled_bytes and numbers.is_half(dtype)):
                         return True
@@ -197,7 +196,6 @@ class Reducer:
 
     def polled_bytes(self, multiplied: bool) -> int:
         """Return the size below which a reduction never blocks."""
-        # Unless it is 0, half-precision reductions never block either.
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
@@ -281,7 +279,6 @@ def alltoall(
     transport: Transport | None, array: Array, splits: Sequence[Sequence[int]]
 ) -> tuple[Array, tuple[int, ...]]:
     """Return the rows sent to this rank, and each rank's count."""
-    # `splits` holds, for each rank, the rows that it sends to each.
     import numpy
 
     rank = 0 if transport is None else transport.rank

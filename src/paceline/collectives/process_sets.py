@@ -119,8 +119,6 @@ class ProcessSets:
         self._let_observe(loop)
         return loop
 
-    # Observers.
-
     def observe(self, callback: Callable[..., object], *, arrivals: bool) -> None:
         self._change_observers([*self._observers, _Observer(callback, arrivals)])
 
@@ -151,13 +149,10 @@ class ProcessSets:
         if any(observer.arrivals for observer in observers):
             loop.negotiation.note_arrivals()
 
-    # The end.
-
     def lost(self, reason: str, lost_rank: int = -1) -> None:
         """Fail the operations in flight of all process sets."""
         # Any thread may call it. It must hold no lock except a loop's _claim.
         self._failure = self._failure or reason
-        # The others may go because of the first.
         if lost_rank >= 0 and not self._world.lost_ranks:
             self._world.lost_ranks.add(lost_rank)
         for loop in list(self.loops.values()):

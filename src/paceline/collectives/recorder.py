@@ -34,7 +34,6 @@ def answer_recorder_requests(path: str) -> None:
 
 def _follow(module: ModuleType, path: str) -> None:
     """Make process-group constructors start the thread."""
-    # They stay on the board while they wait for other ranks.
     import functools
     import itertools
 
@@ -112,7 +111,6 @@ os.register_at_fork(after_in_child=_close_pipe)
 
 def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
     """Return this process's board, or None."""
-    # The first call makes it. A process forked from a worker keeps none.
     global _board, _is_made
     if not _is_made:
         _is_made = True
@@ -130,7 +128,6 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 def begin(text: str, number: int = 0) -> int:
     """Note that a collective begins; return the note's slot."""
-    # `text` comes from `paceline.system.collective_state.entry_text`.
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 

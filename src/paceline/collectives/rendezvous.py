@@ -79,7 +79,6 @@ class Meeting:
 
     def link_key(self, nonce: bytes) -> bytes:
         """Derive a key of the ranks from the first rank's nonce."""
-        # Without a secret the key is the nonce.
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
@@ -89,7 +88,6 @@ class Meeting:
 
     def device(self) -> ProcessGroupGloo.Device:
         """Return Gloo's network device."""
-        # It is the interface in GLOO_SOCKET_IFNAME, or on the route to the first rank.
         from torch.distributed import ProcessGroupGloo
 
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -140,7 +138,6 @@ class Meeting:
 
 def meet(environ: Mapping[str, str], generation: int) -> Meeting:
     """Return the meeting of all ranks once all have come."""
-    # `generation` counts the earlier engines of this process.
     meeting = place_to_meet(environ, str(generation))
     far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
     if far and _is_loopback(meeting.address):
@@ -254,7 +251,6 @@ class SignedStore:
 
     def get(self, name: str) -> Any:
         """Wait for the value of this name and return it."""
-        # Tuples come back as lists.
         data = self.get_bytes(name)
         try:
             return json.loads(data)

@@ -133,7 +133,6 @@ def _difference(first: Request, other: Request) -> tuple[str, object, object] | 
         return "data types", ", ".join(first.dtypes), ", ".join(other.dtypes)
     one, two = first.shapes, other.shapes
     if first.kind in (ALLGATHER, ALLTOALL):
-        # The first dimension may differ; the number of them may not.
         if [len(shape) for shape in one] != [len(shape) for shape in two] or [s[1:] for s in one] != [
             s[1:] for s in two
         ]:

@@ -36,15 +36,11 @@ class Transport(Protocol):
     @property
     def size(self) -> int: ...
 
-    # Messages: any rank, at any time, while others do something else.
-
     def send(self, data: bytes, rank: int) -> None:
         """Send a message without waiting for its receiver."""
 
     def receive(self) -> tuple[int, bytes | bytearray] | None:
         """Return the sender and bytes of a message, or None."""
-
-    # Arrays: every rank.
 
     def allreduce(self, source: Array, target: Array, op: str) -> None:
         """Fill `target` with the reduced `source` arrays of all ranks.
@@ -78,8 +74,6 @@ class Transport(Protocol):
 
         Each rank has `size` bytes. Every rank calls it.
         """
-
-    # Life.
 
     def gather_objects(self, value: object) -> list[Any]:
         """Return every rank's value."""

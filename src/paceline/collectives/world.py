@@ -53,7 +53,6 @@ class RankedWorld:
 
 def join(environ: Mapping[str, str]) -> RankedWorld:
     """Join the ranks that were started together."""
-    # Every rank has to call it, equally often.
     name = choice(environ)
     if name == ALONE:
         return RankedWorld(name=name, transport=None, places=PeerPlace.of_all(None, environ))

@@ -102,7 +102,6 @@ def _patch(distributed: ModuleType) -> None:
         def make_group(*args: P.args, **kwargs: P.kwargs) -> R:
             arguments = parameters.bind(*args, **kwargs).arguments
             _refuse_mixture(str(arguments["backend"]))
-            # Kept, for groups are made in the making of others.
             before = getattr(_making, "timeout", None)
             _making.timeout = arguments.get("timeout")
             try:

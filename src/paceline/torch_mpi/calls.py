@@ -84,7 +84,6 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
         memory = buffers.plain(tensor)
         comm.Bcast(buffers.elements(memory), root=root)
         if comm.rank != root:
-            # The root's tensor has the value already.
             buffers.put(memory, tensor)
 
     return Call(text=_text(f"broadcast from rank {root}", tensors), run=run, outputs=list(tensors))
@@ -128,7 +127,6 @@ def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size
 
 def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> Call:
     """Fill `outputs[r]` on `root` with the tensor of rank r."""
-    # Other ranks pass no outputs.
     _check_alike([tensor, *outputs], "gather")
 
     def run(comm: MPI.Comm) -> None:
@@ -147,7 +145,6 @@ def gather(outputs: Sequence[Tensor], tensor: Tensor, root: int, size: int) -> C
 
 def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> Call:
     """Fill `output` on rank r with `tensors[r]` of `root`."""
-    # Other ranks pass no tensors.
     _check_alike([output, *tensors], "scatter")
 
     def run(comm: MPI.Comm) -> None:
@@ -339,6 +336,5 @@ def _sentence(what: str, tensors: tuple[tuple[int, torch.dtype], ...], kind: Red
     if kind is not None:
         what += f" {kind.name}"
     listed = [f"{count} of {str(dtype).removeprefix('torch.')}" for count, dtype in tensors]
-    # Beyond a few sizes, compare only their number and sum.
     more = f" and {len(tensors) - 4} more, {sum(count for count, _ in tensors)} in all" if len(tensors) > 4 else ""
     return f"{what}({', '.join(listed[:4])}{more})"

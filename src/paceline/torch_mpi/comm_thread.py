@@ -201,6 +201,5 @@ _ABANDONED: list[tuple[MPI.Request, array[int]]] = []
 @functools.lru_cache(maxsize=1024)
 def _board_text(name: str, ranks: str, text: str) -> str:
     """Return the board's text of a call."""
-    # "all_reduce SUM(12 of float32)" becomes its kind and its shape.
     kind, _, shape = text.partition("(")
     return entry_text(name, kind, "", shape.removesuffix(")"), 0, ranks)

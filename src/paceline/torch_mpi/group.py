@@ -56,12 +56,10 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
         return MpiProcessGroup(world, timeout_s, list(range(world.size)))
     if max(ranks) >= world.size:
         raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")
-    # Only members call this, so the communicator is made without the others.
     members = world.group.Incl(ranks)
     comm = world.Create_group(members)
     members.Free()
     group = MpiProcessGroup(comm, timeout_s, ranks)
-    # The lane talks over a duplicate of its own.
     comm.Free()
     return group
 
@@ -239,8 +237,6 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    # Messages.
-
     def send(self, tensors: Tensors, to: int, tag: int) -> MpiWork:
         return self._messages.send(tensors, self._member(to, "send"), tag)
 
@@ -250,11 +246,8 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def recv_anysource(self, tensors: Tensors, tag: int) -> MpiWork:
         return self._messages.receive(tensors, None, tag)
 
-    # The end.
-
     def shutdown(self) -> None:
         """Finish all started operations and free the communicator."""
-        # Every rank of the group has to call it.
         if self._is_shut_down:
             return
         self._is_shut_down = True
@@ -323,7 +316,6 @@ def _abandon_if_busy() -> None:
 
 def _forsake() -> None:
     """Disable the groups in a forked child."""
-    # It has no communication threads and must not use its parent's MPI.
     for group in list(_GROUPS):
         # Set first, so that every later call comes to the lane's reason, and to no lock that the parent's threads held at the
         # fork.

@@ -137,7 +137,6 @@ class MessageWork(MpiWork):
                 "Compare the ranks' sends and receives, or give init_process_group a longer timeout.",
                 looks=_LOOKS,
             )
-        # The future is settled by now: this only raises what went wrong.
         super()._wait(0)
 
     def _look(self) -> bool:
@@ -166,7 +165,6 @@ class MessageWork(MpiWork):
             self._future.set_exception(
                 CollectivesError(f"{self._text}: the process group was destroyed before it came.")
             )
-        # MPI takes a message that is shorter than the buffer without a word.
         elif got != wanted:
             self._future.set_exception(
                 CollectivesError(f"{self._text} wants {wanted} bytes, but rank {status.Get_source()} has sent {got}.")

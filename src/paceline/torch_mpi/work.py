@@ -63,7 +63,6 @@ class MpiWork(_Work):  # type: ignore[misc]
 
     def get_future(self) -> torch.futures.Future[object]:
         """Return torch's future of the outputs, the same at each call."""
-        # The thread that did the operation runs its callbacks.
         if self._torch_future is None:
             settled: torch.futures.Future[concurrent.futures.Future[object]] = torch.futures.Future()
             # Through `then`, because only an error raised by a callback reaches C++ as an error: DDP's reducer waits there.

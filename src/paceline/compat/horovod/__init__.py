@@ -32,15 +32,14 @@ _LEVELS = {
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:
-    """Run a function on several ranks and return its results in rank order; see `horovod.runner.call.run`."""
-    # Imported on use: a script that trains calls no `run`, and has no need of the launcher's modules.
+    """Run a function on several ranks; see `horovod.runner.call.run`."""
     from paceline.compat.horovod import runner
 
     return runner.run(*args, **kwargs)
 
 
 def _show_engine_log(environ: Mapping[str, str]) -> None:
-    """Show the engine's messages from HOROVOD_LOG_LEVEL on. Any other value leaves Python's logging as it is."""
+    """Show the engine's messages from HOROVOD_LOG_LEVEL on."""
     # The rank precedes each message, and the time unless HOROVOD_LOG_HIDE_TIME is set.
     level = _LEVELS.get(environ.get("HOROVOD_LOG_LEVEL", "").upper())
     if level is None:

@@ -53,7 +53,6 @@ _ABSENT |= {
 
 def install(*, force: bool = False) -> None:
     """Make every later `import horovod...` of this process find Paceline's modules."""
-    # A second finder would change nothing.
     if _FINDER in sys.meta_path:
         return
     real = _real_package()
@@ -62,7 +61,6 @@ def install(*, force: bool = False) -> None:
             f"the real horovod is installed ({real}). Uninstall it (pip uninstall horovod), or put Paceline's before "
             "it with paceline.compat.install('horovod', force=True)."
         )
-    # With `force`, modules of the real package may be loaded.
     _FINDER.install()
 
 
@@ -78,7 +76,7 @@ uninstall = _FINDER.uninstall
 
 
 def _real_package() -> str | None:
-    """Return the path of the real horovod, or None if it cannot be imported."""
+    """Return the path of the real horovod, or None."""
     # A loaded `horovod` is the real one unless it is ours, or the shim, whose code is being run right now.
     loaded = sys.modules.get("horovod")
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not is_initialising(loaded):

@@ -28,7 +28,7 @@ from paceline.compat.horovod.common.types import Model, Variable
 
 @functools.cache
 def callbacks_for(keras: ModuleType) -> dict[str, type]:
-    """Return the classes of `horovod.keras.callbacks` by name, as subclasses of this Keras's own. They are cached."""
+    """Return the classes of `horovod.keras.callbacks` by name."""
     base = keras.callbacks.Callback
     return {
         "BestModelCheckpoint": _made(_BestModel, keras.callbacks.ModelCheckpoint, "BestModelCheckpoint"),
@@ -51,10 +51,11 @@ def elastic_callbacks_for(keras: ModuleType) -> dict[str, type]:
 
 
 class _Broadcast:
-    """A callback that gives every rank the weights and the optimizer's variables of `root_rank`, once.
+    """A callback that gives every rank the values of `root_rank`.
 
-    Variables are sent before the first batch if every rank has them, else after it (a model without an input shape). Either way
-    the ranks are equal from then on. `device` has no effect. `local_variables` keep each rank's values.
+    They are the weights and the optimizer's variables, once. Variables are sent before the first batch if every rank has them,
+    else after it (a model without an input shape). Either way the ranks are equal from then on. `device` has no effect.
+    `local_variables` keep each rank's values.
     """
 
     model: Model
@@ -87,7 +88,7 @@ class _Broadcast:
             )
 
     def _send(self, when: str) -> bool:
-        """Send the variables if all ranks have the same ones. Return whether they were sent."""
+        """Send the variables if all ranks have the same ones."""
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built
@@ -111,9 +112,9 @@ class _Broadcast:
 
 
 class _MetricAverage:
-    """A callback that averages each metric of an epoch over the ranks, for the callbacks after it in the list.
+    """A callback that averages each epoch's metrics over the ranks.
 
-    `device` has no effect.
+    Callbacks after it in the list see the averages. `device` has no effect.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -145,7 +146,7 @@ class _MetricAverage:
 
 
 class _BestModel:
-    """A callback that saves the model on the first rank whenever `monitor` improves.
+    """A callback that saves the best model on the first rank.
 
     `filepath` may be set as an attribute before the training begins.
     """
@@ -181,7 +182,6 @@ class _BestModel:
 
     # Keras calls this from both of its hooks, at the end of a batch and of an epoch.
     def _save_model(self, *args: object, **kwargs: object) -> None:
-        # One file, one writer.
         if basics.rank() == 0:
             super()._save_model(*args, **kwargs)  # type: ignore[misc]
 
@@ -190,7 +190,6 @@ def _made(implementation: type, base: type, name: str) -> type:
     # tf_keras asks these of a callback; one of Keras 3 that has them works in its `fit`, too.
     hooks = {"_implements_train_batch_hooks": True, "_implements_test_batch_hooks": False}
     hooks |= {"_implements_predict_batch_hooks": False}
-    # The default binds `answer` now; a closure would give the last answer for all.
     answers = {question: lambda self, answer=answer: answer for question, answer in hooks.items()}
     names = {"__doc__": implementation.__doc__, "__module__": __name__}
     return type(
@@ -199,7 +198,6 @@ def _made(implementation: type, base: type, name: str) -> type:
 
 
 def _numbers(value: object) -> Array | None:
-    """Return the value as a float64 array, or None if it is not numeric."""
     import numpy as np
 
     try:
@@ -223,11 +221,12 @@ def _difference(first: Mapping[str, object], other: Mapping[str, object], rank: 
 
 
 class LearningRateSchedule:
-    """A callback that sets the learning rate to `initial_lr * multiplier` from `start_epoch` until before `end_epoch`.
+    """A callback that sets the learning rate.
 
-    `multiplier` is a number, or a function of the epoch. With `staircase` it is evaluated at each epoch's first batch, else at
-    every batch with fractions of epochs. `momentum_correction` scales the optimizer's momentum like the learning rate.
-    `steps_per_epoch` is needed without `staircase` if Keras does not know the number of batches.
+    It is `initial_lr * multiplier` from `start_epoch` until before `end_epoch`. `multiplier` is a number, or a function of the
+    epoch. With `staircase` it is evaluated at each epoch's first batch, else at every batch with fractions of epochs.
+    `momentum_correction` scales the optimizer's momentum like the learning rate. `steps_per_epoch` is needed without
+    `staircase` if Keras does not know the number of batches.
     """
 
     model: Model
@@ -294,10 +293,10 @@ class LearningRateSchedule:
 
 
 class Warmup(LearningRateSchedule):
-    """A callback that raises the learning rate linearly from `initial_lr`/size to `initial_lr`, batch by batch.
+    """A callback that raises the learning rate batch by batch.
 
-    `initial_lr` is the rate after the warmup of `warmup_epochs`, already scaled by the number of ranks. `verbose=1` prints its
-    end.
+    It goes linearly from `initial_lr`/size to `initial_lr`. `initial_lr` is the rate after the warmup of `warmup_epochs`,
+    already scaled by the number of ranks. `verbose=1` prints its end.
     """
 
     def __init__(
@@ -309,7 +308,6 @@ class Warmup(LearningRateSchedule):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # The batch's end counts, so that the last batch of the warmup has the whole learning rate.
             assert self.steps_per_epoch
             done = min((epoch + 1 / self.steps_per_epoch) / warmup_epochs, 1.0) if warmup_epochs else 1.0
             return (1 + (basics.size() - 1) * done) / basics.size()

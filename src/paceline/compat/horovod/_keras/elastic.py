@@ -17,9 +17,10 @@ T = TypeVar("T")
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Make `func(state, ...)` restart from the last commit when a collective fails, in a TensorFlow graph too.
+    """Make `func(state, ...)` restart from the last commit.
 
-    It starts from the first rank's state, and the engine restarts each time.
+    It restarts when a collective fails, in a TensorFlow graph too. It starts from the first rank's state, and the engine
+    restarts each time.
     """
 
     @functools.wraps(func)
@@ -76,7 +77,7 @@ class KerasState(VariablesState):
 
 
 class CommitState:
-    """A callback that commits the state every `batches_per_commit` batches, after all other callbacks.
+    """A callback that commits the state after `batches_per_commit` batches.
 
     So its position in the list does not matter: the commit includes the other callbacks' updates.
     """
@@ -116,9 +117,9 @@ class _BatchState(Protocol):
 
 
 class UpdateBatchState:
-    """A callback that sets `state.batch` to the number of finished batches of this epoch, and to 0 between epochs.
+    """A callback that counts an epoch's batches in `state.batch`.
 
-    To resume in the middle of an epoch, give `fit` the rest of it (`dataset.skip(state.batch)`,
+    It is 0 between epochs. To resume in the middle of an epoch, give `fit` the rest of it (`dataset.skip(state.batch)`,
     `steps_per_epoch=steps - state.batch`); it counts from there.
     """
 
@@ -142,7 +143,7 @@ class _EpochState(Protocol):
 
 
 class UpdateEpochState:
-    """A callback that sets `state.epoch` to the number of finished epochs, with any `initial_epoch` of `fit`."""
+    """A callback that counts epochs in `state.epoch`, with any `initial_epoch`."""
 
     def __init__(self, state: _EpochState) -> None:
         super().__init__()
@@ -162,5 +163,5 @@ class UpdateEpochState:
 
 
 def _is_from_a_graph(error: Exception) -> bool:
-    """Return whether TensorFlow's error has the text of a Python error raised within a graph."""
+    """Return whether a graph has raised this error."""
     return type(error).__module__.startswith("tensorflow.") and HorovodInternalError.__name__ in str(error)

@@ -36,7 +36,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     @property
     def _agg_helper(self) -> Accumulator | None:
-        """The accumulator of several backward passes' gradients, or None for one pass. Scripts check for it."""
+        """The accumulator of several passes, or None. Scripts check it."""
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
@@ -44,13 +44,13 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
     def _allreduce(self, grads: Iterable[Gradient], vars: Iterable[tf.Variable]) -> list[Gradient]:
-        """Return the reduced gradients, which the next `apply_gradients` leaves as they come."""
+        """Reduce gradients, which the next `apply_gradients` leaves alone."""
         reduced = self.distribution.reduce(list(grads), list(vars))
         self._mark("_reduced_in")
         return reduced
 
     def _computed(self, grads_and_vars: Iterable[Pair]) -> list[Pair]:
-        """Return computed gradients for a script: reduced, unless several passes are accumulated first."""
+        """Return computed gradients, reduced unless passes are accumulated."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
             # They are accumulated and reduced when applied, even if that call declares them reduced.
@@ -78,16 +78,16 @@ class _DistributedKeras2(OptimizerOfKeras2):
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
-        """Return whether gradients of this graph have this mark, and remove it."""
+        """Return whether this graph's gradients had this mark."""
         place = vars(self).pop(name, None)
         return place is not None and place() is _graph()
 
     def _were_reduced(self) -> bool:
-        """Return whether this graph's gradients were reduced when computed. Call it once for each time."""
+        """Return once whether this graph's gradients were reduced."""
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
-        """Return whether gradients need no accumulation: the script has reduced them, or a step has one pass."""
+        """Return whether gradients need no accumulation."""
         # `skip` is the call's claim that they are reduced. It does not hold for gradients of one of several passes.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
@@ -96,13 +96,12 @@ class _DistributedKeras2(OptimizerOfKeras2):
         raise NotImplementedError
 
     def _after_passes(self, update: Callable[[list[Pair]], object], grads_and_vars: Iterable[Pair]) -> tf.Variable:
-        """Accumulate the gradients, call `update(pairs)` in the last pass, and return the iterations so far."""
+        """Accumulate the gradients, and call `update(pairs)` in the last pass."""
         import tensorflow as tf
 
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         with tf.init_scope():
-            # Now: within a branch of a graph no variable can be made.
             self._create_variables(variables)
 
         def step(sums: list[Gradient]) -> object:
@@ -168,7 +167,7 @@ class DistributedLegacy(_DistributedKeras2):
         return self._computed(super()._compute_gradients(loss, var_list, grad_loss, tape))
 
     def get_gradients(self, loss: object, params: list[tf.Variable]) -> list[Gradient]:
-        """Return the gradients of the variables in a TensorFlow 1 graph, reduced over the ranks."""
+        """Return reduced gradients in a TensorFlow 1 graph."""
         grads = list(super().get_gradients(loss, params))
         return grads if self.distribution.settings.passes > 1 else self._allreduce(grads, params)
 
@@ -178,7 +177,7 @@ class DistributedLegacy(_DistributedKeras2):
     def apply_gradients(
         self, grads_and_vars: Iterable[Pair], name: str | None = None, experimental_aggregate_gradients: bool = True
     ) -> object:
-        """Update the variables by the ranks' reduced gradients, reducing them unless they are."""
+        """Update the variables by the ranks' reduced gradients."""
         update = super().apply_gradients
         if not experimental_aggregate_gradients:
             self._were_reduced()

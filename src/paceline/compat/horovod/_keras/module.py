@@ -22,7 +22,7 @@ from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor
 
 
 def names_for(library: ModuleType) -> dict[str, object]:
-    """Return the module's public names for this Keras with their values, without submodules."""
+    """Return the module's public names for this Keras."""
     values = Values(library)
     own = {
         "Compression": side_of(settings.backend_of(library.__name__)).Compression,
@@ -96,7 +96,7 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
 
 
 class Values:
-    """Operations for one Keras on a number, an array, a tensor or a variable, which return a tensor."""
+    """Operations for one Keras on numbers, arrays, tensors or variables."""
 
     def __init__(self, library: ModuleType | None) -> None:
         self._library = library.__name__ if library is not None else KERAS_3
@@ -112,7 +112,7 @@ class Values:
         compression: type[Compressor] | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> object:
-        """Reduce the ranks' values by `op`, by default Average. `average` is an old name.
+        """Reduce the ranks' values by `op`, by default Average.
 
         Raises:
             ValueError: Both `average` and `op` are given.

@@ -34,7 +34,7 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> O:
-    """Return the optimizer as an instance of a subclass that reduces gradients over the ranks.
+    """Return the optimizer in a class that reduces gradients.
 
     It shares its variables and settings with the given one, and is saved to a file in the same way. A distributed optimizer takes
     the new settings; one in a LossScaleOptimizer is replaced within it.
@@ -77,7 +77,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     local_layers: Layers = None,
     scale_local_gradients: bool = True,
 ) -> O:
-    """Return a DistributedOptimizer that keeps the gradients of `local_layers` on their rank.
+    """Return a DistributedOptimizer with local `local_layers`.
 
     `scale_local_gradients` divides them by the number of ranks, as their loss is one rank's share.
 
@@ -101,7 +101,7 @@ def PartialDistributedOptimizer(  # noqa: N802
 
 
 def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False) -> O:
-    """Return the optimizer with these settings, as the same object with `in_place`.
+    """Return the optimizer with these settings.
 
     Raises:
         ValueError: It is not an optimizer of Keras, or accumulates gradients itself as well.
@@ -164,7 +164,7 @@ def _mixin_for(optimizer: object, library: str | None) -> type:
 
 
 class DistributedKeras3(OptimizerOfKeras3):
-    """The part before an optimizer's own class, with `distribution` as class attribute.
+    """The part before an optimizer's own class.
 
     Clipping, weight decay, moving averages and the update are the optimizer's own, after the reduction.
     """
@@ -172,8 +172,7 @@ class DistributedKeras3(OptimizerOfKeras3):
     distribution: ClassVar[Distribution]
 
     def apply(self, grads: Iterable[object], trainable_variables: Iterable[Variable] | None = None) -> None:
-        """Update the variables by the ranks' reduced gradients; with several passes a step, in the last of them."""
-        # A list, because a `zip` can be read only once.
+        """Update the variables by reduced gradients, in the last pass."""
         update, grads = super().apply, list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and len(variables) != len(grads):
@@ -192,7 +191,6 @@ class DistributedKeras3(OptimizerOfKeras3):
         self.distribution.settings.local_variables.add(key_of(variable))
 
     def _backend_apply_gradients(self, grads: list[object], trainable_variables: Iterable[Variable]) -> None:
-        # Past __setattr__, which would have Keras track them.
         self.__dict__["_being_applied"] = list(trainable_variables)
         super()._backend_apply_gradients(grads, trainable_variables)
 
@@ -208,7 +206,6 @@ class DistributedKeras3(OptimizerOfKeras3):
         if not self.built:
             from keras.src import backend
 
-            # Now: within a branch of a graph no variable can be made.
             with backend.name_scope(self.name, caller=self):
                 self.build(variables)
 

@@ -43,7 +43,7 @@ class Distribution:
         self._side = side_of(backend_of(library))
 
     def reduce(self, grads: Sequence[object], variables: Sequence[Variable]) -> list[Any]:
-        """Return the reduced gradients in the same order; None where a gradient is missing.
+        """Return the reduced gradients in the same order.
 
         Local variables' gradients stay on their rank, divided by the number of ranks unless that is off. A rank outside the
         process set keeps all of its own.
@@ -67,12 +67,12 @@ class Distribution:
         return result
 
     def on_all_ranks(self, condition: object) -> object:
-        """Return a tensor that says whether the condition holds on every rank of the process set."""
+        """Return whether the condition holds on every rank."""
         is_alone = len(registered_ranks(self.settings.process_set)) == 1 or not self.settings.process_set.included()
         return condition if is_alone else self._side.on_all_ranks(condition, self.settings)
 
     def accumulator(self) -> Accumulator:
-        """Return a new accumulator for several passes; its `step(grads, variables, act)` calls `act` with the sums."""
+        """Return a new accumulator for several passes."""
         made: Accumulator = self._side.Accumulator(self.settings.passes, self.settings.average_passes)
         return made
 
@@ -99,7 +99,7 @@ def side_of(backend: str) -> ModuleType:
 
 
 def distribution_of(optimizer: object) -> Distribution | None:
-    """Return the distribution of the optimizer, or of the one within it, or None."""
+    """Return the optimizer's distribution, or None."""
     inner = inner_of(optimizer)
     distribution = getattr(type(optimizer if inner is None else inner), "distribution", None)
     return distribution if isinstance(distribution, Distribution) else None
@@ -112,7 +112,6 @@ def inner_of(optimizer: Any) -> Optimizer | None:
 
 
 def set_inner(optimizer: object, inner: object) -> None:
-    """Replace the optimizer in a LossScaleOptimizer: the same variables under another class."""
     # tf_keras gives the attribute without a setter.
     name = "inner_optimizer" if "inner_optimizer" in vars(optimizer) else "_optimizer"
     vars(optimizer)[name] = inner

@@ -38,18 +38,18 @@ class KerasSettings(Reduction):
             raise ValueError(f"backward_passes_per_step={self.passes}: it must be at least 1.")
 
     def local_keys(self) -> set[int]:
-        """Return the keys of all local variables, including those of layers built since."""
+        """Return the keys of all local variables."""
         weights = (weight for layer in self.local_layers for weight in layer.trainable_weights)
         return self.local_variables | {key_of(weight) for weight in weights}
 
 
 def key_of(variable: object) -> int:
-    """Return a key that identifies a variable, the same for Keras's object and the backend's variable inside."""
+    """Return a key of a variable, the same for Keras and the backend."""
     return id(getattr(variable, "_value", variable))
 
 
 def shared_name(place: int, variable: Variable) -> str:
-    """Return a name for the variable's gradient that is the same on every rank.
+    """Return a name of the gradient that all ranks share.
 
     It is the position among the optimizer's variables, and the last part of the path. The rest of the path may differ: Keras
     numbers layers by those before them in the process, and a model from a file lacks outer names.
@@ -59,7 +59,7 @@ def shared_name(place: int, variable: Variable) -> str:
 
 
 def standalone() -> ModuleType:
-    """Return the module behind a script's `import keras`: `keras`, or `tf_keras` with TF_USE_LEGACY_KERAS=1."""
+    """Return the module behind a script's `import keras`."""
     # With that variable TensorFlow does not load `keras`; a loaded `keras` was then imported by the script.
     return _load(KERAS_2 if wants_keras_2() and KERAS_3 not in sys.modules else KERAS_3)
 
@@ -70,12 +70,12 @@ def of_tensorflow() -> ModuleType:
 
 
 def wants_keras_2() -> bool:
-    """Return whether TensorFlow would use tf_keras; it accepts the same three words."""
+    """Return whether TensorFlow would use tf_keras."""
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 
 def name_of(thing: object) -> str | None:
-    """Return the Keras of an object by its class's ancestors, or None."""
+    """Return the Keras of an object, or None."""
     packages = {cls.__module__.partition(".")[0] for cls in type(thing).__mro__}
     return KERAS_2 if KERAS_2 in packages else KERAS_3 if KERAS_3 in packages else None
 
@@ -97,7 +97,6 @@ def _load(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # That Keras is there, and a module that it needs is not: its own error says which.
         if error.name != name:
             raise
         hint = "" if name == KERAS_3 else ", or unset TF_USE_LEGACY_KERAS to use Keras 3"

@@ -14,7 +14,7 @@ from paceline.compat.horovod.common.types import Optimizer, Variable
 
 
 def optimizer_variables(optimizer: Optimizer | None) -> list[Variable]:
-    """Return the optimizer's variables, with its learning rate and loss scale; none without an optimizer."""
+    """Return the optimizer's variables, with learning rate and loss scale."""
     if optimizer is None:
         return []
     variables = optimizer.variables
@@ -30,7 +30,7 @@ def optimizer_variables(optimizer: Optimizer | None) -> list[Variable]:
 
 
 def build_optimizer(optimizer: Optimizer | None, trainable_variables: Sequence[Variable]) -> None:
-    """Create the optimizer's variables for these of a model, unless they exist."""
+    """Create the optimizer's variables unless they exist."""
     if optimizer is None:
         return
     inner = reducing.inner_of(optimizer)
@@ -64,7 +64,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def velocities(optimizer: Optimizer) -> list[Variable]:
-    """Return the variables in which SGD and RMSprop keep their momentum, which includes the learning rate."""
+    """Return the momentum variables of SGD and RMSprop."""
     optimizer = reducing.inner_of(optimizer) or optimizer
     if not getattr(optimizer, "momentum", None):
         return []
@@ -75,7 +75,7 @@ def velocities(optimizer: Optimizer) -> list[Variable]:
 
 
 def broadcast_variables(variables: Sequence[Variable], root_rank: int, name: str) -> None:
-    """Give the variables the values of `root_rank`. All ranks pass equal numbers, shapes and types."""
+    """Give the variables the values of `root_rank`."""
     # They may be of Keras 3 on any backend, or of TensorFlow; they have `numpy()` and `assign()`.
     import numpy as np
 
@@ -84,12 +84,11 @@ def broadcast_variables(variables: Sequence[Variable], root_rank: int, name: str
     under_way = [broadcast_async_(array, root_rank, f"{name}.{index}") for index, array in enumerate(sent)]
     for variable, array, handle in zip(variables, sent, under_way, strict=True):
         handles.synchronize(handle)
-        # The root has these values already.
         if basics.rank() != root_rank:
             variable.assign(as_type(array, variable.numpy()))
 
 
 def average(array: Array, name: str) -> Array:
-    """Return the ranks' average of a float array as a new array."""
+    """Return the ranks' average of a float array."""
     averaged: Array = handles.synchronize(allreduce_async(array, ENGINE_NAMES[Average], name))
     return averaged

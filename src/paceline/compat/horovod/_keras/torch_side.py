@@ -21,7 +21,7 @@ allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, h
 
 
 def reduce(grads: list[Gradient], variables: list[Variable], settings: KerasSettings) -> list[Gradient]:
-    """Reduce the gradients, with zeros for those that only some ranks lack. A gradient missing on all ranks stays None."""
+    """Reduce the gradients, with zeros where this rank alone has none."""
     # All ranks have to send the same gradients, so find out first which exist on any rank.
     present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
     anywhere = hvd.allreduce(
@@ -57,7 +57,7 @@ def divided(grad: torch.Tensor, number: int) -> torch.Tensor:
 
 
 class Accumulator:
-    """Sums of gradients over several passes, as in `horovod.tensorflow`, divided by their number with `average`."""
+    """Sums or averages of gradients over several passes."""
 
     def __init__(self, passes: int, average: bool = False) -> None:
         self.passes, self.average = passes, average
@@ -67,7 +67,7 @@ class Accumulator:
     def step(
         self, grads: list[Gradient], variables: Sequence[Variable], act: Callable[[list[Gradient]], object]
     ) -> bool:
-        """Add these gradients, and in the last pass call `act` with the sums. Return whether it did."""
+        """Add these gradients, and act on the sums if due."""
         for grad, variable in zip(grads, variables, strict=True):
             if grad is not None:
                 before = self._sums.get(key_of(variable))

@@ -23,7 +23,7 @@ _JOINED = "HOROVOD_JOINED_BY"
 
 
 def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the ranks that were started together. A second call does nothing.
+    """Join the ranks that were started together.
 
     Args:
         comm: All ranks, as a list or an mpi4py communicator; None means the same.
@@ -40,7 +40,6 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
     _refuse_ranks_child()
     engine = collectives.start()
     try:
-        # A child of a process that is alone may have a world of its own.
         if engine.size > 1:
             os.environ[_JOINED] = f"{os.getpid()} {_place()}"
         _check_comm(comm, engine.size)
@@ -63,7 +62,10 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
 
 
 def shutdown() -> None:
-    """Leave the world. Operations in flight raise HorovodInternalError on the ranks that wait for them."""
+    """Leave the world.
+
+    Operations in flight raise HorovodInternalError on the ranks that wait for them.
+    """
     from paceline import collectives
 
     try:
@@ -105,7 +107,7 @@ def local_size() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of machines that have a rank with this local rank."""
+    """Return the number of machines with this local rank."""
     return int(engine().cross_size)
 
 
@@ -140,7 +142,7 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Return whether the ranks use MPI; before `init`, whether they will."""
+    """Return whether the ranks use, or will use, MPI."""
     return _transport_name() == "mpi"
 
 
@@ -150,7 +152,7 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Return whether the ranks use torch's Gloo; before `init`, whether they will."""
+    """Return whether the ranks use, or will use, Gloo."""
     return _transport_name() == "gloo"
 
 
@@ -160,12 +162,11 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Return torch's NCCL version, such as 22703 for 2.27.3, or 0 without NCCL or a loaded torch."""
+    """Return torch's NCCL version, such as 22703, or 0."""
     # Not imported here: a mere question would take seconds, in a script that does not use torch.
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None:
         return 0
-    # A torch built for CUDA may still lack NCCL.
     with suppress(Exception):
         major, minor, patch = torch.cuda.nccl.version()[:3]
         return int(major * 10000 + minor * 100 + patch)
@@ -205,7 +206,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Close the trace after the operations in flight; do nothing without a trace.
+    """Close the trace, if any, after the operations in flight.
 
     Raises:
         ValueError: `init` has not been called.
@@ -215,14 +216,14 @@ def stop_timeline() -> None:
 
 
 def _place() -> str:
-    """Return the launcher's variables that identify this process as text. Each launcher's ranks have other ones."""
+    """Return the launcher's variables that identify this process."""
     # A rank may start a job of its own, by mpirun or torchrun: the processes of that have another place, and may join.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 
 
 def _refuse_ranks_child() -> None:
-    """Refuse to join from a child of a rank: MPI would crash in the parent, and Gloo's port is taken."""
+    """Refuse to join from a child of a rank."""
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")
@@ -248,7 +249,6 @@ def _check_comm(comm: RanksOrComm | None, world_size: int) -> None:
         return
     # Of a communicator only the size counts: with as many ranks as the world it has all of them.
     ranks = sorted(comm) if isinstance(comm, Iterable) else list(range(comm.size))
-    # An empty list is Horovod's own default.
     if ranks and ranks != list(range(world_size)):
         raise ValueError(
             f"comm has the ranks {ranks}, but {world_size} were started. hvd.init() takes all of them; give the ones "
@@ -257,7 +257,7 @@ def _check_comm(comm: RanksOrComm | None, world_size: int) -> None:
 
 
 class HorovodBasics:
-    """An object with this module's functions as attributes: scripts and libraries read `mpi_ops._basics.size()`.
+    """An object with this module's functions as attributes.
 
     The arguments, which describe Horovod's compiled library, are ignored.
     """

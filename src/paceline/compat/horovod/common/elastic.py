@@ -27,7 +27,7 @@ _RESTORES_WITHOUT_COMMIT = 10
 
 
 class Kept:
-    """Base class of values that can be saved, restored and sent to all ranks."""
+    """Base class of values that can be saved and restored."""
 
     def save(self) -> None:
         """Remember the present values."""
@@ -46,7 +46,7 @@ class Kept:
 
 
 class State(Kept):
-    """The state of a training script between batches. Subclasses save, restore and broadcast it.
+    """The state of a training script between batches.
 
     `bcast_object` gives every rank the first rank's object, and `get_rank` returns this process's rank.
     """
@@ -62,7 +62,7 @@ class State(Kept):
         self._kept_commits: KeptCommits | None = None
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Call these after each restart of the engine, before the state is broadcast."""
+        """Call these after each restart of the engine."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -78,7 +78,7 @@ class State(Kept):
         self._updates.append((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save, then check for host changes. Every rank calls it equally often.
+        """Save, then check for host changes. All ranks call it equally often.
 
         Raises:
             HostsUpdatedInterrupt: The hosts have changed.
@@ -90,7 +90,7 @@ class State(Kept):
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Check on all ranks together whether the first rank knows of host changes.
+        """Check whether the first rank knows of host changes.
 
         Raises:
             HostsUpdatedInterrupt: The hosts have changed; on every rank.
@@ -109,11 +109,11 @@ class State(Kept):
             raise HostsUpdatedInterrupt(everything == REMOVED)
 
     def kept(self) -> KeptState | None:
-        """Return the saved values as nested dicts, lists, numbers, texts and arrays, or None if a subclass cannot."""
+        """Return the saved values, or None if a subclass cannot."""
         return None
 
     def take_kept(self, kept: KeptState) -> None:
-        """Take the result of `kept` in another process as saved; `restore` goes back to it."""
+        """Take the saved values of another process."""
         raise NotImplementedError
 
     def _keep(self) -> None:
@@ -154,7 +154,7 @@ class ObjectState(State):
 
 
 class VariablesState(ObjectState):
-    """Variables of a framework, and plain values. Subclasses read, write and broadcast the variables."""
+    """Variables of a framework, and plain values."""
 
     def __init__(self, **kwargs: object) -> None:
         super().__init__(from_first, basics.rank, **kwargs)
@@ -204,7 +204,7 @@ class NotificationManager:
         self._listeners: list[Listener] = []
 
     def init(self) -> None:
-        """Do nothing: the launcher announces host changes by a file, not by a service."""
+        """Do nothing: no service announces host changes."""
 
     def register_listener(self, listener: Listener) -> None:
         if listener not in self._listeners:
@@ -229,7 +229,7 @@ def from_first(value: T) -> T:
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Make `func(state, ...)` restart from the last commit when a collective fails, in a graph too.
+    """Make `func(state, ...)` restart from the last commit.
 
     It starts from the first rank's state, and the engine restarts each time.
     """
@@ -237,7 +237,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[..., T]:
-    """Wrap `func(state, ...)` to restart from the last commit when a collective fails; `reset` restarts the engine."""
+    """Make `func` restart from the last commit after `reset`."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: object, **kwargs: object) -> T:
@@ -283,7 +283,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
 
 
 def _go_on(state: State, commits: KeptCommits) -> None:
-    """Load the last commit of an earlier attempt into the first rank's state; `sync` gives it to the others."""
+    """Load the last commit of an earlier attempt."""
     kept = commits.load() if state._rank() == 0 else None
     if kept is not None:
         state.take_kept(kept)
@@ -297,7 +297,7 @@ def _go_on(state: State, commits: KeptCommits) -> None:
 
 
 def _leave(state: State) -> None:
-    """Save the present state and end this process. The launcher starts as many ranks as there are hosts for."""
+    """Save the present state and end this process."""
     if state._kept_commits is None:
         return
     # The script may have checked the hosts without a commit; its work since the last one must count.
@@ -314,7 +314,6 @@ def _restart() -> None:
 
 
 def _reset(reset: Callable[[], object], why: Exception | None) -> None:
-    """Restart the engine. If that fails, the traceback includes the reason for the restart."""
     try:
         reset()
     except CollectivesError as error:

@@ -9,7 +9,7 @@ from paceline.errors import PacelineError
 
 
 class HorovodInternalError(PacelineError, RuntimeError):
-    """A collective failed: the ranks disagreed, a rank died, or the engine was shut down.
+    """A collective failed.
 
     `horovod.elastic.run` then returns to the last committed state.
     """

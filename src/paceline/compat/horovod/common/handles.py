@@ -38,7 +38,7 @@ def submit(
     how: Mapping[str, object],
     method: str | None = None,
 ) -> int:
-    """Submit an operation to the engine and return its handle; `finish` turns the engine's result into the script's.
+    """Submit an operation to the engine and return its handle.
 
     Names of different kinds never meet. Without a name, the n-th operation of its kind in this process set meets the n-th of the
     other ranks. In the world the counters restart at 0 after each join: while some ranks have joined, the others may do more.
@@ -86,7 +86,10 @@ def submit_several(
     *,
     grouped: bool,
 ) -> int:
-    """Call `submit` for one array or, if `grouped`, for several as one operation. `finish` gets a list in both cases."""
+    """Call `submit` for one array, or for several if `grouped`.
+
+    `finish` gets a list in both cases.
+    """
     if grouped:
         return submit(f"grouped_{kind}", name, process_set, finish, arrays, how)
     [array] = arrays
@@ -100,7 +103,11 @@ def _next_unnamed(kind: str, process_set: int) -> str:
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize(handle)` would return at once."""
+    """Return whether `synchronize(handle)` would return at once.
+
+    Raises:
+        ValueError: The handle is unknown, or was synchronized.
+    """
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
@@ -108,7 +115,11 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for the operation and return its result, or None if the handle is unknown or was synchronized."""
+    """Wait for the operation and return its result, or None for an unknown handle.
+
+    Raises:
+        HorovodInternalError: The ranks disagree, or one has died; on every rank.
+    """
     # Taken out at once: of two threads that ask for the same handle, one is given the result, the other None.
     pending = _pending.pop(handle, None)
     if pending is None:
@@ -133,7 +144,7 @@ def clear() -> None:
 
 
 def plain(array: Array) -> Array:
-    """Return the array as the engine knows it: for types that NumPy lacks (bfloat16, float8), its bits."""
+    """Return the array, or its bits for types that NumPy lacks."""
     # NumPy's own types have a 1 there. Those that ml_dtypes adds have a 2, and mean nothing to the engine.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 
@@ -151,10 +162,10 @@ def broadcast_async_(
 
 
 def allgather_async(array: Array, name: str | None, process_set: ProcessSet = global_process_set) -> int:
-    """Start an all-gather, and return its handle. First dimensions may differ between ranks."""
+    """Start an all-gather, and return its handle."""
     return submit("allgather", name, process_set, lambda result: result, array, {})
 
 
 def allreduce_async(array: Array, op: str, name: str | None, process_set: ProcessSet = global_process_set) -> int:
-    """Start an all-reduce into a new array, and return its handle. `op` is the engine's name of the operation."""
+    """Start an all-reduce into a new array; return its handle."""
     return submit("allreduce", name, process_set, lambda result: result, array, {"op": op})

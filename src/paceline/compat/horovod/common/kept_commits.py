@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the prefix of the files' paths, or None where no other attempt can follow."""
+    """Return the prefix of the files' paths, or None."""
     if base := environment.get(VARIABLE):
         return base
     folder = environment.get("PACELINE_CHECKPOINT_DIR")
@@ -50,7 +50,7 @@ class KeptCommits:
         self.number = 0
 
     def load(self) -> KeptState | None:
-        """Return the newest commit of earlier attempts in the form of `State.kept`, or None."""
+        """Return the newest commit of earlier attempts, or None."""
         from paceline.checkpoint.api import CheckpointFile, decode_state
 
         commits: list[tuple[int, CheckpointFile]] = []
@@ -69,7 +69,7 @@ class KeptCommits:
         return state
 
     def save(self, state: Mapping[str, object]) -> None:
-        """Write a commit if this is the first rank of its host."""
+        """Write a commit, on the first rank of a host."""
         self.number += 1
         if basics.local_rank() != 0:
             return
@@ -88,7 +88,7 @@ class KeptCommits:
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), told, dense, durable=False)
 
     def _plain(self, name: str, value: object) -> tuple[Any, dict[str, Any]]:
-        """Return one part of the state without the values that cannot be written."""
+        """Return a part of the state without values that can't be written."""
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, Any]]:

@@ -21,7 +21,7 @@ _PURPOSE = "object"
 def broadcast_object(
     obj: object = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the object of `root_rank` on every rank; the root gets its own object back.
+    """Return the object of `root_rank` on every rank.
 
     The ranks may pass objects of any type. Pickling uses cloudpickle if it is installed, which accepts functions and lambdas too.
 
@@ -71,7 +71,7 @@ def _part(name: str | None, part: str) -> str | None:
 
 
 def _packed(obj: object) -> tuple[Array, Exception | None]:
-    """Pickle the object, or return the error and its text instead: a rank that raised here would let others wait."""
+    """Pickle the object, or return the error and its text."""
     import numpy as np
 
     error = None

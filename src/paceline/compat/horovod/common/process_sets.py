@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProcessSet:
-    """A set of ranks of the world, from their global ranks in any order or an mpi4py communicator.
+    """A set of ranks, from ranks or an mpi4py communicator.
 
     `process_set_id` is None before registration and after removal; 0 is the world.
     """
@@ -34,11 +34,11 @@ class ProcessSet:
             self.mpi_comm = ranks_or_comm
 
     def size(self) -> int | None:
-        """Return the number of ranks, or None if the set is not registered."""
+        """Return the number of ranks, or None if unregistered."""
         return None if self.process_set_id is None else len(registered_ranks(self))
 
     def rank(self) -> int | None:
-        """Return this rank's position in the set, or None if the set is not registered.
+        """Return this rank's position in the set, or None if unregistered.
 
         Raises:
             ValueError: This rank is not in the set.
@@ -179,7 +179,7 @@ class _Registry:
                     self._sets[number] = process_set
 
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
-        """Return the ranks of the set; of all sets where each rank has passed its own communicator, as after a Split."""
+        """Return the ranks of the set, or of all ranks' communicators."""
         if process_set.ranks is not None or process_set.mpi_comm is None:
             return [process_set.ranks or []]
         import numpy as np
@@ -209,7 +209,9 @@ global_process_set = registry.world
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a set and return it. Every rank of the world calls it, in the same order.
+    """Register a set and return it.
+
+    Every rank of the world calls it, in the same order.
 
     Raises:
         ValueError: Sets are not dynamic, a set of these ranks exists already, or a rank is not in the world.
@@ -221,7 +223,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set. Return False for the world and for an unregistered set. Every rank calls it.
+    """Remove a process set and return whether it existed.
+
+    It returns False for the world and for an unregistered set. Every rank calls it.
 
     Raises:
         ValueError: Sets are not dynamic.

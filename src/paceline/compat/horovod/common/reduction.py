@@ -59,14 +59,14 @@ def check_predivide(factor: float, op: int) -> None:
 
 
 def chosen_groups(groups: G | None, num_groups: int) -> G | int | None:
-    """Return `groups`, or the value of its old name with a warning. The public function must call it directly."""
+    """Return `groups`, or its old name's value with a warning."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     return groups if groups is not None else num_groups or None
 
 
 def in_parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
-    """Split the items into at most `count` parts of nearly equal length."""
+    """Split the items into at most `count` nearly equal parts."""
     count = min(count, len(items))
     return [items[part * len(items) // count : (part + 1) * len(items) // count] for part in range(count)]
 
@@ -81,7 +81,7 @@ def check_groups(groups: object, members: str = "variables") -> None:
 
 
 def checked_layers(local_layers: Layers, weights: str) -> tuple[Layer, ...]:
-    """Return the layers as a tuple; a single layer and None are accepted too."""
+    """Return the layers, one, several or None, as a tuple."""
     # `weights` is the attribute with which each layer lists its variables.
     if local_layers is None:
         return ()

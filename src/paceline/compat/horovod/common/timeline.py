@@ -37,7 +37,7 @@ def begin(engine: Engine) -> None:
 
 
 def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
-    """Write a new trace to `path` on rank 0, in place of one in progress. Other ranks do nothing."""
+    """Write a new trace to `path` on rank 0."""
     # `mark_cycles` adds a CYCLE_START line at the start of each list of agreed operations.
     global _trace
     # Before the lock is taken, which `stop` takes as well.
@@ -81,7 +81,6 @@ class _Trace:
         # Each process set has its own thread, and any of them may come to `observed`.
         self._lock = threading.Lock()
         self._start_s = time.monotonic()
-        # The wall-clock time, to align this trace with another one.
         start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
         self._put({"name": "process_name", "ph": "M", "pid": 0, "args": start})
         self._mark_cycles = mark_cycles

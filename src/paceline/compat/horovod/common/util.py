@@ -35,7 +35,7 @@ num_rank_is_power_2 = is_power_of_two
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether `horovod.<ext_base_name>` works: its framework is installed, and Paceline supports it."""
+    """Return whether `horovod.<ext_base_name>` works."""
     return ext_base_name in ("torch", "tensorflow") and find_spec(ext_base_name) is not None
 
 
@@ -84,7 +84,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741
-    """Split the list into `n` parts, the first of which are longer by one if needed."""
+    """Split the list into `n` parts, longer ones first."""
     size, longer = divmod(len(l), n)
     ends = itertools.accumulate(size + (index < longer) for index in range(n))
     return [l[end - size - (index < longer) : end] for index, end in enumerate(ends)]
@@ -102,7 +102,7 @@ def env(**values: str | None) -> Iterator[None]:
 
 
 def is_version_greater_equal_than(version: str, target: str) -> bool:
-    """Return whether `version` is at least `target`, which has three numbers ("2.1.0").
+    """Return whether `version` is at least `target` ("2.1.0").
 
     Raises:
         ValueError: `target` has fewer numbers.

@@ -28,7 +28,7 @@ _living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
 class BaseDataLoader:
-    """Base class of loaders. Subclasses define `_iterate`, which yields one epoch's batches, and perhaps `__len__`."""
+    """Base class of loaders, which define `_iterate`."""
 
     def __len__(self) -> int:
         """Return the number of batches."""
@@ -45,12 +45,12 @@ class BaseDataLoader:
         )
 
     def _process_batch(self, batch: Any) -> Any:
-        """Return the batch for the script, in the script's thread (for example moved to a GPU)."""
+        """Return the batch for the script, in the script's thread."""
         return batch
 
 
 class AsyncDataLoaderMixin:
-    """A mixin that reads ahead; list it before the loader's class among the bases.
+    """A mixin that reads ahead, before the loader among the bases.
 
     `async_loader_queue_size` is the maximum number of batches read ahead; 0 turns it off. All other arguments go to the loader.
     Each epoch has its own thread, from the start of the loop until its end or until the script leaves it. The loop raises the
@@ -77,7 +77,6 @@ class AsyncDataLoaderMixin:
             )
         self.async_loader_queue_size = async_loader_queue_size
         self._async_readers: list[Prefetcher] = []
-        # The mixin comes before the loader among the bases, so this calls the loader's constructor.
         super().__init__(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -100,14 +99,13 @@ class AsyncDataLoaderMixin:
             self._async_readers.remove(reader)
 
     def close_async_loader(self) -> None:
-        """End the threads. A loop in progress ends with its current batch."""
-        # A copy, for a loop that ends meanwhile takes its reader out of the list.
+        """End the threads after the loop's current batch."""
         for reader in list(self._async_readers):
             reader.close()
 
 
 class Prefetcher:
-    """The items of an iterable, up to `size` of them read in advance. It can be iterated once."""
+    """The items of an iterable, `size` of them read ahead."""
 
     def __init__(self, items: Iterable[Any], size: int) -> None:
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(size)
@@ -147,14 +145,13 @@ class Prefetcher:
                 close = getattr(iterator, "close", None)
                 if close is not None:
                     close()
-        # Pass any exception to the loop, or it would wait without end.
         except BaseException as error:
             self._put("error", error)
         else:
             self._put("end", None)
 
     def _put(self, kind: str, value: Any) -> bool:
-        """Put a batch into the queue. Return False once the reader has closed."""
+        """Put a batch into the queue, unless the reader has closed."""
         while not self._closed.is_set():
             try:
                 self._queue.put((kind, value), timeout=_TICK_S)
@@ -166,6 +163,9 @@ class Prefetcher:
 
 @atexit.register
 def _close_all() -> None:
-    """Stop the threads before the interpreter ends: one inside numpy or torch may crash it."""
+    """Stop the threads before the interpreter ends.
+
+    One inside numpy or torch may crash it.
+    """
     for reader in list(_living):
         reader.close()

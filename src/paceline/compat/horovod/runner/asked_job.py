@@ -56,7 +56,7 @@ _WITHOUT_MEANING = {
 def run(
     options: Namespace, output: Output, argv: Sequence[str], files: Mapping[str, bytes], python: str | None = None
 ) -> RankOutcome:
-    """Run the job, which may be elastic, and return its outcome. See `RanksJob` for argv, files and python."""
+    """Run the job, which may be elastic, and return its outcome."""
     if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
         raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is no file. Name the private key.")
     limits = elastic_limits(options, options.np)
@@ -65,7 +65,6 @@ def run(
         return RanksJob(
             argv=tuple(argv),
             slots=tuple(slots),
-            # The options override this process's own GLOO_SOCKET_IFNAME and the like.
             environment=environment_of(os.environ) | variables(options),
             transport=transport_of(options, is_elastic=limits is not None),
             files=files,
@@ -88,7 +87,7 @@ def run(
 
 
 def transport_of(options: Namespace, *, is_elastic: bool) -> str:
-    """Return "mpi" or "gloo": the requested one, else MPI if it is there."""
+    """Return "mpi" or "gloo", MPI by default if it is there."""
     # --gloo is taken at its word. Whether there is a torch is for the ranks to say, whose interpreter may be another one.
     if options.gloo:
         return "gloo"
@@ -104,14 +103,17 @@ def transport_of(options: Namespace, *, is_elastic: bool) -> str:
 
 
 def has_torch() -> bool:
-    """Return whether torch, and with it Gloo, is installed beside this process."""
+    """Return whether torch, and with it Gloo, is installed."""
     from importlib.util import find_spec
 
     return find_spec("torch") is not None
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for ranks, without variables that another launcher set for this process only."""
+    """Return the environment for ranks.
+
+    It lacks variables that another launcher set for this process only.
+    """
     from paceline.launchers.environment import inherited
 
     kept = inherited(environ)
@@ -134,7 +136,7 @@ def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ
 
 
 def variables(options: Namespace) -> dict[str, str]:
-    """Return the environment variables for these options. Options without a value set none."""
+    """Return the environment variables for these options."""
     found = {name: str(value) for dest, name in _VARIABLES.items() if (value := getattr(options, dest)) is not None}
     found |= {
         name: str(int(value)) for dest, name in _SWITCHES.items() if (value := getattr(options, dest)) is not None
@@ -145,26 +147,24 @@ def variables(options: Namespace) -> dict[str, str]:
         # The variable says the opposite of the option.
         found["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
     if options.tcp:
-        # Without this NCCL would still take InfiniBand where there is some.
         found["NCCL_IB_DISABLE"] = "1"
     return found | of_interfaces(options.network_interfaces)
 
 
 def of_interfaces(names: str | None) -> dict[str, str]:
-    """Return the variables that restrict Gloo and NCCL to these interfaces ("eth0,eth1"); none for None."""
+    """Return the variables that restrict Gloo and NCCL to interfaces."""
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names) if names else {}
 
 
 def without_meaning(options: Namespace) -> list[str]:
-    """Return a line for each given option without effect here, and a single line for all of autotuning."""
+    """Return a line for each given option without effect."""
     given = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
-    # A number of 0 is given, a switch that is turned off changes nothing anyway.
     meant = (_WITHOUT_MEANING[dest] for dest, value in given.items() if value is not None and value is not False)
     return list(dict.fromkeys(meant))
 
 
 def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
-    """Return the limits of an elastic job, or None if the options do not ask for one."""
+    """Return the limits of an elastic job, or None."""
     given = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
     if all(value is None for value in (*given, options.reset_limit, options.blacklist_cooldown_range)):
         return None
@@ -182,7 +182,7 @@ def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
 
 
 def elastic_hosts(options: Any, np: int) -> HostWatch:
-    """Start watching the hosts of an elastic job, by default this machine."""
+    """Start watching the hosts of an elastic job."""
     if options.host_discovery_script:
         ask = from_script(options.host_discovery_script, options.slots)
     else:

@@ -47,7 +47,7 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Call `func(*args, **kwargs)` on `num_proc` ranks (1) and return the results in rank order.
+    """Call `func(*args, **kwargs)` on ranks and return the results.
 
     Arguments and results travel by cloudpickle, so functions of the main program or a notebook work. The ranks' output has a
     prefix. With min_num_proc or host_discovery_script the job is elastic, and the results are those of the last attempt's ranks.
@@ -124,14 +124,12 @@ def on_ranks(
     if outcome.problem is not None:
         raise RunFailedError(outcome.problem)
     failed = why(outcome)
-    # Where a rank has failed, too: its exception has come in the place of its result.
     results = [_loaded(place.whole_files().get(wire.RESULT)) for place in outcome.ranks]
     if failed is not None:
         rank, _, sentence = failed
         told = results[rank] or {}
         text = told.get("traceback") or "\n".join(output.last_lines(rank))
         raise RunFailedError(f"horovod.run: {sentence}\n\n{text}".rstrip()) from told.get("error")
-    # Such as os._exit(0) within the function: there is no result, and no rank has failed.
     for rank, result in enumerate(results):
         if result is None:
             raise RunFailedError(f"horovod.run: rank {rank} left with exit code 0 before the function returned.")
@@ -162,7 +160,7 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
 
 
 def _loaded(data: bytes | None) -> Any:
-    """Unpickle a rank's result (None if it sent none), or return an error that says why it cannot be read."""
+    """Unpickle a rank's result, if any, or return an error."""
     if data is None:
         return None
     # A pickle within a pickle. The outer one has plain types only, so the traceback is there even where the class of the

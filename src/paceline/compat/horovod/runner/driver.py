@@ -107,8 +107,6 @@ class RanksDriver:
                 shutil.rmtree(folder, ignore_errors=True)
         return RankOutcome(self._ranks, problem, self._signal)
 
-    # --- starting
-
     def _start(self, log: Any) -> None:
         job = self._job
         addresses = self._listener.addresses
@@ -138,7 +136,7 @@ class RanksDriver:
             self._launchers.append((command, process))
 
     def _routes(self) -> list[str]:
-        """Return this machine's addresses on the routes to the other hosts, or none if a route is unknown."""
+        """Return this machine's addresses on the routes to other hosts."""
         found = []
         for host in dict.fromkeys(slot.host for slot in self._job.slots):
             if is_here(host):
@@ -210,7 +208,6 @@ class RanksDriver:
             environment = start.for_host(given, slot.host)
             environment = with_defaults(environment, count, is_one_machine=self._job.is_local)
             environment |= variables(slot, len(job.slots), job.transport, master)
-            # The first rank gives its state to all others.
             commits = self._elastic.commits if self._elastic is not None and slot.rank == 0 else {}
             files = {**job.files, **commits}
             assert place.connection is not None
@@ -231,10 +228,8 @@ class RanksDriver:
                 for content in files.values():
                     place.connection.send_bytes(content)
 
-    # --- watching
-
     def _watch(self) -> str | None:
-        """Wait until all ranks have ended, one has failed, or a stop is requested."""
+        """Wait until the ranks have ended or a stop is due."""
         # Return the reason if the launcher has gone.
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):
@@ -246,7 +241,6 @@ class RanksDriver:
                 self._say({"hosts": True})
             if failed_at is None and any(place.exit_code for place in self._ranks):
                 failed_at = time.monotonic()
-            # Give the others a moment to report: the first failure may be reported last.
             if failed_at is not None and time.monotonic() - failed_at > _SETTLE_S:
                 return None
             # A negative code: mpirun was killed. Its other exit codes are not looked at, for ranks tell their own ends, and
@@ -301,8 +295,6 @@ class RanksDriver:
         # An exception after the request to end is not a failure of its own.
         place.error = None if place.stopped and (error or {}).get("time", 0) > self._asked_at else error
 
-    # --- ending
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Runs in the main thread, which is that of `run`: nothing else uses the connections meanwhile but their readers.
         if self._signal is not None:
@@ -340,7 +332,6 @@ class RanksDriver:
     def _close(self) -> None:
         """Close everything: the process beside a rank kills it when its connection closes."""
         if self._closed:
-            # The handler of a second signal calls this in the middle of `run`, whose `finally` calls it again.
             return
         self._closed = True
         for place in self._ranks:

@@ -125,11 +125,10 @@ class ElasticDriver:
         taken = {slot.host: slot.local_size for slot in slots}
         are_gone = any(usable.get(name, 0) < count for name, count in taken.items())
         ranks = self._ranks_on(hosts)
-        # With too few hosts left, continue: the present ranks do what they can.
         return ranks >= self._limits.least and (are_gone or ranks > len(slots))
 
     def _take_commits(self, outcome: RankOutcome) -> bool:
-        """Replace the earlier commits by those that arrived whole. Return whether there were any."""
+        """Replace the earlier commits by those that arrived whole."""
         found: dict[str, bytes] = {}
         for number, rank in enumerate(outcome.ranks):
             for name, content in rank.whole_files().items():
@@ -144,7 +143,7 @@ class ElasticDriver:
         return bool(found)
 
     def _leave_out(self, outcome: RankOutcome) -> None:
-        """Exclude hosts that are gone or unreachable; exclude a failed rank's host if the others suffice."""
+        """Exclude hosts that are gone, or a failed rank's."""
         lost = {rank.host for rank in outcome.ranks if rank.is_lost or rank.connection is None}
         failed = why(outcome)
         if not lost and failed is not None:

@@ -71,7 +71,7 @@ def read(path: str) -> list[Host]:
 
 
 def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
-    """Return the hosts of `-H` or `--hostfile`, by default this machine with `slots` slots, which may exceed its cores."""
+    """Return the hosts of the options, by default this machine."""
     if hosts:
         return parse(hosts)
     return read(hostfile) if hostfile else [Host(name="localhost", slots=slots)]
@@ -89,7 +89,6 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
             f"-np {ranks} needs as many slots, but {named} has {free}. Name more hosts or slots, or lower -np."
         )
     sizes: list[int] = []
-    # Hosts that the ranks don't reach keep a size of 0.
     for host in hosts:
         sizes.append(min(host.slots, ranks - sum(sizes)))
     result: list[Slot] = []
@@ -142,7 +141,7 @@ def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
 
 
 def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
-    """Return a function that runs a discovery command in a shell, like Horovod, and returns its hosts.
+    """Return a function that runs a discovery command.
 
     The command prints a line `host:slots` or `host` for each host. `slots` is the number for hosts without one, by default 1. The
     function raises UserError if the command cannot run, fails, takes too long, or prints an invalid line.

@@ -22,8 +22,7 @@ from paceline.system import processes
 
 
 def run_commandline() -> None:
-    """Run `horovodrun` with this process's arguments. Exit with 0, or the first failed rank's exit code."""
-    # What a rank has started comes to this process if all between the two are killed.
+    """Run `horovodrun` with this process's arguments."""
     processes.become_subreaper()
     try:
         code = main(sys.argv[1:])
@@ -65,7 +64,7 @@ def parse_args() -> Namespace:
 
 
 def _run(args: Any) -> list[Any] | None:
-    """Run a job from a launcher built on Horovod: `_HorovodArgs`, or the result of `parse_args`."""
+    """Run a job from a launcher built on Horovod."""
     # What `parse_args` gives has `np`. An object of the caller's own has Horovod's attribute `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:

@@ -35,7 +35,6 @@ def main(argv: "list[str]") -> None:
 
     # `script.run` looks it up in that module when an exception leaves the script.
     report.failed = failed
-    # There is no run that would tell of it.
     report.note_alone = lambda library: None
     load_triton_before_tensorflow()
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":

@@ -273,7 +273,7 @@ _seconds = _number
 
 
 class _HorovodArgs:
-    """A job's options as launchers built on Horovod describe it, for `launch._run` (docs/horovodrun.md).
+    """A job's options as launchers built on Horovod describe it.
 
     All attributes start as None, except num_proc, which is 1. `command` is a list of words, `run_func` a function without
     arguments in place of a command, `executable` its interpreter, and `nics` a list of network interfaces or `eth0,eth1`.
@@ -286,10 +286,9 @@ class _HorovodArgs:
 
 
 def options(args: Any, defaults: Namespace) -> Namespace:
-    """Return the options of `horovodrun` for such a job, based on those of an empty command line."""
+    """Return the options of `horovodrun` for such a job."""
     found = Namespace(**vars(defaults))
     for name, option in _attributes(defaults).items():
-        # Launchers also hand over objects of their own, which have only some of these attributes.
         value = getattr(args, name, None)
         if value is not None and value != (None,):  # as Horovod's own class begins with
             setattr(found, option, value)
@@ -305,6 +304,6 @@ def options(args: Any, defaults: Namespace) -> Namespace:
 
 
 def _attributes(defaults: Namespace) -> dict[str, str]:
-    """Map attributes to options, by the same name unless `_RENAMED` has another."""
+    """Map attributes to options."""
     of_others = (*_RENAMED.values(), *_OPPOSITE_ATTRIBUTES.values(), "network_interfaces", "version")
     return _RENAMED | {name: name for name in vars(defaults) if name not in of_others}

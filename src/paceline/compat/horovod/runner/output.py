@@ -37,7 +37,7 @@ class Output:
         self._folder = folder
 
     def grow(self, size: int) -> None:
-        """Accept output of so many ranks from now on, appending to existing files."""
+        """Accept output of so many ranks from now on."""
         new = [rank for rank in range(size) if rank not in self._last]
         self._last |= {rank: deque(maxlen=_LAST_LINES) for rank in new}
         if self._folder is not None:
@@ -48,7 +48,6 @@ class Output:
         # Write each byte to the file at once. Only the displayed output waits for the end of its line.
         self._keep(rank, stream, data)
         text = self._parts.pop((rank, stream), b"") + data
-        # A last "\r" may be the first half of "\r\n".
         text, held = (text[:-1], b"\r") if text.endswith(b"\r") else (text, b"")
         whole, end, rest = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").rpartition(b"\n")
         if len(rest) > _LONGEST_LINE_BYTES:
@@ -92,7 +91,7 @@ class Output:
             ) from error
 
     def _keep(self, rank: int, stream: str, data: bytes) -> None:
-        """Write into the stream's file. A full disk ends the file, not the training."""
+        """Write into the stream's file; a full disk ends it."""
         file = self._files.get((rank, stream))
         try:
             while file is not None and data:
@@ -113,7 +112,6 @@ class Output:
 
     def _put(self, stream: str, data: bytes) -> None:
         if self._to_streams:
-            # Looked up each time, for contextlib.redirect_stdout may have replaced it meanwhile.
             target = sys.stdout if stream == "stdout" else sys.stderr
             target.write(data.decode(errors="replace"))
             target.flush()

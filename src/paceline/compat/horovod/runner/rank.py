@@ -49,7 +49,7 @@ _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
 
 def main(argv: list[str]) -> int:
-    """Run the rank. Return 0 once its end is reported, 1 if `horovodrun` was unreachable or has gone."""
+    """Run the rank. Return 1 without `horovodrun`, else 0."""
     # Under mpirun all ranks have one command line, and Open MPI's variable tells them apart.
     rank = int(argv[0] if argv else os.environ["OMPI_COMM_WORLD_RANK"])
     told = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
@@ -73,7 +73,6 @@ def main(argv: list[str]) -> int:
         wire.send(connection, hello)
         message = wire.receive(connection)
         if "argv" not in message:
-            # The job ends before it has begun: another rank did not come up.
             return 1
         start = cast("wire.RankStart", message)
         files = {name: connection.recv_bytes() for name in start["files"]}
@@ -103,7 +102,7 @@ def main(argv: list[str]) -> int:
 
 
 def _remove_left() -> None:
-    """Remove the folders of earlier ranks on this host whose process was killed, because no other process would."""
+    """Remove the folders of earlier ranks that were killed."""
     top = tempfile.gettempdir()
     for name in os.listdir(top):
         if name.startswith("horovodrun-rank-"):
@@ -122,7 +121,7 @@ class _Rank:
         self._request = os.path.join(scratch, "more_hosts")
 
     def run(self) -> bool:
-        """Run the program to its end. Return True if `horovodrun` has gone."""
+        """Run the program; return True if `horovodrun` has gone."""
         # Where `paceline.worker.report` puts the exception that ends a script.
         os.makedirs(os.path.join(self._scratch, "attempts", "1"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -141,7 +140,6 @@ class _Rank:
         for thread in (*pumps, threading.Thread(target=self._listen, daemon=True)):
             thread.start()
         code = process.wait()
-        # Orphans of the program hold its pipes open, and the pumps would wait for them.
         processes.kill_descendants(os.getpid())
         deadline = time.monotonic() + _PIPES_S
         for thread in pumps:
@@ -173,7 +171,6 @@ class _Rank:
         return subprocess.Popen(
             argv,
             env=environment,
-            # The same for all: mpirun would give its own input to rank 0 alone.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -207,14 +204,14 @@ class _Rank:
             processes.kill_descendants(os.getpid())
 
     def _end(self) -> None:
-        """Send SIGTERM to the program (a checkpoint may need its helpers), and later SIGKILL to all processes."""
+        """Send SIGTERM to the program, later SIGKILL to all."""
         if self._process is not None:
             processes.send(self._process.pid, signal.SIGTERM)
             time.sleep(_GRACE_S)
         processes.kill_descendants(os.getpid())
 
     def _send_files(self, code: int) -> None:
-        """Send a function's result, and the program's last commit unless it has succeeded."""
+        """Send a function's result, and a failed program's last commit."""
         for name in sorted(os.listdir(self._scratch)):
             # The driver has the commits that this rank received and has not replaced.
             is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]
@@ -229,7 +226,6 @@ class _Rank:
             with open(os.path.join(self._scratch, "attempts", "1", f"error_{self._rank}.json"), "rb") as file:
                 error: ErrorFile = json.loads(file.read())
                 return error
-        # No file: a signal has ended the program, or it is not one of Python's.
         except (OSError, ValueError):
             return None
 

@@ -15,7 +15,7 @@ _WITH_VALUE = ("-W", "-X")
 
 
 def with_names(environment: MutableMapping[str, str], package: str, scratch: str) -> None:
-    """Add `paceline` to the programs' path, and `horovod` as a fallback for the real package.
+    """Add `paceline` to the path, and `horovod` as fallback.
 
     Args:
         environment: The programs' environment, changed in place.
@@ -26,20 +26,18 @@ def with_names(environment: MutableMapping[str, str], package: str, scratch: str
     os.makedirs(library, exist_ok=True)
     # A link: the folder above the package may hold all that is installed beside it.
     os.symlink(package, os.path.join(library, "paceline"))
-    # Behind the user's own PYTHONPATH, so that neither name takes the place of something there.
     own = [library, os.path.join(package, "compat", "shim", "fallback")]
     environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), *own])
 
 
 def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the command, run through `main_script` if it is a script for this very interpreter.
+    """Return the command, through `main_script` for this interpreter.
 
     `main_script` records the exception that ends a script, and does not let MPI wait for other ranks at its end. The
     interpreter's file decides: a virtual environment has a link to it.
     """
     # By the rank's PATH, not by this process's: `python` may be another one there.
     program = shutil.which(argv[0], path=environment.get("PATH"))
-    # Another interpreter may be one that Paceline does not run on.
     if program is None or os.path.realpath(program) != os.path.realpath(sys.executable):
         return list(argv)
     at = 1
@@ -51,7 +49,6 @@ def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[
         elif not _PLAIN.fullmatch(argv[at]):
             return list(argv)
         at += 1
-    # Python itself says best that a script is missing.
     if at >= len(argv) or not os.path.isfile(argv[at]):
         return list(argv)
     return [*argv[:at], MAIN_SCRIPT, *argv[at:]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RankEnd:
-    """The known state of one rank. `exit_code` is None while it runs, else that of a shell."""
+    """The known state of one rank."""
 
     host: str
     connection: Connection | None = None
@@ -39,7 +39,7 @@ class RankEnd:
 
 @dataclass
 class RankOutcome:
-    """The end of a job; for an elastic job, of its last attempt.
+    """The end of a job, or of its last attempt.
 
     `problem` says why it could not start, and `stopped_by` is the signal that this process received.
     """
@@ -74,14 +74,16 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     what = f"its process ended with exit code {code}"
     if first.signal:
         what = f"killed by {signal.Signals(first.signal).name}"
-    # The exception of sys.exit adds nothing to the exit code.
     if first.error is not None and first.error.get("type") != "SystemExit" and first.error.get("exception"):
         what = str(first.error["exception"])
     return first.rank, code, f"rank {first.rank} on {first.node} failed first: {what}{gone_before(first, ends)}"
 
 
 def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) -> dict[str, str]:
-    """Return the rank's own variables, under Horovod's and torch's names. `master` is the address where torch's ranks meet."""
+    """Return the rank's own variables.
+
+    `master` is the address where torch's ranks meet.
+    """
     return {
         "HOROVOD_CONTROLLER": transport,
         "HOROVOD_CPU_OPERATIONS": transport,
@@ -102,7 +104,7 @@ def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) ->
 
 
 def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
-    """Return the number of compute threads for each rank: its host's cores divided by the ranks there."""
+    """Return each rank's share of its host's cores."""
     cores: dict[str, set[int]] = {}
     for slot, rank in zip(slots, ranks, strict=True):
         # Together, for mpirun may have bound each rank of a host to cores of its own.

@@ -57,7 +57,7 @@ class RanksJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A command line to start on this machine, with the text for its standard input."""
+    """A command line, with the text for its input."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,6 @@ def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Starte
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     if job.interfaces:
         words += ["--mca", "btl_tcp_if_include", job.interfaces]
-        # On one machine mpirun needs no network, and would not use the loopback interface.
         words += [] if job.is_local else [parameter, "oob_tcp_if_include", job.interfaces]
     words += given
     # In the environment, for the key in it would be seen by every user of the machine on the command line.
@@ -132,7 +131,7 @@ def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Starte
 
 
 def exported(mpi_args: str | None) -> dict[str, str]:
-    """Return the variables from `-x NAME=value` in mpirun's arguments, which apply to the ranks only."""
+    """Return the ranks' variables from `-x NAME=value` for mpirun."""
     words = _words("--mpi-args", mpi_args)
     # `-x NAME` without a value names a variable of the shell, which the ranks have anyway.
     pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]
@@ -157,7 +156,6 @@ def _ssh_options(job: RanksJob) -> list[str]:
     # one.
     words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
     words += ["-p", str(job.ssh_port)] if job.ssh_port else []
-    # An absolute path, for ssh may be run from another folder.
     words += ["-i", os.path.abspath(job.ssh_identity_file)] if job.ssh_identity_file else []
     return words
 
@@ -174,7 +172,7 @@ def has_mpi() -> bool:
 
 
 def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return the environment, without this machine's own variables if the host is another one."""
+    """Return the environment that another host may have."""
     if is_here(host):
         return dict(environment)
     return {name: value for name, value in environment.items() if not wire.is_of_host(name)}

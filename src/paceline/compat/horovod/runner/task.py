@@ -36,7 +36,6 @@ def main(scratch: str) -> None:
                 f"the result, a {type(result).__name__}, can't be sent to the caller: {failure}. Return plain values or arrays."
             ) from failure
     except BaseException as error:
-        # sys.exit(0) in the function is not a failure; the result is None.
         if isinstance(error, SystemExit) and error.code in (None, 0):
             value = pickle.dumps(None)
         else:

@@ -46,7 +46,7 @@ PIECE_BYTES = 1 << 16
 
 
 class RankHello(TypedDict):
-    """A rank's first message. `port` is a free port on its host, `cores` the numbers of its cores."""
+    """A rank's first message."""
 
     rank: int
     host: str
@@ -56,7 +56,7 @@ class RankHello(TypedDict):
 
 
 class RankStart(TypedDict):
-    """The driver's first message to a rank, followed by the content of each of `files`.
+    """The driver's first message, before the files' content.
 
     `files` are names of files for the rank's folder: `call`, commits. `scratch` are folders to remove when the driver is gone.
     """
@@ -83,7 +83,7 @@ _PIECES = 1000
 
 
 def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
-    """Connect to the driver at the first address that answers and knows the key."""
+    """Connect to the first address that knows the key."""
     errors = []
     for address in addresses:
         try:
@@ -94,7 +94,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
 
 
 def accept(connected: socket.socket, key: bytes) -> Connection | None:
-    """Return the connection with a process that knows the key, or close it and return None."""
+    """Return the connection with a process that knows the key."""
     try:
         return prove_as_server(_prepared(connected), key)
     except ConnectionError:
@@ -116,7 +116,7 @@ def receive(connection: Connection) -> dict[str, Any]:
 
 
 def hang_up(connection: Connection) -> None:
-    """Close the connection for both sides, even while another thread reads from it."""
+    """Close the connection, even while a thread reads from it."""
     # To close a file descriptor does not wake a thread that reads from it; to shut the socket down does.
     with contextlib.suppress(OSError):
         # A Connection can't be shut down. A socket can, and closes its descriptor at the end of the block, so it is given a
@@ -127,7 +127,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def is_of_host(variable: str) -> bool:
-    """Return whether an environment variable belongs to a machine or a login, so that other hosts must not get it."""
+    """Return whether other hosts must not get a variable."""
     return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
 
 
@@ -145,7 +145,7 @@ def _prepared(connected: socket.socket) -> socket.socket:
 
 
 class RankListener:
-    """A server for the ranks' processes while the block runs, at these hosts' addresses ("" for all).
+    """A server for the ranks' processes at these addresses.
 
         accept, a thread for each address    -> a thread for each connection
         that thread: handshake, hello        -> `joined`; then the rank's messages in order -> `events`
@@ -161,7 +161,6 @@ class RankListener:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.key = secrets.token_bytes(32)
-        # Without a bound: each rank is in it once.
         self.joined: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
         self.events: queue.Queue[tuple[int, bytes | None]] = queue.Queue(_PIECES)
         self._closed = False
@@ -200,7 +199,6 @@ class RankListener:
             return
         self.joined.put((connection, hello))
         with contextlib.suppress(OSError, EOFError):
-            # One thread reads a connection, so what a rank says stays in its order.
             while not self._closed:
                 self._pass_on(rank, connection.recv_bytes())
         # Also after an error of the connection: the driver learns by this alone that the rank's host is gone.

@@ -49,7 +49,6 @@ __all__ += mpi_ops.__all__
 
 def __getattr__(name: str) -> object:
     if name == "SyncBatchNormalization":
-        # Loads Keras, for scripts that use it.
         from paceline.compat.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization

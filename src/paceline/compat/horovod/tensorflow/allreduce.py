@@ -30,12 +30,12 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Reduce the tensor over the ranks into a new one. Gradients flow through, reduced the same way.
+    """Reduce the tensor over the ranks into a new one.
 
-    A tf.IndexedSlices becomes one with the rows of all ranks, its values divided for Average. `op` is hvd.Average by default.
-    Integers are scaled in float64 and truncated towards 0, before and after the sum. `prescale_factor` multiplies every rank's
-    tensor before the sum, `postscale_factor` the sum. device_dense and device_sparse have no effect; the reduction runs in host
-    memory.
+    Gradients flow through, reduced the same way. A tf.IndexedSlices becomes one with the rows of all ranks, its values divided
+    for Average. `op` is hvd.Average by default. Integers are scaled in float64 and truncated towards 0, before and after the
+    sum. `prescale_factor` multiplies every rank's tensor before the sum, `postscale_factor` the sum. device_dense and
+    device_sparse have no effect; the reduction runs in host memory.
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
@@ -63,7 +63,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduce tensors together, once all of them are ready on every rank.
+    """Reduce tensors together, once all are ready everywhere.
 
     Their types may differ; sparse ones are reduced as in `allreduce`. An empty list returns an empty list.
 
@@ -90,7 +90,7 @@ def reduce_all(
     groups: Sequence[tuple[str | None, Sequence[int]]] = (),
     sparse: How | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Reduce each tensor, dense or sparse. All are submitted before the first wait.
+    """Reduce each tensor; submit all before the first wait.
 
     `sparse` replaces `how` for sparse tensors. `groups` holds (name, positions in `tensors`) of dense tensors that begin
     together.

@@ -22,8 +22,7 @@ _SHARED_BYTES = 1 << 15
 
 
 def host(tensor: tf.Tensor) -> Array:
-    """Return an eager tensor's values in host memory, its own memory if possible."""
-    # What `numpy()` copies; TensorFlow's tensors never change, and nothing here writes to it.
+    """Return an eager tensor's values, in its memory if possible."""
     view = getattr(tensor, "_numpy_internal", tensor.numpy)
     return checked(np.asarray(view()))
 
@@ -36,7 +35,7 @@ def checked(array: Array) -> Array:
 
 
 def told_dtype(array: Array) -> str | None:
-    """Return the dtype that the engine needs to reduce the array, beside that of `plain(array)`."""
+    """Return the dtype that the engine needs beside NumPy's."""
     if array.dtype.isbuiltin == 1:
         return None
     if array.dtype.name != "bfloat16":
@@ -59,7 +58,10 @@ def empty(shape: Sequence[int], dtype: DType) -> Array:
 
 
 def tensor_of(array: Array) -> tf.Tensor:
-    """Return an eager tensor of the array's values, in its memory if aligned. Do not write to the array afterwards."""
+    """Return an eager tensor, in the array's memory if aligned.
+
+    Do not write to the array afterwards.
+    """
     bits = plain(array)
     if bits.nbytes < _SHARED_BYTES or bits.__array_interface__["data"][0] % _ALIGNMENT_BYTES or bits.dtype.kind == "b":
         return tf.convert_to_tensor(array)

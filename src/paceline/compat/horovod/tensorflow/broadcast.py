@@ -26,9 +26,10 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Return a new tensor with the values of `root_rank`, a world rank even within a process set.
+    """Return a new tensor with the values of `root_rank`.
 
-    The gradient on the root is the average of the ranks' gradients, as in Horovod, and 0 elsewhere.
+    It is a world rank even within a process set. The gradient on the root is the average of the ranks' gradients, as in
+    Horovod, and 0 elsewhere.
 
     Raises:
         ValueError: `root_rank` is not in the process set.

@@ -64,7 +64,6 @@ class TensorFlowState(VariablesState):
 
 def __getattr__(name: str) -> object:
     if name == "TensorFlowKerasState":
-        # Loads Keras, for scripts that use it.
         from paceline.compat.horovod._keras.elastic import KerasState
 
         return KerasState

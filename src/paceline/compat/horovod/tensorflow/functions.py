@@ -20,9 +20,10 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> tf.Operation | None:
-    """Give TensorFlow's or Keras's variables the values of `root_rank`. In a graph, return the operation.
+    """Give the variables the values of `root_rank`.
 
-    `inplace` has no effect: all variables are sent together in either case.
+    They are TensorFlow's or Keras's. In a graph, return the operation. `inplace` has no effect: all variables are sent together
+    in either case.
 
     Raises:
         HorovodInternalError: The ranks' variables differ in number, name, shape or type.
@@ -33,7 +34,7 @@ def broadcast_variables(
 
 @as_written
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
-    """Return the operation that gives all global variables of a TensorFlow 1 graph the values of `root_rank`.
+    """Return the broadcast of a TensorFlow 1 graph's variables.
 
     Raises:
         RuntimeError: Eager execution has no global variables.
@@ -53,7 +54,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the object of `root_rank` on every rank; the root gets its own object back.
+    """Return the object of `root_rank` on every rank.
 
     The ranks may pass objects of any type, such as None on ranks other than the root. `session` has no effect.
     """
@@ -81,7 +82,7 @@ def allgather_object(
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """A session hook that gives all global variables of a TensorFlow 1 graph the values of `root_rank`.
+    """A session hook that broadcasts all global variables.
 
     Pass it to tf.compat.v1.train.MonitoredTrainingSession(hooks=[...]). `device` has no effect.
     """

@@ -44,7 +44,10 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gather each tensor like `allgather`, once all of them are ready on every rank. An empty list returns an empty list."""
+    """Gather each tensor like `allgather`, as one operation.
+
+    An empty list returns an empty list.
+    """
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not given:
         return []
@@ -60,7 +63,7 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
-    """Return the rows that every rank has sent to this one, in rank order.
+    """Return the rows that every rank sent to this one.
 
     `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
     means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.

@@ -11,7 +11,7 @@ from paceline.compat.horovod.tensorflow.names import key, raw
 
 
 class Accumulator:
-    """Sums of this rank's gradients over `passes` backward passes, averaged with `average`.
+    """Sums or averages of this rank's gradients over `passes`.
 
     The arguments are Horovod's `backward_passes_per_step` and `average_aggregated_gradients`.
     """
@@ -36,7 +36,7 @@ class Accumulator:
 
     @property
     def counter(self) -> tf.Variable | int:
-        """The variable that counts the passes of this step, 0 before the first."""
+        """The variable that counts the passes of this step."""
         return 0 if self._count is None else self._count
 
     def step(
@@ -45,10 +45,10 @@ class Accumulator:
         variables: Sequence[tf.Variable],
         act: Callable[[list[tf.Tensor | None]], object],
     ) -> tf.Tensor:
-        """Add these gradients, and in the last pass call `act` with the sums. Return whether it did, as a tensor.
+        """Add these gradients, and act on the sums if due.
 
-        Gradients are tensors, tf.IndexedSlices or None. The sums are tensors, or None where a variable never had a gradient. In a
-        graph `act` is traced once and its result is lost: it has to act on variables.
+        Return whether it did, as a tensor. Gradients are tensors, tf.IndexedSlices or None. The sums are tensors, or None where
+        a variable never had a gradient. In a graph `act` is traced once and its result is lost: it has to act on variables.
         """
         given = list(grads)
         if self.passes == 1:

@@ -75,7 +75,7 @@ class Piece:
 
 
 def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
-    """Return the results of each piece, submitting all before the first wait. Gradients flow through."""
+    """Return each piece's results. Gradients flow through."""
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
         results = _results(pieces, [])
@@ -97,7 +97,7 @@ def refuse_xla() -> None:
 
 
 def bytes_of(shape: tf.TensorShape, dtype: tf.DType) -> float:
-    """Return a tensor's number of bytes, or infinity if its shape is unknown."""
+    """Return a tensor's bytes, or infinity if unknown."""
     count = tf.TensorShape(shape).num_elements()
     return float("inf") if count is None else count * dtype.size
 
@@ -138,7 +138,6 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
     ]
     together = [index for index in range(len(pieces)) if index not in set(alone)]
     bunches = [[index] for index in alone] + ([together] if together else [])
-    # Where in the bunches' handles that of each piece will be found.
     order = [index for bunch in bunches for index in bunch]
     before = opened()
     # On the CPU, where Python is: on a GPU TensorFlow would have no kernel for these.
@@ -211,7 +210,7 @@ def _waiter(order: Sequence[int]) -> Callable[..., list[Array]]:
 
 
 def _wait(submitted: Sequence[int]) -> list[Array]:
-    """Return all results in order. An error is raised once no operation is in flight."""
+    """Return all results in order, or raise the first error."""
     arrays: list[Array] = []
     failure: BaseException | None = None
     # Wait for all, also after an error: the engine still writes into the arrays of the others.
@@ -237,7 +236,7 @@ def as_written(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def opened() -> list[tf.Operation]:
-    """Return the operations that must run before a submission in the graph under construction."""
+    """Return the operations to run before a submission."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
     if line is None:
@@ -249,7 +248,7 @@ def opened() -> list[tf.Operation]:
 
 
 def closed(waiting: tf.Operation) -> None:
-    """Note that a waiting operation was added to the graph, after a call of `opened`."""
+    """Note that a waiting operation was added to the graph."""
     graph = ops.get_default_graph()
     stretch = getattr(graph, "_paceline_stretch", None)
     if stretch is not None:
@@ -257,14 +256,17 @@ def closed(waiting: tf.Operation) -> None:
 
 
 def run_beside(operation: tf.Operation) -> None:
-    """Let a stateful operation run in parallel with others, not after those before it in the program."""
+    """Let a stateful operation run in parallel with others."""
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(operation)
 
 
 class _Stretch:
-    """Consecutive collectives of a graph, without a call of a function that has collectives too."""
+    """Consecutive collectives of a graph.
+
+    No function that has collectives too is called in between.
+    """
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line
@@ -300,7 +302,7 @@ def _variable() -> tf.Variable | None:
 
 
 class _Error:
-    """Base class of the errors, with TensorFlow's constructor, which Keras calls to extend a message.
+    """Base class of errors with TensorFlow's constructor.
 
     `node_def` and `op` are the failed operation of a graph, None in eager execution.
     """
@@ -317,7 +319,7 @@ class _Error:
 
 
 class HorovodPreconditionError(_Error, HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """The ranks disagree, or one of them has joined. Every requesting rank raises it."""
+    """The ranks disagree, or one of them has joined."""
 
     _of = tf.errors.FailedPreconditionError
 
@@ -344,7 +346,6 @@ def translated() -> Iterator[None]:
     """Raise the engine's errors under TensorFlow's classes too."""
     try:
         yield
-    # Another block within this one has given it its class already.
     except tf.errors.OpError:
         raise
     except HorovodInternalError as error:
@@ -356,7 +357,7 @@ def translated() -> Iterator[None]:
 
 
 def aware(call: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a TensorFlow method that runs a graph, to restore the classes of errors raised within it."""
+    """Wrap a method to restore the classes of a graph's errors."""
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -57,7 +57,7 @@ _basics = HorovodBasics()
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks of the world or a process set, int32, evaluated when the graph runs.
+    """Return a set's number of ranks when the graph runs.
 
     Raises:
         ValueError: There is no such process set.
@@ -85,13 +85,13 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return 1 if this rank belongs to the process set, else 0, int32."""
+    """Return 1 if this rank belongs to the set, else 0."""
     return _asked(lambda: basics.rank() in _members(process_set_id), name or "HorovodProcessSetIncluded")
 
 
 @as_written
 def join() -> tf.Tensor:
-    """Wait until all ranks have joined, and return the global rank that joined last, int32.
+    """Wait until all ranks have joined; return the last one.
 
     Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
 

@@ -12,7 +12,7 @@ from tensorflow.python.framework import ops
 
 
 def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_scope: bool = False) -> str | None:
-    """Return the name of an operation on this tensor, or None to match operations by their count."""
+    """Return an operation's name, or None to match by count."""
     # In a graph a missing name is made from the tensor's. It includes the name scope unless that is to be ignored, and is
     # unique.
     if tf.executing_eagerly():
@@ -22,7 +22,7 @@ def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_s
 
 
 def unique_in_graph(name: str) -> str:
-    """Add the current name scope, and a number if the graph has used the name before."""
+    """Add the name scope, and a number to a used name."""
     if tf.executing_eagerly():
         return name
     graph = ops.get_default_graph()
@@ -46,7 +46,7 @@ def raw(variable: tf.Variable) -> tf.Variable:
 
 
 def key(variable: tf.Variable) -> int:
-    """Return a key that identifies a variable, the same for a Keras 3 variable and the one inside."""
+    """Return a key of a variable, the same for Keras 3's."""
     return id(raw(variable))
 
 

@@ -36,7 +36,7 @@ def DistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> tf.keras.optimizers.Optimizer | tf.compat.v1.train.Optimizer:
-    """Return the optimizer as an instance of a subclass that reduces gradients over the ranks.
+    """Return the optimizer in a class that reduces gradients.
 
     It shares its variables and settings with the given one: an optimizer of Keras 3, of tf_keras, or of tf.compat.v1.train.
 
@@ -59,7 +59,6 @@ def DistributedOptimizer(  # noqa: N802
             prefix=name or f"Distributed{type(optimizer).__name__}",
         )
         return _of_tensorflow_1(optimizer, how, Accumulator(backward_passes_per_step, average_aggregated_gradients))
-    # Loads Keras, for scripts that use it.
     from paceline.compat.horovod._keras.optimizer import DistributedOptimizer as OfKeras
 
     return OfKeras(
@@ -111,7 +110,7 @@ class _Distributed1:
     def apply_gradients(
         self, grads_and_vars: Iterable[Pair], global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
-        """Return the operation that updates the variables; with several passes, in the last of them."""
+        """Return the update of the variables, in the last pass."""
         update = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)
         if self._accumulator.passes == 1:

@@ -18,7 +18,7 @@ from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 
 def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, grouped: bool) -> Piece:
-    """Return the all-reduce of one tensor, or of several as a group that begins when all are ready everywhere."""
+    """Return the all-reduce of one tensor, or of a group."""
 
     def submit(arrays: list[Array]) -> int:
         # New memory for each run: the results of the last run of this graph may still be in use.
@@ -38,7 +38,7 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
 def gather_piece(
     tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool = False
 ) -> Piece:
-    """Return the all-gather of one tensor, or of several as a group."""
+    """Return the all-gather of one tensor, or of a group."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."
@@ -54,7 +54,6 @@ def gather_piece(
         for index, (grad, tensor) in enumerate(zip(grads, tensors, strict=True)):
             label = None if base is None else f"{base}.{index}"
             pieces.append(reduce_piece([dense(grad)], label, how, grouped=False))
-            # How many rows each rank has; in a graph that is known only when it runs.
             pieces.append(gather_piece([tf.shape(tensor)[:1]], None if label is None else f"{label}.rows", process_set))
         results = [result for (result,) in run(pieces)]
         return [
@@ -69,8 +68,7 @@ def gather_piece(
 def sparse_pieces(
     slices: tf.IndexedSlices, name: str | None, how: How, decompress: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[list[Piece], Callable[[list[list[tf.Tensor]]], tf.IndexedSlices]]:
-    """Return the two all-gathers of a sparse tensor, and a function that makes the reduced tensor of their results."""
-    # `decompress` restores the values before they are divided.
+    """Return a sparse tensor's two all-gathers, and their union."""
     if how.op not in (Average, Sum):
         raise NotImplementedError(
             "a tf.IndexedSlices can be reduced with op=hvd.Average or op=hvd.Sum only; convert it with "
@@ -98,12 +96,12 @@ def sparse_pieces(
 
 
 def rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
-    """Return the static shape of any number of rows like this tensor's."""
+    """Return the static shape of any number of these rows."""
     return tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
 
 
 def in_types_of(arrays: Sequence[Array]) -> Callable[[Sequence[Array]], list[Array]]:
-    """Return a function that casts the engine's outputs back to the dtypes of `arrays`. The engine moves them as raw bits."""
+    """Return a function that casts outputs back to these dtypes."""
     return lambda results: [as_type(result, array) for result, array in zip(results, arrays, strict=True)]
 
 
@@ -118,7 +116,7 @@ def dense(grad: Gradient) -> tf.Tensor:
 
 
 def _own_part(averaged: tf.Tensor, rows: tf.Tensor, tensor: tf.Tensor, process_set: ProcessSet) -> tf.Tensor:
-    """Return this rank's rows of all ranks' gradient, where `rows` holds the number of each rank."""
+    """Return this rank's rows of all ranks' gradient."""
     place = process_set.rank()
     start = tf.reduce_sum(rows[:place])
     part = averaged[start : start + rows[place]]

@@ -31,9 +31,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Return this rank's rows of the reduced tensor. The first ranks get the remainder, one row each.
+    """Return this rank's rows of the reduced tensor.
 
-    The gradient is the concatenation of the ranks' gradients, for Sum times the number of ranks, as in Horovod.
+    The first ranks get the remainder, one row each. The gradient is the concatenation of the ranks' gradients, for Sum times
+    the number of ranks, as in Horovod.
 
     Raises:
         HorovodInternalError: `op` is neither Average nor Sum, the tensor has no dimension, or the ranks disagree.
@@ -56,7 +57,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Scatter each tensor like `reducescatter`, once all are ready on every rank. An empty list returns an empty list."""
+    """Scatter each tensor like `reducescatter`, as one operation."""
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not given:
         return []

@@ -26,7 +26,7 @@ __all__ = ["Accumulator", "Reduction", "distributed", "divided", "reduce_gradien
 def reduce_gradients(
     grads: Sequence[Gradient], variables: Sequence[tf.Variable], how: Reduction, local: Collection[tf.Variable] = ()
 ) -> list[Gradient]:
-    """Reduce the variables' gradients over the ranks: tensors, tf.IndexedSlices or None, as given.
+    """Reduce gradients over the ranks: dense, sparse or None.
 
     The gradients of `local` variables stay on this rank, divided by the number of ranks unless that is off. All are submitted
     before the first wait. Names come from the variables' paths or names, so the order may differ between ranks. A rank outside
@@ -72,12 +72,11 @@ def reduce_gradients(
 
 
 def distributed(wrapped: object, mixin: type[T], what: str) -> T:
-    """Return the tape or optimizer as an instance of a subclass with `mixin` before its own class."""
+    """Return the tape or optimizer in a subclass with `mixin`."""
     base = type(wrapped)
     if issubclass(base, mixin):
         raise ValueError(f"this {what} is distributed already; its gradients would be reduced twice.")
     cls: type[T] = type(base.__name__, (mixin, base), {"__module__": base.__module__})
-    # Without `__init__`: it takes what the wrapped one has recorded, or its settings and slots.
     made = cls.__new__(cls)
     made.__dict__.update(vars(wrapped))
     return made
@@ -111,7 +110,7 @@ def _groups(
 def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
-    """Return (name, positions) of gradients small enough to submit together, by type."""
+    """Return the small gradients to submit together, by type."""
     # They become one request for each type. The ranks need the same ones, so the name distinguishes different sets.
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:

@@ -15,7 +15,7 @@ _IS_LEGACY = _Base.__module__.startswith("tf_keras")
 
 
 class SyncBatchNormalization(_Base):  # type: ignore[misc]
-    """Batch normalization with the mean and variance of all ranks' batches while training.
+    """Batch normalization over all ranks' batches while training.
 
     A rank's batch may have another size than the others', but every rank has to take part in every step. In inference, and with
     one rank, it is Keras's BatchNormalization. `fused` must be False.
@@ -50,7 +50,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
     def _moments_of_all(
         self, inputs: tf.Tensor, axes: list[int], mask: tf.Tensor | None = None, *, keepdims: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the mean and variance over all ranks, shape [C] (or with the reduced axes as 1), with gradients."""
+        """Return the mean and variance over all ranks."""
         # It computes the mean first, then the squared distances: sums of squares lose precision for a large mean.
         kind = inputs.dtype
         wide = tf.cast(inputs, tf.float64 if kind == tf.float64 else tf.float32)
@@ -58,7 +58,6 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
         sums, counts = _both(
             tf.reduce_sum(wide * weights, axes, keepdims=True), tf.reduce_sum(weights, axes, keepdims=True)
         )
-        # 0 where all batches are empty; a plain division would give nan.
         mean = tf.math.divide_no_nan(sums, counts)
         squares = tf.reduce_sum(tf.math.square(wide - mean) * weights, axes, keepdims=True)
         variance = tf.math.divide_no_nan(allreduce(squares, op=Sum), counts)
@@ -68,7 +67,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
 
 
 def _both(sums: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sum two tensors of one shape over the ranks, in one message."""
+    """Sum two tensors of one shape in one message."""
     # Counts have no gradient. Without this the backward pass would send one for them.
     summed = allreduce(tf.stack([sums, tf.stop_gradient(counts)]), op=Sum)
     return summed[0], tf.stop_gradient(summed[1])

@@ -35,7 +35,7 @@ def DistributedGradientTape(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> T:
-    """Return the tape as an instance of a subclass whose `gradient` reduces over the ranks.
+    """Return the tape in a class that reduces gradients.
 
     It shares the given tape's recording, and may be created before or after recording.
 
@@ -72,9 +72,9 @@ def PartialDistributedGradientTape(  # noqa: N802
     local_layers: Layers = None,
     scale_local_gradients: bool = True,
 ) -> T:
-    """Return a DistributedGradientTape that keeps the gradients of some layers on their rank.
+    """Return a DistributedGradientTape with local `local_layers`.
 
-    `local_layers` are one or several Keras layers that have their variables already.
+    Their gradients stay on their rank. `local_layers` are one or several Keras layers that have their variables already.
 
     Raises:
         ValueError: The arguments contradict each other, or an item of `local_layers` has no variables.
@@ -112,8 +112,7 @@ class _Distributed:
         use_generic_names: bool = False,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     ) -> Nested:
-        """Return the gradients of `target`, reduced over the ranks, nested like `sources`; None for a missing gradient."""
-        # With `use_generic_names` they match by position, not by the variables' names, which may differ.
+        """Return the reduced gradients, nested like `sources`."""
         grads = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         flat_grads = tf.nest.flatten(grads, expand_composites=False)
@@ -128,7 +127,10 @@ class _Distributed:
     def get_local_and_global_gradients(
         self, target: Nested, sources: Nested, output_gradients: Nested = None, use_generic_names: bool = False
     ) -> tuple[list[Pair], list[Pair]]:
-        """Return (source, gradient) pairs of local sources, and of the others, whose gradients are reduced."""
+        """Return the pairs of local sources, and of the others.
+
+        The others' gradients are reduced.
+        """
         # It calls `gradient` with these arguments, so a tape that is not persistent is used up.
         grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()

@@ -25,10 +25,11 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduce the tensor over the ranks into a new one. Gradients flow through, reduced the same way.
+    """Reduce the tensor over the ranks into a new one.
 
-    `op` is hvd.Average by default. Integers are scaled in float64 and truncated towards 0, before and after the sum.
-    `prescale_factor` multiplies every rank's tensor before the sum, `postscale_factor` the sum.
+    Gradients flow through, reduced the same way. `op` is hvd.Average by default. Integers are scaled in float64 and truncated
+    towards 0, before and after the sum. `prescale_factor` multiplies every rank's tensor before the sum, `postscale_factor` the
+    sum.
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
@@ -47,7 +48,10 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an `allreduce` into a new tensor and return its handle. Do not change the input before `synchronize`."""
+    """Start an `allreduce` and return its handle.
+
+    Do not change the input before `synchronize`.
+    """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return submit_allreduce([tensor], name, how)
 
@@ -94,7 +98,9 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce tensors together, once all of them are ready on every rank. Their types may differ.
+    """Reduce tensors together, once all are ready everywhere.
+
+    Their types may differ.
 
     Raises:
         ValueError: As for `allreduce`; or the list is empty.
@@ -170,7 +176,7 @@ class _Allreduce(torch.autograd.Function):
 def submit_allreduce(
     tensors: Sequence[torch.Tensor], name: str | None, how: How, *, grouped: bool = False, in_place: bool = False
 ) -> int:
-    """Submit the all-reduce of one tensor, or several if `grouped`, and return its handle."""
+    """Submit an all-reduce and return its handle."""
     # Adasum runs in host memory, even for tensors on a GPU.
     if how.op == Adasum:
         check_adasum(how.process_set)

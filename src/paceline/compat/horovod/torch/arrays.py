@@ -43,14 +43,14 @@ def compressed(
     *,
     grouped: bool,
 ) -> list[torch.Tensor]:
-    """Apply an autograd function (name, how, grouped, tensors) to tensors that travel compressed."""
+    """Apply an autograd function to compressed tensors."""
     sent = [compression.compress(tensor) for tensor in tensors]
     results = differentiable(function, name, how, grouped, *[tensor for tensor, _ in sent])
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)]
 
 
 def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether NCCL reduces the tensors: HOROVOD_GPU_OPERATIONS=NCCL, and all are on one GPU."""
+    """Return whether NCCL reduces the tensors."""
     for tensor in tensors:
         if not (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
             return False
@@ -60,7 +60,7 @@ def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def host(tensor: torch.Tensor) -> HostTensor:
-    """Return the tensor's values in host memory: its own memory if contiguous, else a copy."""
+    """Return the tensor's values in contiguous host memory."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"a collective takes a torch.Tensor, not {type(tensor).__name__}.")
     if tensor.layout != torch.strided:
@@ -80,13 +80,12 @@ def host(tensor: torch.Tensor) -> HostTensor:
 
 
 def room(source: HostTensor) -> HostTensor:
-    """Return new contiguous host memory for a result of the same shape and type."""
+    """Return new host memory for a result like this."""
     return host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype, device="cpu"))
 
 
 def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
-    """Return the result in `out` as the tensor itself (in place) or as a new tensor on its device."""
-    # If `host` had to copy an in-place tensor, the values are copied back.
+    """Return the result as the tensor itself or a new one."""
     return write_back(tensor, out.tensor) if in_place else out.tensor.to(tensor.device)
 
 
@@ -107,7 +106,7 @@ class Filled:
 
 
 def from_array(array: Array, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the array's shape, with the type and device of `like`."""
+    """Return a tensor with the type and device of `like`."""
     # torch warns of an array that can't be written to.
     made = torch.from_numpy(array if array.flags.writeable else array.copy())
     if like.dtype == torch.bfloat16:
@@ -116,7 +115,7 @@ def from_array(array: Array, like: torch.Tensor) -> torch.Tensor:
 
 
 def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[list[Array]], object]:
-    """Return a function that turns an operation's arrays into tensors like its inputs, a single one unless `grouped`."""
+    """Return a function that makes tensors of an operation's arrays."""
 
     def finish(arrays: list[Array]) -> object:
         made = [from_array(array, tensor) for array, tensor in zip(arrays, tensors, strict=True)]
@@ -126,7 +125,7 @@ def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[li
 
 
 def write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Copy `result` into `target` unless they share their memory, and return `target`."""
+    """Copy `result` into `target`, unless they share memory."""
     if result is target:
         return target
     if result.device != target.device or result.data_ptr() != target.data_ptr() or result.stride() != target.stride():

@@ -37,7 +37,6 @@ def broadcast_parameters(params: Parameters, root_rank: int, process_set: Proces
                 f"broadcast_parameters: {name!r} is of type {type(tensor).__name__}, not a tensor. "
                 "Send it with hvd.broadcast_object, and leave it out here."
             )
-        # Start all before waiting for the first, so that small ones share a message.
         under_way.append(broadcast_async_(tensor, root_rank, name, process_set))
     for handle in under_way:
         handles.synchronize(handle)
@@ -46,10 +45,11 @@ def broadcast_parameters(params: Parameters, root_rank: int, process_set: Proces
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Give every rank's optimizer the state and options (learning rate, ...) of `root_rank`'s.
+    """Give every rank's optimizer the state of `root_rank`'s.
 
-    No step is taken: missing state is created from the root's, extra state is removed. Where an optimizer had none, parameters
-    without a gradient get a zero gradient, as in Horovod. It is sparse for SparseAdam, and for sparse embeddings of `model`.
+    Options such as the learning rate are a part of it. No step is taken: missing state is created from the root's, extra state
+    is removed. Where an optimizer had none, parameters without a gradient get a zero gradient, as in Horovod. It is sparse for
+    SparseAdam, and for sparse embeddings of `model`.
 
     Raises:
         ValueError: The optimizer is LBFGS, whose state is not stored by parameter; or the ranks' parameter groups differ.
@@ -90,7 +90,7 @@ def broadcast_optimizer_state(
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], model: torch.nn.Module | None) -> None:
-    """Add zero gradients to trainable parameters without one: scripts read `p.grad` before the first step."""
+    """Add zero gradients, which scripts read before the first step."""
     embeddings = [] if model is None else [m for m in model.modules() if isinstance(m, torch.nn.Embedding) and m.sparse]
     sparse = {id(p) for embedding in embeddings for p in embedding.parameters()}
     for p in params:
@@ -127,7 +127,7 @@ def _named(params: Parameters) -> list[tuple[str | None, object]]:
 
 
 def _without_tensors(value: object, tensors: list[torch.Tensor]) -> object:
-    """Replace each tensor in `value` by a placeholder, and append the tensors to `tensors` in order."""
+    """Replace tensors by placeholders, and append them to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Place(tuple(value.shape), value.dtype)
@@ -163,7 +163,7 @@ def _rebuilt(value: object, change: Callable[[object], object]) -> object:
 
 
 def _beside(value: object, parameter: torch.Tensor) -> object:
-    """Move a parameter's state to its device. Scalars (a step count) stay on the host, as in torch."""
+    """Move a state to the parameter's device, except scalars."""
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device) if value.dim() else value
     return _rebuilt(value, lambda item: _beside(item, parameter))

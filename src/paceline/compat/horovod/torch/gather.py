@@ -40,7 +40,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Gather each tensor like `allgather`, once all of them are ready on every rank.
+    """Gather each tensor like `allgather`, as one operation.
 
     Raises:
         ValueError: The list is empty.
@@ -58,7 +58,7 @@ def grouped_allgather_async(
 def alltoall(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows that every rank has sent to this one, in rank order.
+    """Return the rows that every rank sent to this one.
 
     `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. The rest is not sent. None
     means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
@@ -110,7 +110,6 @@ class _Alltoall(torch.autograd.Function):
         # Each rank returns the rows it received: the received counts are now the sent ones.
         returned = alltoall(grads[0], splits=ctx.counts, process_set=ctx.process_set)[0]
         if returned.shape[0] < ctx.rows:
-            # Rows that were not sent have had no influence.
             unsent = returned.new_zeros((ctx.rows - returned.shape[0], *returned.shape[1:]))
             returned = torch.cat([returned, unsent])
         return returned, None, None, None
@@ -172,9 +171,10 @@ def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.T
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Start a sum or average of sparse tensors. Return a function that waits and returns it, sparse.
+    """Start a sum or average of sparse tensors.
 
-    Indices and values are gathered from all ranks; coalescing the tensor adds duplicates up.
+    Return a function that waits and returns it, sparse. Indices and values are gathered from all ranks; coalescing the tensor
+    adds duplicates up.
 
     Raises:
         NotImplementedError: `op` is neither Average nor Sum.
@@ -194,7 +194,6 @@ def sparse_allreduce_async(
     def result() -> torch.Tensor:
         everywhere, summed = handles.synchronize(indices), handles.synchronize(values)
         if op == Average:
-            # Integers are cut toward 0, as those of dense tensors are.
             rounding = None if summed.dtype.is_floating_point or summed.dtype.is_complex else "trunc"
             summed = torch.div(summed, len(checked_members(process_set)), rounding_mode=rounding)
         return torch.sparse_coo_tensor(everywhere.t(), summed, own.shape, check_invariants=False)

@@ -31,7 +31,7 @@ class GradientReduction(Reduction):
     """The reduction of parameters' gradients, single or in groups."""
 
     def begin(self, p: torch.Tensor, name: str) -> Finish:
-        """Submit the parameter's gradient. Return a function that waits and stores the result in it."""
+        """Submit the gradient, and return its `finish`."""
         grad = p.grad
         assert grad is not None
         if grad.is_sparse and not self.sparse_as_dense:
@@ -83,9 +83,8 @@ class GradientReduction(Reduction):
         return finish
 
     def _put(self, p: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor, ctx: object) -> None:
-        """Store the result in the sent `grad`, and in the parameter with its gradient's sparsity."""
+        """Store the result in `grad` and in the parameter."""
         back = self.compression.decompress(reduced, ctx)
-        # Without compression the gradient holds the result already.
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
                 grad.copy_(back)
@@ -137,7 +136,10 @@ class GradientOptimizer:
         self._left = dict.fromkeys(self._trained, passes)
 
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced, submitting the missing ones, as 0 where a parameter has none."""
+        """Wait until every gradient is reduced.
+
+        It submits the missing ones, as 0 where a parameter has none.
+        """
         # A single rank, or one outside the process set, keeps its gradients.
         if not self._hooked:
             self._synchronized = True
@@ -163,7 +165,7 @@ class GradientOptimizer:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Skip the reduction by `step` in the block, after a call of `synchronize`.
+        """Skip the reduction by `step` in the block.
 
         optimizer.synchronize()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -177,7 +179,7 @@ class GradientOptimizer:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take the wrapped optimizer's step with reduced gradients, and return the closure's loss."""
+        """Take the step with reduced gradients; return the loss."""
         # Gradients are reduced each time the optimizer calls a closure that computes them.
         if not self._should_synchronize:
             self._synchronized = False
@@ -191,14 +193,12 @@ class GradientOptimizer:
         self._synchronized = False
         if closure is None:
             self.synchronize()
-            # `synchronize` has set it, as if the script had called it, and the next step would warn.
             self._synchronized = False
             return super().step()  # type: ignore[misc]
         return super().step(self._reducing(closure))  # type: ignore[misc]
 
     def zero_grad(self, *args: object, **kwargs: object) -> None:
         """Call the wrapped optimizer's method with its arguments (`set_to_none`)."""
-        # The engine may be reading the gradients right now: zeros, or a mixture, would be sent.
         if self._touched:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -230,7 +230,7 @@ class GradientOptimizer:
         return call
 
     def _follow_parameters(self) -> None:
-        """Register parameters frozen, unfrozen or added since, so that each rank reduces what one process would train."""
+        """Register parameters frozen, unfrozen or added since."""
         for group, of_group in enumerate(self.param_groups):
             for index, p in enumerate(of_group["params"]):
                 if p not in self._parameter_names:
@@ -316,24 +316,24 @@ def check_passes(passes: int) -> None:
 
 
 def _empty_sparse(p: torch.Tensor, axes: int) -> torch.Tensor:
-    """Return an empty sparse tensor of the parameter's shape, of which `axes` dimensions are indexed."""
+    """Return an empty sparse tensor with `axes` indexed dimensions."""
     indices = torch.empty(axes, 0, dtype=torch.int64, device=p.device)
     values = torch.empty(0, *p.shape[axes:], dtype=p.dtype, device=p.device)
     return torch.sparse_coo_tensor(indices, values, p.shape, check_invariants=False)
 
 
 class AdasumOptimizer(GradientOptimizer):
-    """The part of a DistributedOptimizer with Adasum before the wrapped optimizer's class."""
+    """The part before the wrapped optimizer's class, with Adasum."""
 
     def synchronize(self) -> None:
         """Do nothing: with Adasum nothing is in flight before `step`."""
 
     def skip_synchronize(self) -> NoReturn:
-        """Raise: with Adasum nothing is reduced before the step, so nothing can be skipped."""
+        """Raise: with Adasum nothing can be skipped."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take the wrapped optimizer's step, combine the ranks' steps, and return the closure's loss."""
+        """Take the step, combine the ranks' steps, return the loss."""
         self._follow_parameters()
         trained = self._trained
         # Copies: the step overwrites the parameters, and the difference is sent.

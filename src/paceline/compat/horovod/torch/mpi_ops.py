@@ -72,7 +72,7 @@ _basics = HorovodBasics()
 
 
 def join(device: int = -1) -> int:
-    """Wait until all ranks have joined, and return the global rank that joined last, the same on every rank.
+    """Wait until all ranks have joined; return the last one.
 
     Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
     `device` is ignored: the zeros are in host memory.

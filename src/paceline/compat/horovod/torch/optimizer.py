@@ -49,7 +49,7 @@ def DistributedOptimizer(  # noqa: N802
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> O:
-    """Return the optimizer as an instance of a subclass that reduces gradients over the ranks.
+    """Return the optimizer in a class that reduces gradients.
 
     It shares parameter groups and state with the given one. An optimizer that was wrapped before takes these settings.
 
@@ -94,7 +94,6 @@ def DistributedOptimizer(  # noqa: N802
         check_adasum(process_set)
         base = AdasumOptimizer
     is_member = basics.rank() in registered_ranks(process_set)
-    # Replace an earlier wrapper instead of adding a second.
     wrapped = next(cls for cls in type(optimizer).__mro__ if not issubclass(cls, GradientOptimizer))
     # Under the name of its own class, which schedulers and checkpoints look at; its module tells a script that it is wrapped.
     cls: Any = type(wrapped.__name__, (base, wrapped), {"__module__": __name__})
@@ -122,7 +121,7 @@ def _shown(value: object) -> str:
 def parameter_names(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """Return parameters with their names, in the order of the optimizer's groups.
+    """Return the parameters' names in the groups' order.
 
     Raises:
         ValueError: `named` has no pairs, has a duplicate name, or lacks a parameter.
@@ -155,7 +154,7 @@ def parameter_names(
 def in_groups(
     names: dict[torch.Tensor, str], groups: int | Sequence[Sequence[torch.Tensor]] | None, process_set: ProcessSet
 ) -> list[tuple[str, list[torch.Tensor]]]:
-    """Return (name, parameters) of each group; a parameter in no group is reduced on its own.
+    """Return (name, parameters) of each group.
 
     `groups` is the number of groups to make of all parameters, in the first rank's order, or lists of parameters, of which other
     optimizers' are ignored.

@@ -26,9 +26,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return this rank's rows of the reduced tensor. The first ranks get the remainder, one row each.
+    """Return this rank's rows of the reduced tensor.
 
-    The gradient is the concatenation of the ranks' gradients, for Sum times the number of ranks, as in Horovod.
+    The first ranks get the remainder, one row each. The gradient is the concatenation of the ranks' gradients, for Sum times
+    the number of ranks, as in Horovod.
 
     Raises:
         HorovodInternalError: `op` is neither Average nor Sum, the tensor has no dimension, or the ranks disagree.
@@ -59,7 +60,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Scatter each tensor like `reducescatter`, once all of them are ready on every rank.
+    """Scatter each tensor like `reducescatter`, as one operation.
 
     Raises:
         ValueError: The list is empty.

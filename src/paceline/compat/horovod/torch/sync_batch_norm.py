@@ -15,10 +15,10 @@ from paceline.torch_private import BatchNorm
 
 
 class SyncBatchNorm(BatchNorm):
-    """Batch normalization of [N, C, *] with the mean and variance of all ranks' batches while training.
+    """Batch normalization over all ranks' batches while training.
 
-    A rank's batch may have another size than the others' and may be empty. In evaluation, and with one rank, it is
-    torch.nn.BatchNorm.
+    The input is [N, C, *]. A rank's batch may have another size than the others' and may be empty. In evaluation, and with one
+    rank, it is torch.nn.BatchNorm.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -38,7 +38,7 @@ class SyncBatchNorm(BatchNorm):
         return output  # type: ignore[no-any-return]
 
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
-        """Move the running statistics towards these. The variance is biased (`count`), the running one unbiased."""
+        """Move the running statistics towards these."""
         assert self.running_mean is not None
         assert self.running_var is not None
         factor = self.momentum
@@ -73,7 +73,6 @@ class _Normalise(torch.autograd.Function):
         means, squares, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
         count = counts.sum()
         if count == 0:
-            # All ranks have the same count, so all of them raise.
             raise ValueError("SyncBatchNorm: the batches of all ranks are empty.")
         mean = (means * counts).sum(0) / count
         variance = (squares + counts * (means - mean).square()).sum(0) / count

@@ -15,14 +15,13 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Call `fn(*args)` for each entry of `args_list`, and return the results by position.
+    """Call `fn(*args)` in threads; return the results by position.
 
     Return None at once without `block_until_all_done`.
 
     Raises:
         RuntimeError: A call has raised; its exception is the cause.
     """
-    # ThreadPoolExecutor refuses a pool without threads.
     if not args_list:
         return {} if block_until_all_done else None
     if not block_until_all_done:
@@ -78,7 +77,9 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Start a thread that runs `func(*args)` once the event is set, unless `stop` is set first.
+    """Start a thread that runs `func(*args)` at the event.
+
+    It does nothing if `stop` is set first.
 
     Raises:
         ValueError: The event is missing, `args` is not a tuple, or a non-daemon thread could never be stopped.

@@ -25,7 +25,7 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 class ElasticSampler(Sampler[int]):
-    """A sampler of each rank's share of the rest of an epoch.
+    """A sampler of each rank's share of an epoch's rest.
 
     All ranks get equally many samples, so some samples appear twice. Call record_batch after each batch, and set_epoch at the END
     of an epoch.
@@ -139,7 +139,7 @@ class TorchState(ObjectState):
 
 
 class StateHandler(Kept):
-    """The saving, restoring and broadcasting of one value. Subclasses can be registered for other types."""
+    """The saving, restoring and broadcasting of one value."""
 
     _saved: object
 
@@ -153,7 +153,7 @@ class StateHandler(Kept):
 
 
 class StateDictHandler(StateHandler):
-    """A handler of a value with a `state_dict`. Subclasses broadcast the first rank's."""
+    """A handler of a value with a `state_dict`."""
 
     def save(self) -> None:
         # A copy, for a module's state_dict refers to the parameters themselves.
@@ -164,7 +164,6 @@ class StateDictHandler(StateHandler):
 
     def sync(self) -> None:
         self._spread()
-        # After a failure, all ranks return to the present values.
         self.save()
 
     def _spread(self) -> None:

@@ -48,7 +48,7 @@ def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
 
 @dataclass(eq=False, repr=False)
 class BaseSettings:
-    """Settings of a job. `start_timeout` is a `timeout.Timeout`, `nics` names network interfaces."""
+    """Settings of a job."""
 
     num_proc: int | None = None
     verbose: int = 0
@@ -83,7 +83,10 @@ class TimeoutException(Exception):  # noqa: N818
 
 
 class Timeout:
-    """A time limit in seconds from its creation. `message` is the error's text, with `{activity}` in it."""
+    """A time limit in seconds from its creation.
+
+    `message` is the error's text, with `{activity}` in it.
+    """
 
     def __init__(self, timeout: float, message: str) -> None:
         self._timeout, self._message = timeout, message

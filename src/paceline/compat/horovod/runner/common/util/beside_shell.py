@@ -14,13 +14,12 @@ import time
 
 
 def main(grace_s: float, argv: "list[str]") -> int:
-    """Run the command and return its exit code, or 128+n if signal n ended it. Kill the rest of its process group."""
+    """Run the command and return its exit code, as a shell does."""
     # Python writes into this pipe when a child ends, for there is a handler of SIGCHLD: so one wait is for both ends.
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # A child inherits the signal mask of the thread that starts it.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     # A group of its own, so that one signal reaches all that the command has started and that has stayed in the group.
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)

@@ -30,9 +30,9 @@ def execute(
     events: Sequence[threading.Event] | None = None,
     prefix_output_with_timestamp: bool = False,
 ) -> int:
-    """Run a command and return its exit code, or 128+n if signal n ended it. Forward its output line by line.
+    """Run a command, forward its output, and return its exit code.
 
-    Output goes to `stdout` and `stderr`, by default this process's, with the prefix `[index]<stdout>:` if `index` is given. If
+    The code is 128+n if signal n ended it. Output goes to `stdout` and `stderr`, by default this process's, with the prefix `[index]<stdout>:` if `index` is given. If
     one of `events` is set, the command and its descendants get SIGTERM, and SIGKILL after five seconds. The same happens when
     this process ends, is interrupted, or is killed.
     """
@@ -45,14 +45,12 @@ def execute(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Out of the terminal's group, so that Ctrl-C reaches this process alone, which tells it.
         start_new_session=True,
     )
     assert beside.stdin is not None
     line, lock = beside.stdin, threading.Lock()
 
     def end() -> None:
-        # The caller and the threads of several events may come here at once.
         with lock:
             line.close()
 
@@ -75,7 +73,6 @@ def execute(
         raise
     finally:
         stop.set()
-        # The command has ended. Forward the rest of its pipes.
         for reader in readers:
             reader.join()
         end()
@@ -83,7 +80,6 @@ def execute(
 
 
 def _forward(source: IO[bytes], target: Any, name: str, index: Any, is_timed: bool) -> None:
-    # A piece may end in the middle of a character.
     decoder, left = codecs.getincrementaldecoder("utf-8")("replace"), ""
 
     def write(text: str) -> None:

@@ -11,7 +11,7 @@ from paceline.compat.horovod.runner.common.util import safe_shell_exec
 
 
 def execute(command: str | Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, int] | None:
-    """Run a command. Return its combined output and exit code, or None and a traceback if it cannot start."""
+    """Return a command's output and exit code, or None if it can't start."""
     output = io.StringIO()
     try:
         code = safe_shell_exec.execute(command, env=env, stdout=output, stderr=output)
