@@ -104,10 +104,7 @@ class Engine:
         return self._reduce(ALLREDUCE, name, arrays, outs, grouped=True, **how)
 
     def reducescatter(self, name: str, array: Array, **how: Unpack[ReductionOptions]) -> Handle:
-        """Start a reduce-scatter; the result is this rank's rows.
-
-        The first ranks get the rows left over.
-        """
+        """Start a reduce-scatter; the result is this rank's rows. The first ranks get the rows left over."""
         return self._reduce(REDUCESCATTER, name, [array], **how)
 
     def grouped_reducescatter(self, name: str, arrays: Sequence[Array], **how: Unpack[ReductionOptions]) -> Handle:
@@ -197,10 +194,7 @@ class Engine:
         return self._submit(ALLTOALL, name, [array], process_set, splits=splits)
 
     def barrier(self, process_set: int = 0) -> Handle:
-        """Start a barrier.
-
-        Between two joins, every rank must call it equally often.
-        """
+        """Start a barrier. Between two joins, every rank must call it equally often."""
         number = next(self._barriers.setdefault(process_set, itertools.count()))
         name = f"barrier.{self.counted(process_set, number)}"
         return self._submit(BARRIER, name, [], process_set, finish=lambda _: None)
@@ -399,10 +393,7 @@ def current() -> Engine | None:
 
 
 def stop() -> None:
-    """Shut the engine down on all ranks.
-
-    Operations in flight fail. All ranks may call `start` again.
-    """
+    """Shut the engine down on all ranks. Operations in flight fail. All ranks may call `start` again."""
     global _engine
     with _lock:
         engine, _engine = _engine, None

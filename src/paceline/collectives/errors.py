@@ -10,17 +10,11 @@ class CollectivesError(PacelineError, RuntimeError):
 
 
 class MismatchError(CollectivesError):
-    """The ranks requested different operations under one name.
-
-    Every rank raises it, and the engine continues.
-    """
+    """The ranks requested different operations under one name. Every rank raises it, and the engine continues."""
 
 
 class ShutDownError(CollectivesError):
-    """A rank died or left while others needed it.
-
-    No further operation is possible.
-    """
+    """A rank died or left while others needed it. No further operation is possible."""
 
 
 class LostRankError(ShutDownError):

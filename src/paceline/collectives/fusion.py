@@ -53,10 +53,7 @@ class _Piece(NamedTuple):
 
 
 class Fusion:
-    """Fused reductions, with buffers of `limit_bytes`.
-
-    `transport` is None for a set of one rank.
-    """
+    """Fused reductions, with buffers of `limit_bytes`. `transport` is None for a set of one rank."""
 
     def __init__(self, transport: Transport | None, limit_bytes: int) -> None:
         self._transport = transport

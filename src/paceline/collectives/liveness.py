@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,31 +53,22 @@ class PeerPlace:
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             namespace = f"{boot} {os.readlink('/proc/self/ns/pid')}"
-        told = None
+        launcher = None
         rank, size = (0, 1) if transport is None else (transport.rank, transport.size)
         if environ.get("HOROVOD_SIZE") == str(size) and environ.get("HOROVOD_RANK") == str(rank):
             texts = [environ.get(f"HOROVOD_{name}", "") for name in _LOCAL]
-            told = [int(text) for text in texts] if all(text.isdigit() for text in texts) else None
-        own = (socket.gethostname(), os.getpid(), namespace, told)
-        all_told = [own] if transport is None else transport.gather_objects(own)
-        hosts = [host for host, *_ in all_told]
+            launcher = [int(text) for text in texts] if all(text.isdigit() for text in texts) else None
+        own = (socket.gethostname(), os.getpid(), namespace, launcher)
+        processes = [own] if transport is None else transport.gather_objects(own)
+        hosts = [host for host, *_ in processes]
         places = []
-        for rank, (host, pid, where, told) in enumerate(all_told):
+        for rank, (host, pid, where, launcher) in enumerate(processes):
             local_rank = hosts[:rank].count(host)
             # The hosts that have as many ranks, in the order of their first ranks.
             peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
-            counts = told or [local_rank, hosts.count(host), peers.index(host), len(peers)]
-            places.append(
-                cls(
-                    host=host,
-                    pid=pid,
-                    namespace=where,
-                    local_rank=counts[0],
-                    local_size=counts[1],
-                    cross_rank=counts[2],
-                    cross_size=counts[3],
-                )
-            )
+            counts = launcher or [local_rank, hosts.count(host), peers.index(host), len(peers)]
+            place = cls(host=host, pid=pid, namespace=where)
+            places.append(replace(place, **{name.lower(): count for name, count in zip(_LOCAL, counts, strict=True)}))
         return places
 
 
@@ -181,28 +172,29 @@ class StallWatch:
             late = coordinator.waiting(self._shutdown_s)
             if late:
                 coordinator.end(
-                    f"{self._told(late[0])} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._shutdown_s:g}), "
+                    f"{self._described(late[0])} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={self._shutdown_s:g}), "
                     "so the ranks have stopped waiting for each other"
                 )
 
     def _warn(self, late: Sequence[Late], now_s: float) -> None:
-        found = {one.key: one for one in late}
-        for key in [key for key in self._reported if key not in found]:
-            one, reported_s = self._reported.pop(key)
-            report(one._replace(age_s=one.age_s + now_s - reported_s), self._number, self._ranks, resolved=True)
-        new = [one for key, one in found.items() if key not in self._reported]
-        for one in new:
-            self._reported[one.key] = (one, now_s)
-            report(one, self._number, self._ranks)
-        if new or (found and now_s - self._warned_s >= self._warning_s):
+        keys = {operation.key for operation in late}
+        for key in self._reported.keys() - keys:
+            operation, reported_s = self._reported.pop(key)
+            age_s = operation.age_s + now_s - reported_s
+            report(operation._replace(age_s=age_s), self._number, self._ranks, resolved=True)
+        new = [operation for operation in late if operation.key not in self._reported]
+        for operation in new:
+            self._reported[operation.key] = (operation, now_s)
+            report(operation, self._number, self._ranks)
+        if new or (late and now_s - self._warned_s >= self._warning_s):
             self._warned_s = now_s
             _log.warning(
                 "Some ranks wait for tensors that others have not submitted; a rank may have stopped, or the ranks "
                 "may take different paths through the script.\n  %s",
-                "\n  ".join(self._told(one) for one in late),
+                "\n  ".join(self._described(operation) for operation in late),
             )
 
-    def _told(self, late: Late) -> str:
+    def _described(self, late: Late) -> str:
         missing = [str(self._ranks[rank]) for rank in late.missing]
         return (
             f"{late.key[0]} {late.key[1]!r} has waited for {late.age_s:.{0 if late.age_s > 10 else 1}f} s, "

@@ -40,10 +40,7 @@ SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
 
 
 class Performer:
-    """The execution of agreed operations over one transport.
-
-    It is None for a set of one rank.
-    """
+    """The execution of agreed operations over one transport. It is None for a set of one rank."""
 
     def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
         self._transport = transport

@@ -43,10 +43,7 @@ class Transport(Protocol):
         """Return the sender and bytes of a message, or None."""
 
     def allreduce(self, source: Array, target: Array, op: str) -> None:
-        """Fill `target` with the reduced `source` arrays of all ranks.
-
-        Both are flat, and may be the same array.
-        """
+        """Fill `target` with the reduced `source` arrays of all ranks. Both are flat, and may be the same array."""
 
     def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         """Fill `target` with this rank's part of the reduced `source`.
@@ -61,34 +58,22 @@ class Transport(Protocol):
         """Replace the flat array of bytes by the root's."""
 
     def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
-        """Fill `result` with the rows that the ranks send here.
-
-        `sent[k]` rows of `array` go to rank k.
-        """
+        """Fill `result` with the rows that the ranks send here. `sent[k]` rows of `array` go to rank k."""
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
         """Fill the flat `other` with the partner's `array`."""
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        """Open memory that all ranks see, or return None.
-
-        Each rank has `size` bytes. Every rank calls it.
-        """
+        """Open memory that all ranks see, or return None. Each rank has `size` bytes. Every rank calls it."""
 
     def gather_objects(self, value: object) -> list[Any]:
         """Return every rank's value."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
-        """Return the transport of these ranks, or None on the others.
-
-        Every rank calls it with the same arguments.
-        """
+        """Return the transport of these ranks, or None on the others. Every rank calls it with the same arguments."""
 
     def watched(self) -> dict[int, int]:
-        """Return file descriptors by rank that hang up at its end.
-
-        Callers must not read from them.
-        """
+        """Return file descriptors by rank that hang up at its end. Callers must not read from them."""
 
     def close(self) -> None:
         """Deliver the last messages and free everything."""

@@ -71,10 +71,7 @@ class ProcessGroupMPI:
 
     @staticmethod
     def create(ranks: Sequence[int]) -> MpiProcessGroup | None:
-        """Return the group of these ranks, or None on others.
-
-        An empty list means all ranks.
-        """
+        """Return the group of these ranks, or None on others. An empty list means all ranks."""
         from paceline.collectives import mpi
 
         # Asked here and not in `install`: a script that never makes a group over MPI may run with any torch.

@@ -78,6 +78,7 @@ def real(tmp_path):
 
 #: Small modules of Horovod that are one module in Paceline.
 MERGED = {
+    "horovod.data": ("data_loader_base",),
     "horovod.runner.common.util": ("codec", "env", "secret", "settings", "timeout"),
     "horovod.torch.elastic": ("sampler", "state"),
 }

@@ -62,10 +62,7 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
 
 
 def shutdown() -> None:
-    """Leave the world.
-
-    Operations in flight raise HorovodInternalError on the ranks that wait for them.
-    """
+    """Leave the world. Operations in flight raise HorovodInternalError on the ranks that wait for them."""
     from paceline import collectives
 
     try:
@@ -268,25 +265,5 @@ class HorovodBasics:
     def __init__(self, *args: object) -> None:
         pass
 
-    init = staticmethod(init)
-    shutdown = staticmethod(shutdown)
-    is_initialized = staticmethod(is_initialized)
-    size = staticmethod(size)
-    local_size = staticmethod(local_size)
-    cross_size = staticmethod(cross_size)
-    rank = staticmethod(rank)
-    local_rank = staticmethod(local_rank)
-    cross_rank = staticmethod(cross_rank)
-    is_homogeneous = staticmethod(is_homogeneous)
-    mpi_threads_supported = staticmethod(mpi_threads_supported)
-    mpi_enabled = staticmethod(mpi_enabled)
-    mpi_built = staticmethod(mpi_built)
-    gloo_enabled = staticmethod(gloo_enabled)
-    gloo_built = staticmethod(gloo_built)
-    nccl_built = staticmethod(nccl_built)
-    ddl_built = staticmethod(ddl_built)
-    ccl_built = staticmethod(ccl_built)
-    cuda_built = staticmethod(cuda_built)
-    rocm_built = staticmethod(rocm_built)
-    start_timeline = staticmethod(start_timeline)
-    stop_timeline = staticmethod(stop_timeline)
+    def __getattr__(self, name: str) -> object:
+        return getattr(sys.modules[__name__], name)

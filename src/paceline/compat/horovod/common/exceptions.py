@@ -9,10 +9,7 @@ from paceline.errors import PacelineError
 
 
 class HorovodInternalError(PacelineError, RuntimeError):
-    """A collective failed.
-
-    `horovod.elastic.run` then returns to the last committed state.
-    """
+    """A collective failed. `horovod.elastic.run` then returns to the last committed state."""
 
 
 class HostsUpdatedInterrupt(PacelineError, RuntimeError):  # noqa: N818

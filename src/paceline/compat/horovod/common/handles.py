@@ -86,10 +86,7 @@ def submit_several(
     *,
     grouped: bool,
 ) -> int:
-    """Call `submit` for one array, or for several if `grouped`.
-
-    `finish` gets a list in both cases.
-    """
+    """Call `submit` for one array, or for several if `grouped`. `finish` gets a list in both cases."""
     if grouped:
         return submit(f"grouped_{kind}", name, process_set, finish, arrays, how)
     [array] = arrays

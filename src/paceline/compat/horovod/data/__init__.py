@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import queue
+import sys
 import threading
 import warnings
 import weakref
@@ -163,9 +164,10 @@ class Prefetcher:
 
 @atexit.register
 def _close_all() -> None:
-    """Stop the threads before the interpreter ends.
-
-    One inside numpy or torch may crash it.
-    """
+    """Stop the threads before the interpreter ends. One inside numpy or torch may crash it."""
     for reader in list(_living):
         reader.close()
+
+
+# For `from horovod.data import data_loader_base`.
+data_loader_base = sys.modules[__name__]

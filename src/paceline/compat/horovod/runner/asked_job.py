@@ -110,10 +110,7 @@ def has_torch() -> bool:
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for ranks.
-
-    It lacks variables that another launcher set for this process only.
-    """
+    """Return the environment for ranks. It lacks variables that another launcher set for this process only."""
     from paceline.launchers.environment import inherited
 
     kept = inherited(environ)

@@ -58,10 +58,7 @@ def empty(shape: Sequence[int], dtype: DType) -> Array:
 
 
 def tensor_of(array: Array) -> tf.Tensor:
-    """Return an eager tensor, in the array's memory if aligned.
-
-    Do not write to the array afterwards.
-    """
+    """Return an eager tensor, in the array's memory if aligned. Do not write to the array afterwards."""
     bits = plain(array)
     if bits.nbytes < _SHARED_BYTES or bits.__array_interface__["data"][0] % _ALIGNMENT_BYTES or bits.dtype.kind == "b":
         return tf.convert_to_tensor(array)

@@ -263,10 +263,7 @@ def run_beside(operation: tf.Operation) -> None:
 
 
 class _Stretch:
-    """Consecutive collectives of a graph.
-
-    No function that has collectives too is called in between.
-    """
+    """Consecutive collectives of a graph. No function that has collectives too is called in between."""
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line

@@ -127,10 +127,7 @@ class _Distributed:
     def get_local_and_global_gradients(
         self, target: Nested, sources: Nested, output_gradients: Nested = None, use_generic_names: bool = False
     ) -> tuple[list[Pair], list[Pair]]:
-        """Return the pairs of local sources, and of the others.
-
-        The others' gradients are reduced.
-        """
+        """Return the pairs of local sources, and of the others. The others' gradients are reduced."""
         # It calls `gradient` with these arguments, so a tape that is not persistent is used up.
         grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()

@@ -48,10 +48,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Start an `allreduce` and return its handle.
-
-    Do not change the input before `synchronize`.
-    """
+    """Start an `allreduce` and return its handle. Do not change the input before `synchronize`."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return submit_allreduce([tensor], name, how)
 

@@ -136,10 +136,7 @@ class GradientOptimizer:
         self._left = dict.fromkeys(self._trained, passes)
 
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced.
-
-        It submits the missing ones, as 0 where a parameter has none.
-        """
+        """Wait until every gradient is reduced. It submits the missing ones, as 0 where a parameter has none."""
         # A single rank, or one outside the process set, keeps its gradients.
         if not self._hooked:
             self._synchronized = True

@@ -83,10 +83,7 @@ class TimeoutException(Exception):  # noqa: N818
 
 
 class Timeout:
-    """A time limit in seconds from its creation.
-
-    `message` is the error's text, with `{activity}` in it.
-    """
+    """A time limit in seconds from its creation. `message` is the error's text, with `{activity}` in it."""
 
     def __init__(self, timeout: float, message: str) -> None:
         self._timeout, self._message = timeout, message

@@ -32,9 +32,9 @@ def execute(
 ) -> int:
     """Run a command, forward its output, and return its exit code.
 
-    The code is 128+n if signal n ended it. Output goes to `stdout` and `stderr`, by default this process's, with the prefix `[index]<stdout>:` if `index` is given. If
-    one of `events` is set, the command and its descendants get SIGTERM, and SIGKILL after five seconds. The same happens when
-    this process ends, is interrupted, or is killed.
+    The code is 128+n if signal n ended it. Output goes to `stdout` and `stderr`, by default this process's, with the prefix
+    `[index]<stdout>:` if `index` is given. If one of `events` is set, or when this process ends in any way, the command and its
+    descendants get SIGTERM, and SIGKILL after five seconds.
     """
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     # Its standard input is this process's line to it: it ends when this process does.
