@@ -23,7 +23,7 @@ from paceline.compat.horovod._keras.state import (
     velocities,
 )
 from paceline.compat.horovod.common import basics, objects
-from paceline.compat.horovod.common.types import Model, Variable
+from paceline.compat.horovod.common.types import KerasModel, Variable
 
 
 @functools.cache
@@ -58,7 +58,7 @@ class _Broadcast:
     `local_variables` keep each rank's values.
     """
 
-    model: Model
+    model: KerasModel
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Variable] | None = None) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class LearningRateSchedule:
     `staircase` if Keras does not know the number of batches.
     """
 
-    model: Model
+    model: KerasModel
     params: dict[str, int] | None
 
     def __init__(

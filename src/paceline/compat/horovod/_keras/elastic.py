@@ -11,7 +11,7 @@ from paceline.compat.horovod._keras.state import broadcast_variables, build_opti
 from paceline.compat.horovod.common import elastic
 from paceline.compat.horovod.common.elastic import State, VariablesState
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
-from paceline.compat.horovod.common.types import Model, Optimizer, Variable
+from paceline.compat.horovod.common.types import KerasModel, Optimizer, Variable
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class KerasState(VariablesState):
     """
 
     def __init__(
-        self, model: Model, optimizer: Optimizer | None = None, backend: object = None, **kwargs: object
+        self, model: KerasModel, optimizer: Optimizer | None = None, backend: object = None, **kwargs: object
     ) -> None:
         if not model.built:
             raise ValueError(

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.reduction import Reduction
-from paceline.compat.horovod.common.types import Layer, Variable
+from paceline.compat.horovod.common.types import KerasLayer, Variable
 
 KERAS_3, KERAS_2 = "keras", "tf_keras"
 _USABLE = ("tensorflow", "torch")
@@ -27,7 +27,7 @@ class KerasSettings(Reduction):
 
     passes: int = 1
     average_passes: bool = False
-    local_layers: tuple[Layer, ...] = ()
+    local_layers: tuple[KerasLayer, ...] = ()
     local_variables: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:

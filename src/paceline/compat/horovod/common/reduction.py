@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
-from paceline.compat.horovod.common.types import Groups, Layer, Layers
+from paceline.compat.horovod.common.types import Groups, KerasLayer, Layers
 
 T = TypeVar("T")
 G = TypeVar("G")
@@ -80,7 +80,7 @@ def check_groups(groups: object, members: str = "variables") -> None:
         raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of {members}.")
 
 
-def checked_layers(local_layers: Layers, weights: str) -> tuple[Layer, ...]:
+def checked_layers(local_layers: Layers, weights: str) -> tuple[KerasLayer, ...]:
     """Return the layers, one, several or None, as a tuple."""
     # `weights` is the attribute with which each layer lists its variables.
     if local_layers is None:

@@ -26,7 +26,7 @@ class Variable(Protocol):
     def __mul__(self, factor: float, /) -> object: ...
 
 
-class Layer(Protocol):
+class KerasLayer(Protocol):
     """A layer of Keras."""
 
     trainable_variables: Sequence[Variable]
@@ -44,7 +44,7 @@ class Optimizer(Protocol):
     def build(self, variables: Sequence[Variable]) -> None: ...
 
 
-class Model(Protocol):
+class KerasModel(Protocol):
     """A model of Keras."""
 
     name: str
@@ -55,7 +55,7 @@ class Model(Protocol):
 
 
 #: Layers whose gradients stay on their rank: one or several.
-Layers: TypeAlias = "Layer | Iterable[Layer] | None"
+Layers: TypeAlias = "KerasLayer | Iterable[KerasLayer] | None"
 #: The number of groups of gradients, or the variables of each.
 Groups: TypeAlias = "int | Sequence[Sequence[object]] | None"
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.common.reduction import Compressor, checked_layers, chosen_groups
-from paceline.compat.horovod.common.types import Layer, Layers
+from paceline.compat.horovod.common.types import KerasLayer, Layers
 from paceline.compat.horovod.tensorflow.arrays import Gradient
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.names import by_place, key
@@ -102,7 +102,7 @@ class _Distributed:
 
     _how: Reduction
     _local: dict[int, tf.Variable]
-    _layers: tuple[Layer, ...]
+    _layers: tuple[KerasLayer, ...]
 
     def gradient(
         self,
