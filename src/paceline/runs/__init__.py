@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.runs.page_address import page_of
     from paceline.runs.read import all_records
     from paceline.runs.record import RunRecord
-    from paceline.runs.run import Run
+    from paceline.runs.run import ExperimentLike, Run
     from paceline.runs.run_metrics import LogsMetrics, plain_file_name
 
 _HOMES = {
@@ -33,7 +33,7 @@ _HOMES = {
     "paceline.runs.page_address": ("page_of",),
     "paceline.runs.read": ("all_records",),
     "paceline.runs.record": ("RunRecord",),
-    "paceline.runs.run": ("Run",),
+    "paceline.runs.run": ("ExperimentLike", "Run"),
     "paceline.runs.run_metrics": (
         "LogsMetrics",
         "plain_file_name",
@@ -41,6 +41,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ExperimentLike",
     "LogsMetrics",
     "OfflineRun",
     "Run",

@@ -347,7 +347,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """
         top = Path(destination) if destination is not None else Path(self.id)
         names = [name for name in self.get_file_names() if name.startswith("logs/")]
-        return [artifacts.get(self._folder, name, top / name) for name in names]
+        for name in names:
+            self.download_file(name, str(top / name))
+        return [str(top / name) for name in names]
 
     def restore_snapshot(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the run's source, as submitted, into a new folder, and return its path.

@@ -5,6 +5,7 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.environment.env
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -19,10 +20,12 @@ from paceline.compat.azureml.curated import CURATED, is_curated
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.refused import INSTEAD, DockerBuildContext
+from paceline.compat.azureml.run_details import UNNAMED
 from paceline.compat.azureml.strict import Strict
 
 if TYPE_CHECKING:
     from paceline import Workspace
+    from paceline.environments import EnvironmentSpec
 
 __all__ = [
     "DEFAULT_CPU_IMAGE",
@@ -401,6 +404,23 @@ class Environment(Strict):
 def _snake_case(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data with the SDK's keys, such as `baseImage`, in snake case."""
     return {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", key): value for key, value in data.items()}
+
+
+def environment_of(workspace: Workspace, spec: EnvironmentSpec | None) -> Environment:
+    """Return the environment with which a run was submitted: the registered one, or one of the same content."""
+    name = (spec.name if spec else None) or UNNAMED
+    if spec is not None and (spec.version or is_curated(name)):
+        # The registration may have been removed.
+        with contextlib.suppress(UserErrorException):
+            return Environment.get(workspace, name, str(spec.version) if spec.version else None)
+    made = Environment(name)
+    if spec is not None:
+        made.environment_variables = dict(spec.environment_variables)
+        if made.python.conda_dependencies is not None:
+            lines = [*(spec.pip_requirements or "").splitlines(), *spec.pip_packages]
+            made.python.conda_dependencies.set_pip_requirements(lines)
+        made.docker.base_image = spec.docker_image
+    return made
 
 
 class EnvironmentBuild:

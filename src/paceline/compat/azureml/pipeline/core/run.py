@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import paceline
-from paceline.compat.azureml.core.run import Run, ScriptRun, check_not_failed
+from paceline.compat.azureml.core.run import Run, ScriptRun
 from paceline.compat.azureml.exceptions import ExperimentExecutionException, UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.graph import PortDataReference
 from paceline.compat.azureml.refused import refuse
+from paceline.compat.azureml.run_details import check_not_failed
 from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
 from paceline.pipelines import step_output, step_records
 from paceline.runs import RunRecord
