@@ -14,6 +14,8 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+from paceline.compat.azureml.check import names
+
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Files of the repository that are pages of the site -> where they stand there, as a path below docs/.
@@ -34,6 +36,9 @@ PAGES = {
 #: Pages, or folders of pages, that the search of the site leaves out: they are for contributors.
 NOT_SEARCHED = ("decisions/", "promises.md", "changelog", "contributing", "code-of-conduct.md", "license.md")
 
+#: The page of the names that `import azureml` has.
+AZUREML_NAMES = "python/azureml.md"
+
 #: Modules whose public names have a page.
 MODULES = ("paceline", "paceline.parallel", "paceline.checkpoint", "paceline.errors")
 
@@ -48,6 +53,7 @@ def on_config(config: Any) -> Any:
             for entry in section["Reference"]:
                 if isinstance(entry, dict) and "Python" in entry:
                     entry["Python"] = [{name: f"python/{name}.md"} for name in modules()]
+                    entry["Python"].append({"Names of azureml": AZUREML_NAMES})
     return config
 
 
@@ -60,6 +66,8 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, page, content=text))
     for name in modules():
         files.append(File.generated(config, f"python/{name}.md", content=reference(name)))
+    content = f"# Names of azureml\n\nLook up which names of the Azure SDK programs can import.\n\n{names.table()}"
+    files.append(File.generated(config, AZUREML_NAMES, content=content))
     return files
 
 

@@ -1,4 +1,4 @@
-"""The table of all supported SDK names, by module, for docs/from-azureml.md.
+"""The table of all supported SDK names, by module, for the site.
 
 `python -m <this module>` prints it.
 """
