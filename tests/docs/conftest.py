@@ -22,7 +22,7 @@ _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
 #: Example -> what it has -> what it has in a checkout: commands come as far with less to train on. That the examples learn,
 #: `make demo` and tests/parallel/test_examples.py see.
 SMALLER = {
-    "digits/train.py": {"test_size=0.2": "train_size=160, test_size=100"},
+    "digits/train.py": {"(order[360:], order[:360])": "(order[360:520], order[:100])"},
     "many_nodes/train.py": {
         '"--width", type=int, default=128': '"--width", type=int, default=32',
         '"--depth", type=int, default=4': '"--depth", type=int, default=1',

@@ -25,6 +25,7 @@ class Kind(Enum):
 _NAMED = re.compile(r"# (?P<name>[\w./-]+\.(?:py|yaml|toml|txt))\n")
 _NOT_RUN = re.compile(r"not run: \S.*")
 _CODE = re.compile(r"exits with (\d+)")
+_STAYS = "ends with Ctrl-C"
 _COMMAND = re.compile(r"(?:\$ .*|(?:paceline|python|pip|torchrun|horovodrun|curl|podman|docker|ssh|sbatch) .*)")
 _PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\.\.\.|-> ")
 
@@ -37,8 +38,9 @@ A block is one of these:
   ```sh        `make` and `pip install` alone
   ```toml, ```yaml, ```json, which are read
   ```text      what is printed, drawn, or a form with PLACEHOLDERS
-A comment on the line above may say `<!-- not run: WHY -->` (then names, calls and options are looked up) or
-`<!-- exits with 1 -->`. What a page supposes to be there is set up in tests/docs/scenes.py."""
+A comment on the line above may say `<!-- not run: WHY -->` (then names, calls and options are looked up),
+`<!-- exits with 1 -->`, or `<!-- ends with Ctrl-C -->` for a command that stays in the foreground.
+What a page supposes to be there is set up in tests/docs/scenes.py."""
 
 
 def kind_of(block: Block) -> Kind:
@@ -47,7 +49,7 @@ def kind_of(block: Block) -> Kind:
     Raises:
         AssertionError: nothing is known to do with such a block; what to write is said.
     """
-    assert not block.note or _NOT_RUN.fullmatch(block.note) or _CODE.fullmatch(block.note), (
+    assert block.note in ("", _STAYS) or _NOT_RUN.fullmatch(block.note) or _CODE.fullmatch(block.note), (
         f"the comment {block.note!r} above a block. {HOW}"
     )
     is_run = not _NOT_RUN.fullmatch(block.note)
@@ -87,6 +89,11 @@ def exit_code(block: Block) -> int:
     """With what the block's commands end."""
     match = _CODE.fullmatch(block.note)
     return int(match[1]) if match else int("Failed in" in block.text)
+
+
+def stays(block: Block) -> bool:
+    """Return whether the block's command runs until Ctrl-C."""
+    return block.note == _STAYS
 
 
 def typed(block: Block) -> list[tuple[str, list[str]]]:

@@ -10,18 +10,22 @@ from paceline.runs import states
 def assert_printed(said: list[str], printed: str) -> None:
     """Raise AssertionError unless each line of `said` was printed.
 
-    Numbers, ids, runs' readable names and fingerprints may differ, "..." stands for anything, a state may be too short to be
-    seen. Words may not.
+    Numbers, ids, runs' readable names, fingerprints and the width of columns may differ, "..." stands for anything, a state may
+    be too short to be seen. Words may not.
     """
-    lines = [line.strip() for line in printed.splitlines()]
-    for line in said:
-        if line.strip() in ("", "...") or re.fullmatch(rf"(-- )?({'|'.join(states.ALL)})", line):
+    lines = [_narrow(line) for line in printed.splitlines()]
+    for line in map(_narrow, said):
+        if line in ("", "...") or re.fullmatch(rf"(-- )?({'|'.join(states.ALL)})", line):
             continue
-        pattern = as_pattern(line.strip())
+        pattern = as_pattern(line)
         if lost := re.match(r"(rank \d+) lost its connection", line):
             # Where the others take longer to fail for it, on a machine with much to do, they are ended instead.
             pattern += f"|{lost[1]} was ended by Paceline because of it\\."
         assert any(re.fullmatch(pattern, other) for other in lines), f"{line!r} is not in:\n{printed}"
+
+
+def _narrow(line: str) -> str:
+    return re.sub(r" {2,}", "  ", line.strip())
 
 
 def as_pattern(line: str) -> str:

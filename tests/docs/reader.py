@@ -13,8 +13,11 @@ import contextlib
 import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.docs import checking
-from tests.docs.kinds import Kind, exit_code, kind_of, name_of, typed
+from tests.docs.kinds import Kind, exit_code, kind_of, name_of, stays, typed
 from tests.docs.pages import Block, blocks
 from tests.docs.printed import assert_printed
 
@@ -105,6 +108,8 @@ class Reader:
             for command, said in typed(block):
                 if command.startswith(self._scene.later):
                     self._check(command)
+                elif stays(block):
+                    self.printed.append(interrupted(command, said, self._directory, self._environment))
                 else:
                     self._type(command, said, exit_code(block))
         elif kind is Kind.CHECKED and block.language == "python":
@@ -159,6 +164,38 @@ class Reader:
             self._type(gpus + shlex.join([*words[:2], "--dry-run", *words[2:]]), [], 0)
         elif words[1:3] in (["sweep", "run"], ["pipeline", "run"]) and command.startswith(self._scene.later):
             self._type(shlex.join([*words, "--dry-run"]), [], 0)
+
+
+def interrupted(command: str, said: list[str], folder: str, environment: dict[str, str]) -> str:
+    """Return the output of a command that stays in the foreground. It gets Ctrl-C once it has printed `said`."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        ends_at = time.monotonic() + _TIMEOUT_S
+        try:
+            while True:
+                output.seek(0)
+                printed = output.read()
+                try:
+                    assert_printed(said, printed)
+                    break
+                except AssertionError:
+                    if process.poll() is not None or time.monotonic() > ends_at:
+                        raise
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            code = process.wait(_TIMEOUT_S)
+        finally:
+            process.kill()
+            process.wait()
+    assert code in (0, 130), f"$ {command}\nexit code {code} after Ctrl-C\n{printed}"
+    return printed
 
 
 @contextlib.contextmanager

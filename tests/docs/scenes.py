@@ -29,10 +29,10 @@ SCENES: dict[str, Maker] = {}
 #: makes the plan of a sweep or of a pipeline.
 LATER: dict[str, tuple[str, ...]] = {
     "command-line": ("paceline check ",),  # test_a_script_is_equal_on_two_workers_and_another_is_not
-    "from-horovod": ("horovodrun ",),  # the same script below `paceline run`; README's below horovodrun
+    "from-horovod": ("horovodrun ",),  # the same script below `paceline run`; examples.md's below horovodrun
     "from-torchrun": ("torchrun ",),  # the same script below `paceline run`, and without that nothing is Paceline's
     "pipelines": ("paceline pipeline run ",),  # the same steps in Python; test_a_file_is_run_followed_and_shown
-    "sweeps": ("paceline sweep run examples/",),  # README's command
+    "sweeps": ("paceline sweep run examples/",),  # the command of examples.md
 }
 
 
@@ -46,14 +46,21 @@ def supposed_by(*pages: str) -> Callable[[Maker], Maker]:
     return keep
 
 
-@supposed_by("README")
-def readme(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+@supposed_by("README", "examples")
+def the_repository_s_examples(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     copy_examples(scene.folder, "parts")
     scene.elsewhere = {
-        "$ ": "test_readme_commands_print_the_shown_output",
-        "examples/digits": "test_readme_program_prints_the_shown_output",
-        "paceline.parallelize(": "test_readme_model_trains_on_one_and_two_workers",
+        "$ ": "test_command_prints_what_the_page_says",
+        "examples/digits": "test_ten_lines_print_what_the_page_says",
+        "paceline.parallelize(": "test_parallel_example_trains_on_one_worker_and_on_two",
     }
+
+
+@supposed_by("quick-start")
+def an_empty_folder(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    scene.folder /= "quick"
+    scene.folder.mkdir()
+    patch.chdir(scene.folder)
 
 
 # --- data and environments

@@ -29,11 +29,14 @@ from paceline.runs.record import Attempt
 from paceline.targets.base import Target
 from paceline.worker import ranks
 from tests.cli.conftest import Cli
+from tests.docs.kinds import stays
 from tests.docs.pages import (
     DOCS,
+    LINK,
     PAGES,
     README,
     ROOT,
+    Block,
     anchors,
     blocks,
     code_words,
@@ -44,6 +47,7 @@ from tests.docs.pages import (
     tables,
 )
 from tests.docs.printed import assert_printed
+from tests.docs.reader import interrupted
 from tests.engines import hosts
 from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_launch, make_record, make_run
@@ -59,6 +63,8 @@ VARIABLES = DOCS / "worker-environment.md"
 ESTIMATORS_PAGE = DOCS / "estimators.md"
 COMMANDS = DOCS / "command-line.md"
 RUNS = DOCS / "runs.md"
+EXAMPLES = DOCS / "examples.md"
+ALL_PAGES = DOCS / "all-pages.md"
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -68,7 +74,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 
 @pytest.mark.parametrize(
     ("page", "heading"),
-    [("README.md", "Dive into the code"), ("CONTRIBUTING.md", "The layers")],
+    [("docs/contributing/tour.md", "Dive into the code"), ("CONTRIBUTING.md", "The layers")],
     ids=["tour", "layers"],
 )
 def test_the_files_that_the_tour_of_the_code_names_are_there(page: str, heading: str) -> None:
@@ -100,6 +106,31 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{link}: there is no such heading"
 
 
+def test_list_of_all_pages_links_every_page_of_the_docs() -> None:
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in links(ALL_PAGES)}
+    # Contributors' pages are found from that on the architecture, decisions from CONTRIBUTING.md.
+    others = {page for page in PAGES if {"contributing", "decisions"} & {*page.parts} or page.parent == ROOT}
+    assert not set(PAGES) - linked - {ALL_PAGES} - others
+
+
+# --- the README
+
+
+def test_readme_has_at_most_8_kib() -> None:
+    assert len(README.read_bytes()) <= 8192
+
+
+def test_measured_figures_of_the_readme_are_those_of_their_files() -> None:
+    rows = [row for row in tables(section(README, "Measured"))[0] if "benchmarks/results/" in row[0]]
+    assert len(rows) >= 4
+    for what, *cells in rows:
+        (link,) = LINK.findall(what)
+        values = [value for value in json.loads((ROOT / link).read_text()).values() if isinstance(value, float)]
+        for figure in re.findall(r"[\d.]+(?= (?:s|ms|tokens/s)\b)", " ".join(cells)):
+            digits = len(figure.partition(".")[2])
+            assert float(figure) in [round(value, digits) for value in values], f"{what}: {figure}"
+
+
 # --- commands
 
 
@@ -125,19 +156,20 @@ def test_shell_commands_of_pages_are_valid(page: Path) -> None:
 
 
 def is_elsewhere(text: str) -> bool:
-    """Whether a block's command wants the two SSH hosts that the README speaks of."""
+    """Whether a block's command needs two SSH hosts."""
     return bool(re.search(r"\blab\b", text.splitlines()[0]))
 
 
-HERE = [number for number, block in enumerate(blocks(README, "console")) if not is_elsewhere(block.text)]
+COMMAND_BLOCKS = [block for page in (README, EXAMPLES) for block in blocks(page, "console")]
+HERE = {block.text.splitlines()[0]: block for block in COMMAND_BLOCKS if not is_elsewhere(block.text)}
 
 
 @pytest.mark.promise("command-readme-works")
 @pytest.mark.slow
-@pytest.mark.parametrize("number", HERE)
-def test_readme_commands_print_the_shown_output(checkout: Path, number: int) -> None:
+@pytest.mark.parametrize("command", HERE)
+def test_command_prints_what_the_page_says(checkout: Path, command: str) -> None:
     hide_matplotlib(checkout / ".paceline")  # of its sweeps the page is looked at, and no PNG
-    assert_prints_what_it_says(blocks(README, "console")[number].text)
+    assert_prints_what_it_says(HERE[command])
 
 
 #: In place of the digits, of which README shows no line there, and which its first command trains: each of four workers would
@@ -152,12 +184,12 @@ assert MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank) == 0 + 1 + 2 + 3
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("script", [MEETING, pytest.param(None, marks=pytest.mark.proof)], ids=["meeting", "digits"])
-def test_readme_commands_on_other_machines_print_the_shown_output(
+def test_commands_on_other_machines_print_what_the_page_says(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
 ) -> None:
     lacks = hosts.missing()
     require_engine(f"hosts ({lacks})" if lacks else "hosts", not lacks)
-    found = [block.text for block in blocks(README, "console") if is_elsewhere(block.text)]
+    found = {block.text.splitlines()[0]: block for block in COMMAND_BLOCKS if is_elsewhere(block.text)}
     assert len(found) >= 3
     if script is not None:
         (checkout / "examples" / "digits" / "train.py").write_text(script)
@@ -165,40 +197,41 @@ def test_readme_commands_on_other_machines_print_the_shown_output(
         for name, value in lab.ssh_environment().items():
             monkeypatch.setenv(name, value)
         (checkout / "hosts.txt").write_text("".join(f"{name} slots=2\n" for name in lab.names))
-        for text in found:
-            assert_prints_what_it_says(text)
+        for block in found.values():
+            assert_prints_what_it_says(block)
 
 
-def assert_prints_what_it_says(text: str) -> str:
-    """What the block's command has printed."""
+def assert_prints_what_it_says(block: Block) -> None:
+    text = block.text
     first, *said = text.splitlines()
-    assert first.startswith("$ "), "one command a block"
+    assert text.count("$ ") == 1, "one command a block"
+    if stays(block):
+        interrupted(first[2:], said, str(Path.cwd()), dict(os.environ))
+        return
     done = subprocess.run(
         shlex.split(first[2:]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     assert done.returncode == (1 if "Failed in" in text else 0), done.stdout
     assert_printed(said, done.stdout)
-    return done.stdout
 
 
 @pytest.mark.promise("readme-s-ten-lines-run")
 @pytest.mark.slow
-def test_readme_program_prints_the_shown_output(checkout: Path) -> None:
-    program, said = blocks(README, "python")[0].text, blocks(README, "text")[0].text
+def test_ten_lines_print_what_the_page_says(checkout: Path) -> None:
+    program, said = blocks(EXAMPLES, "python")[0].text, blocks(EXAMPLES, "text")[0].text
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_printed(said.splitlines(), done.stdout)
 
 
 @pytest.mark.slow
-def test_readme_model_trains_on_one_and_two_workers(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It used names that it did not define, and did not say what the loss is given.
+def test_parallel_example_trains_on_one_worker_and_on_two(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several threads wait for each other for ever on a busy machine
-    found = blocks(README)
+    found = blocks(EXAMPLES)
     (at,) = [number for number, block in enumerate(found) if "paceline.parallelize(" in block.text]
-    (checkout / "readme.py").write_text(found[at].text)
+    (checkout / "example.py").write_text(found[at].text)
     for start in ([sys.executable], [sys.executable, "-m", "paceline", "run", "-j", "1x2", "--backend", "gloo"]):
-        done = subprocess.run([*start, "readme.py"], capture_output=True, text=True, check=False)
+        done = subprocess.run([*start, "example.py"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert_printed(found[at + 1].text.splitlines(), re.sub(r"^\[rank 0\] ", "", done.stdout, flags=re.MULTILINE))
 

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, LINK, README, ROOT, blocks, code_words, prose, tables
+from tests.docs.pages import DOCS, LINK, ROOT, blocks, code_words, prose, tables
 
 LANGUAGES = ("es", "pt", "ru")
 TRANSLATIONS = sorted(
     page for language in LANGUAGES for page in (*DOCS.rglob(f"*.{language}.md"), *ROOT.glob(f"README.{language}.md"))
 )
-#: The front page is translated up to its table of the other pages, which are in English.
-_END_OF_FRONT_PAGE = re.compile(r"^## (?:Documentation|Documentación|Documentação|Документация)$", re.MULTILINE)
 
 by_translation = pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -45,8 +43,6 @@ def test_a_translation_has_the_parts_of_the_english_page(page: Path) -> None:
 def shape(page: Path) -> dict[str, object]:
     """What of a page does not depend on its language."""
     text = prose(page)
-    if english(page) == README:
-        text = _END_OF_FRONT_PAGE.split(text)[0]
     # A picture has its words in the page's language, and a page leads to itself in the others.
     neutral = [re.sub(r"\.(es|pt|ru)\.", ".", link) for link in LINK.findall(text)]
     return {
