@@ -8,7 +8,7 @@ BIN := .venv/bin
 # With PACELINE_REQUIRE_ENGINES=1 the engines that tests use are installed, and a test skipped for want of one fails.
 export PACELINE_REQUIRE_ENGINES
 
-.PHONY: demo test check coverage lowest proof lint docs chaos bench compat engines clean gpu
+.PHONY: demo test check coverage lowest proof lint docs chaos bench compat engines clean gpu release
 
 demo: .venv/.demo
 	$(BIN)/python examples/digits/demo.py
@@ -83,6 +83,10 @@ export COMPAT COMPAT_AT_ONCE
 compat:
 	$(PYTHON) .ci/compat.py
 
+# All of a release but the upload: the archives in dist/, checked and tried. Then it prints what a person has to do.
+release: .venv/.ready
+	$(BIN)/python .ci/release.py build
+
 engines:
 	@if [ -n "$$PACELINE_REQUIRE_ENGINES" ]; then sh .ci/engines; fi
 
@@ -93,11 +97,10 @@ QUIET := $(shell [ -t 2 ] || echo --quiet)
 	@echo "Setting up .venv with $(TORCH). On Linux pip takes the build for NVIDIA GPUs: 3 GB to download, 6.5 GB on disk, some minutes."
 	@echo "It needs no GPU. For a smaller build: make demo TORCH=WHEEL, the file or address of a CPU wheel of torch (200 MB)."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install $(QUIET) '$(TORCH)'
 	@echo "torch is installed. The packages of the demo come next."
 	# The pin again: where other packages' versions conflict at first, pip tries every release of torch, the newest first.
-	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,examples]'
+	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,ui]'
 	touch .venv/.demo
 
 .venv/.ready: .venv/.demo
@@ -105,4 +108,4 @@ QUIET := $(shell [ -t 2 ] || echo --quiet)
 	touch .venv/.ready
 
 clean:
-	rm -rf .venv .paceline site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .paceline site dist .mypy_cache .ruff_cache .pytest_cache

@@ -24,6 +24,6 @@ metrics = run.get_metrics()
 print(f"Loss by epoch: {', '.join(f'{loss:.3f}' for loss in metrics['loss'])}")
 print(f"Test accuracy: {metrics['accuracy'][-1]:.3f}")
 print(f"Files: {', '.join(run.get_file_names())}")
-print(f"The loss, drawn: {run.folder.outputs / 'loss.png'}")
+print(f"The curves, in a browser: {Path(sys.executable).with_name('paceline')} ui")
 if metrics["accuracy"][-1] < 0.95:
     sys.exit("The accuracy is below 0.95: something is wrong.")
