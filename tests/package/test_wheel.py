@@ -9,15 +9,36 @@ import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
+from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.docs.conftest import lacking
+from tests.docs.pages import LINK
 from tests.engines.conftest import require_engine
 from tests.ranks import clean_environment
 
 ROOT = Path(__file__).parents[2]
+
+
+def load(name: str) -> Any:
+    """Return a program in .ci/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module
+
+
+RELEASE = load("release")
 #: What uv says where no package index answers.
 _NO_INDEX = ("Failed to fetch", "error sending request", "Could not connect", "dns error")
 
@@ -36,14 +57,6 @@ def uv(*words: object) -> subprocess.CompletedProcess[str]:
     return done(Path(sys.executable).with_name("uv"), *words)
 
 
-def pack(kind: str, tree: Path, folder: Path) -> Path:
-    """The archive that is built of a tree. kind: `wheel` or `sdist`."""
-    made = done(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", folder, cwd=tree)
-    assert made.returncode == 0, made.stderr
-    (archive,) = folder.glob({"wheel": "*.whl", "sdist": "*.tar.gz"}[kind])
-    return archive
-
-
 @dataclass(frozen=True)
 class Built:
     wheel: Path
@@ -52,15 +65,27 @@ class Built:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The wheel is built from the source archive, as by those who have that alone."""
-    folder = tmp_path_factory.mktemp("dist")
-    source = pack("sdist", ROOT, folder)
-    with tarfile.open(source) as archive:
-        # Python 3.11.2, Debian 12's own, has no filters yet, and later ones warn of a call without.
-        filters: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        archive.extractall(folder / "unpacked", **filters)
-    (tree,) = (folder / "unpacked").iterdir()
-    return Built(pack("wheel", tree, folder), source)
+    return Built(*RELEASE.archives(tmp_path_factory.mktemp("dist")))
+
+
+def test_archives_pass_the_checks_of_the_package_index(built: Built) -> None:
+    lacking({"twine", "check_wheel_contents"})
+    checked = done(sys.executable, "-m", "twine", "check", "--strict", built.wheel, built.source)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    contents = done(Path(sys.executable).with_name("check-wheel-contents"), built.wheel, cwd=ROOT)
+    assert contents.returncode == 0, contents.stdout + contents.stderr
+
+
+def test_links_and_pictures_of_the_package_page_lead_to_the_repository(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        metadata = Parser().parsestr(archive.read("paceline-0.1.0.dist-info/METADATA").decode())
+    page = metadata.get_payload()
+    (source,) = [url.split(", ")[1] for url in metadata.get_all("Project-URL") if url.startswith("Source, ")]
+    found = LINK.findall(page)
+    assert len(found) > 20
+    assert [link for link in found if not link.startswith(f"{source}/")] == []
+    assert f"![A run in the browser: its curves by rank, live]({source}/raw/v0.1.0/docs/pictures/ui-run.png)" in page
+    assert f"({source}/blob/v0.1.0/docs/install.md)" in page
 
 
 def test_wheel_has_type_marker_shell_files_and_pages(built: Built) -> None:
@@ -88,12 +113,13 @@ def test_wheel_has_type_marker_shell_files_and_pages(built: Built) -> None:
 def test_a_tree_in_which_a_run_was_made_is_packed_whole(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
-        shutil.copy(ROOT / name, tree)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", ".ci/package_page.py"):
+        (tree / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
     # What a run's supervisor is loaded from.
     (tree / ".paceline/lib/1").mkdir(parents=True)
     (tree / ".paceline/lib/1/paceline").symlink_to(tree / "src/paceline")
-    with tarfile.open(pack("sdist", tree, tmp_path / "dist")) as archive:
+    with tarfile.open(RELEASE.pack("sdist", tree, tmp_path / "dist")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert "src/paceline/__init__.py" in names
     assert not [name for name in names if name.startswith(".paceline")]
@@ -101,17 +127,8 @@ def test_a_tree_in_which_a_run_was_made_is_packed_whole(tmp_path: Path) -> None:
 
 def interpreters() -> dict[str, str]:
     """Version -> interpreter, of those that are here."""
-    spec = importlib.util.spec_from_file_location("compat", ROOT / ".ci" / "compat.py")
-    assert spec is not None
-    assert spec.loader is not None
-    compat = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up.
-    sys.modules["compat"] = compat
-    try:
-        spec.loader.exec_module(compat)
-        found = {version: compat.interpreter(version) for version in compat.PYTHON}
-    finally:
-        del sys.modules["compat"]
+    compat = load("compat")
+    found = {version: compat.interpreter(version) for version in compat.PYTHON}
     return {version: path for version, path in found.items() if path is not None}
 
 
