@@ -36,7 +36,9 @@ _UNPUBLISHED = "<!-- until the first release -->"
 STEPS = """\
 dist/ has the archives of {version}. Nothing was uploaded. What a person has to do:
 
-{problems}1. `.ci/run`, or wait for CI on the commit that is to be released.
+0. Before anything else:
+{problems}
+1. `.ci/run`, or wait for CI on the commit that is to be released.
 2. `git tag v{version}` and `git push origin v{version}`: the release workflow checks, builds and uploads.
    It needs the environment `release` of the repository, and this workflow as a trusted publisher at the package index.
    By hand instead: `python -m twine upload dist/*`.
@@ -115,7 +117,12 @@ def build(root: Path = ROOT) -> None:
             [place / "bin/paceline", "run", "--quiet", "python", "--", "-c", "import paceline"], cwd=folder, check=True
         )
     version = wheel.name.split("-")[1]
-    print(STEPS.format(version=version, problems="".join(f"0. {text}\n" for text in problems(f"v{version}", root))))
+    print(
+        STEPS.format(
+            version=version,
+            problems="\n".join(f"   - {text}" for text in problems(f"v{version}", root)) or "   - nothing",
+        )
+    )
 
 
 def prepare(version: str, root: Path = ROOT) -> None:
