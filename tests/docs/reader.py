@@ -68,6 +68,8 @@ class Reader:
         self._environment = {**os.environ, "PATH": path}
         #: What each command of a console block has printed.
         self.printed: list[str] = []
+        #: How many runs have failed because the page shows a failure.
+        self.failures = 0
 
     def read(self) -> None:
         """Every block, in the page's order.
@@ -105,6 +107,7 @@ class Reader:
         elif kind is Kind.PYTHON and not self._scene.by:
             self._execute(block)
         elif kind is Kind.CONSOLE:
+            self.failures += "Failed in" in block.text
             for command, said in typed(block):
                 if command.startswith(self._scene.later):
                     self._check(command)

@@ -72,8 +72,9 @@ def assert_work(page: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> No
     try:
         reader.read()
         failed = [one.run_id for one in ended(Workspace(scene.folder / ".paceline")) if one.status == states.FAILED]
-        shown = sum("Failed in" in block.text for block in blocks(page, "console"))
-        assert len(failed) == shown, f"{page.name}: {failed} have failed, and the page shows {shown} failures"
+        assert len(failed) == reader.failures, (
+            f"{page.name}: {failed} have failed, the page shows {reader.failures} failures"
+        )
     finally:
         end_what_is_left(Workspace(scene.folder / ".paceline"))
     if page.stem == "concepts":  # "The loss is the same, to the last digit that is shown"
