@@ -33,8 +33,16 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 
-#: Pages, or folders of pages, that the search of the site leaves out: they are for contributors.
-NOT_SEARCHED = ("decisions/", "promises.md", "changelog", "contributing", "code-of-conduct.md", "license.md")
+#: Pages, or folders of pages, that the search of the site leaves out: the list of all pages, and pages for contributors.
+NOT_SEARCHED = (
+    "all-pages.md",
+    "decisions/",
+    "promises.md",
+    "changelog",
+    "contributing",
+    "code-of-conduct.md",
+    "license.md",
+)
 
 #: The page of the names that `import azureml` has.
 AZUREML_NAMES = "python/azureml.md"

@@ -17,6 +17,10 @@ from tests.engines.conftest import require_engine
 
 #: Words that people type -> the page that they want.
 QUERIES = {
+    "quickstart": "quick-start",
+    "getting started": "quick-start",
+    "install": "install",
+    "example": "examples",
     "multiple gpus": "several-gpus",
     "multi-gpu": "several-gpus",
     "ddp": "several-gpus",
