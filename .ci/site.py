@@ -72,6 +72,8 @@ def on_files(files: Files, config: Any) -> Files:
         if name == "LICENSE":
             text = f"# License\n\n```text\n{text}\n```\n"
         files.append(File.generated(config, page, content=text))
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_text()))
     for name in modules():
         files.append(File.generated(config, f"python/{name}.md", content=reference(name)))
     content = f"# Names of azureml\n\nLook up which names of the Azure SDK programs can import.\n\n{names.table()}"
