@@ -302,7 +302,7 @@ def check_nothing_left(folder: RunFolder, record: RunRecord) -> None:
         assert not views.exists(), f"{views} outlived the run"
         assert not list(folder.uploads.glob("*")), "outputs were not stored"
         check_stored(folder, record)
-    scratch = json.loads(folder.record.read_text()).get("scratch_dir")
+    scratch = json.loads(folder.state.read_text()).get("scratch_dir")
     assert scratch is None or not Path(scratch).exists(), f"{scratch} outlived the run"
     tickets = [ticket["run_dir"] for ticket in LocalQueue(leases_dir(), 1, ()).tickets()]
     assert str(folder.path) not in tickets, "the run still holds its lease"

@@ -89,7 +89,7 @@ class Cli:
         return status
 
     def _stored(self, run_id: str) -> str:
-        return str(json.loads((self.run_folder(run_id) / "run.json").read_text())["status"])
+        return str(json.loads((self.run_folder(run_id) / "state.json").read_text())["status"])
 
     def run_ids(self) -> list[str]:
         runs = self.folder / ".paceline" / "runs"

@@ -168,7 +168,7 @@ def test_following_a_run_whose_supervisor_is_killed_ends(cli: Cli) -> None:
     following = cli.start("logs", "-f", run_id)
     assert following.stdout is not None
     assert following.stdout.readline() == "there\n"
-    record = json.loads((cli.run_folder(run_id) / "run.json").read_text())
+    record = json.loads((cli.run_folder(run_id) / "state.json").read_text())
     os.kill(record["owner"]["pid"], 9)
 
     following.communicate(timeout=180)

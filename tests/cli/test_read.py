@@ -122,7 +122,7 @@ def test_list_is_a_plain_table_newest_first(gallery: Gallery) -> None:
 
 def test_list_shows_targets_if_a_run_is_not_local(gallery: Gallery, cli: Cli) -> None:
     shutil.copytree(gallery.folder / ".paceline" / "runs", cli.folder / ".paceline" / "runs", symlinks=True)
-    path = cli.run_folder(gallery.bad) / "run.json"
+    path = cli.run_folder(gallery.bad) / "job.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "target": "lab"}))
 
     lines = cli("list").stdout.splitlines()
@@ -240,8 +240,8 @@ def test_a_run_whose_record_is_damaged_does_not_hide_the_others(cli: Cli) -> Non
     good, torn, empty = (cli.submit("") for _ in range(3))
     for run_id in (good, torn, empty):
         cli.wait(run_id)
-    (cli.run_folder(torn) / "run.json").write_text('{"run_id": "x", "stat')
-    (cli.run_folder(empty) / "run.json").unlink()
+    (cli.run_folder(torn) / "state.json").write_text('{"run_id": "x", "stat')
+    (cli.run_folder(empty) / "state.json").unlink()
 
     assert [run["run_id"] for run in cli.json("list")] == [good]
     assert "no readable record" in cli("status", torn, code=2).stderr

@@ -384,7 +384,7 @@ def test_queued_run_reports_the_run_it_waits_for(cli: Cli) -> None:
     waiting = cli.start("run", cli.script("print('my turn')"))
     wait_until(lambda: len(cli.run_ids()) == 2, "the second run is there")
     (second,) = set(cli.run_ids()) - {holder}
-    wait_until(lambda: "waits for" in (cli.run_folder(second) / "run.json").read_text(), "the second run waits")
+    wait_until(lambda: "waits for" in (cli.run_folder(second) / "state.json").read_text(), "the second run waits")
     assert cli("status", second).stdout.partition(")  ")[2] == f"Queued\nwaits for 1 run ({holder})\n"
     cli("cancel", holder)
 

@@ -62,7 +62,7 @@ def test_a_secret_reaches_every_worker_and_no_record(cli: Cli, nodes: str, backe
 
     assert holders(cli.folder) == ["secrets.json"]
     assert (folder / "secrets.json").stat().st_mode & 0o777 == 0o600
-    assert (folder / "run.json").stat().st_mode & 0o777 == 0o600
+    assert [(folder / name).stat().st_mode & 0o777 for name in ("job.json", "state.json")] == [0o600, 0o600]
     assert "t0p" not in command_lines()
     said = dry + cli("show", run_id).stdout + cli("show", run_id, "--json").stdout + cli("status", run_id).stdout
     assert "t0p" not in said
@@ -149,7 +149,7 @@ def test_variable_that_looks_like_a_secret_reaches_the_script_and_is_not_recorde
     assert token not in shown
     assert not [path for path in cli.folder.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
     assert cli("rerun", "-q", run_id, env={"MINE": token}).stdout == "40\n"
-    assert cli.run_folder(run_id).joinpath("run.json").stat().st_mode & 0o777 == 0o600
+    assert cli.run_folder(run_id).joinpath("state.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_an_estimator_names_a_secret_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from tests.helpers import make_run, write_tree
 def folder_of(cli: Cli, cwd: Path | None = None, **env: str) -> Path:
     """The workspace in which a run lands."""
     cli("run", "-q", cli.folder / cli.script(""), cwd=cwd, env=env)
-    (run_json,) = cli.folder.rglob("run.json")
-    return run_json.parent.parent.parent
+    (state,) = cli.folder.rglob("state.json")
+    return state.parent.parent.parent
 
 
 def test_workspace_is_created_in_the_working_directory_by_default(cli: Cli) -> None:
@@ -171,7 +171,12 @@ def test_home_that_can_not_be_written_lets_a_workspace_be_made_and_named(cli: Cl
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
 def test_records_of_another_member_are_shown_and_start_nothing(cli: Cli, planted: Path) -> None:
     # Story: in a group's workspace a member put a record with an interpreter of his own, and whoever listed the runs started it.
-    records = [*planted.rglob("run.json"), *planted.rglob("target.json"), *planted.rglob("service.json")]
+    records = [
+        *planted.rglob("job.json"),
+        *planted.rglob("state.json"),
+        *planted.rglob("target.json"),
+        *planted.rglob("service.json"),
+    ]
     for record in records:
         os.chown(record, 12345, -1)
     for words in SHOWING:

@@ -136,7 +136,7 @@ def test_symlink_to_another_file_of_the_run_is_followed(folder):
         ("/etc/passwd", r"'/etc/passwd' is not a file of run .* leaves the run's folder.* --run RUN\)"),
         ("../../other", "leaves the run's folder"),
         ("", "is not a file of run"),
-        ("run.json", "has no file or folder 'run.json'"),
+        ("job.json", "has no file or folder 'job.json'"),
         ("outputs/out", "is behind a link that leads out of the run, and no file of the run's"),
         ("outputs/pipe", "is a pipe, and no file of the run's"),
         ("outputs/empty", "there is no file in the folder 'outputs/empty'"),

@@ -246,7 +246,7 @@ def test_secrets_of_steps_are_read_at_submission_and_kept_apart(
 
     first, second = step("first", "env:FIRST_TOKEN"), step("second", "env:SECOND_TOKEN")
     run = submit(first, second.run_after(first))
-    assert stat.S_IMODE(os.stat(run.folder.record).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(run.folder.state).st_mode) == 0o600
     monkeypatch.delenv("SECOND_TOKEN")
     run.wait_for_completion()
     told = [(run.steps[name].folder.logs / "rank_0.log").read_text().strip() for name in ("first", "second")]

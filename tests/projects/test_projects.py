@@ -144,7 +144,7 @@ def by_paceline(
     (run,) = [path for path in (workspace / "runs").iterdir() if path.name[0] != "."]
     files = {}
     # Of a program that lies elsewhere, the folder where it was typed is copied.
-    source = os.path.relpath(json.loads((run / "run.json").read_text())["source_directory"], area)
+    source = os.path.relpath(json.loads((run / "job.json").read_text())["source_directory"], area)
     for top, place in ((run / "outputs", os.path.join("project", cwd, "outputs")), (run / "work", source)):
         for name, text in texts(top).items() if top.is_dir() else ():
             own = name.removeprefix("above" + str(area))

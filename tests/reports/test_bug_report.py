@@ -67,7 +67,7 @@ def failed(tmp_path: Path) -> RunFolder:
 
 @pytest.mark.promise("bug-report-holds-argument-variable")
 def test_nothing_of_the_user_s_is_in_a_report(failed: RunFolder) -> None:
-    assert SECRET in (failed.path / "run.json").read_text()
+    assert SECRET in (failed.path / "state.json").read_text()
     found = bug_report(failed)
     assert SECRET not in json.dumps(found) + text(found)
     assert "ann" not in json.dumps(found["run"])

@@ -29,7 +29,7 @@ def folder(tmp_path):
         "a b/ü'\n",
         "logs/extra.log",
         "-x",
-        "run.json",
+        "state.json",
         "x" * 255,
         "😀" * 63,
     ],
@@ -139,7 +139,7 @@ def test_upload_of_no_folder_is_refused(folder, tmp_path, source):
 
 
 def test_names_are_sorted_over_outputs_logs_and_uploads(folder):
-    write_tree(folder.path, {"outputs/b": "", "logs/driver.log": "", "run.json": "", "metrics/rank_0.jsonl": ""})
+    write_tree(folder.path, {"outputs/b": "", "logs/driver.log": "", "state.json": "", "metrics/rank_0.jsonl": ""})
     for name in ("z", "a", "outputs/a"):
         artifacts.put(folder, name, io.BytesIO(b""))
     assert artifacts.names(folder) == ["a", "logs/driver.log", "outputs/a", "outputs/b", "z"]
@@ -180,7 +180,7 @@ def test_nothing_is_put_through_a_link_that_leads_out(folder, tmp_path):
     assert os.listdir(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("target", ["../../run.json", "/tmp/paceline-test-nothing", "OUT"])
+@pytest.mark.parametrize("target", ["../../state.json", "/tmp/paceline-test-nothing", "OUT"])
 def test_a_link_in_a_files_place_is_another_file(folder, tmp_path, target):
     (tmp_path / "out").write_text("x")
     (folder.outputs / "x").symlink_to(target.replace("OUT", str(tmp_path / "out")))

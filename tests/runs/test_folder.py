@@ -57,7 +57,7 @@ def test_no_name_leads_out_of_the_run_s_folder(name):
         ("logs/a", "logs/a"),
         ("plot.png", "artifacts/plot.png"),
         ("outputs.txt", "artifacts/outputs.txt"),
-        ("run.json", "artifacts/run.json"),
+        ("state.json", "artifacts/state.json"),
         ("metrics/rank_0.jsonl", "artifacts/metrics/rank_0.jsonl"),
     ],
 )
@@ -68,7 +68,8 @@ def test_a_file_can_not_take_the_place_of_the_run_s_own(name, place):
 def test_the_files_have_the_names_of_the_design():
     assert FOLDER.run_id == "digits_1700000000_00000001"
     names = {
-        "run.json": FOLDER.record,
+        "job.json": FOLDER.job,
+        "state.json": FOLDER.state,
         "events.jsonl": FOLDER.events,
         "snapshot": FOLDER.snapshot,
         "logs/driver.log": FOLDER.driver_log,

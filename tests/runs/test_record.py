@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import fields
 
@@ -7,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.job.job import Job
 from paceline.runs import states
 from paceline.runs.failure import FailureReport
-from paceline.runs.record import Attempt, RunRecord, parse_utc, user_name, utc_now, utc_text
+from paceline.runs.record import Attempt, RunRecord, merged, parse_utc, user_name, utc_now, utc_text
 from tests.helpers import make_job, make_record
 
 FULL = RunRecord(
@@ -129,15 +129,13 @@ def test_a_user_without_a_name_is_unknown(monkeypatch):
     assert user_name() == "unknown"
 
 
-def test_a_job_that_is_read_again_is_not_validated_again(monkeypatch):
-    data = RunRecord(run_id="lab_1_00000001", experiment="lab", job=make_job()).to_json()
-    first = RunRecord.from_json(data)
-    monkeypatch.setattr(Job, "__post_init__", None)
-    assert RunRecord.from_json(json.loads(json.dumps(data))).job is first.job
+def test_job_and_state_are_the_whole_record():
+    job, state = (json.loads(json.dumps(part)) for part in (FULL.job_json(), FULL.state_json()))
+    assert set(job) & set(state) == {"version"}
+    assert list(merged(job, state).items()) == list(json.loads(json.dumps(FULL.to_json())).items())
+    assert RunRecord.from_json(job).with_state(state) == FULL
 
 
-def test_a_run_id_with_another_job_gets_that_job():
-    one, other = (
-        RunRecord(run_id="lab_1_00000002", experiment="lab", job=make_job(arguments=(word,))).to_json() for word in "ab"
-    )
-    assert [RunRecord.from_json(data).job.arguments for data in (one, other)] == [("a",), ("b",)]
+def test_partial_state_changes_only_its_fields():
+    changed = FULL.with_state({"status": "Failed", "experiment": "other", "job": None})
+    assert changed == dataclasses.replace(FULL, status="Failed")

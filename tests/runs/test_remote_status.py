@@ -327,7 +327,7 @@ def test_waiting_for_a_mirrored_run_sees_its_end(far, capsys, show_output):
         record, status=states.COMPLETED, exit_code=0, started_utc=utc_now(), ended_utc=utc_now(), attempts=(attempt,)
     )
     # First its files, and its end when somebody has looked again.
-    engine.later = lambda: write_json(there.record, ended.to_json())
+    engine.later = lambda: write_json(there.state, ended.state_json())
 
     assert handle.wait_for_completion(show_output=show_output)["status"] == states.COMPLETED
     assert engine.looks > 1

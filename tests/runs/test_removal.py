@@ -79,7 +79,7 @@ def test_a_run_that_lives_is_refused_with_the_next_step(tmp_path):
     with pytest.raises(RunStateError):
         removal.remove(folder, force=True)
     os.close(fd)
-    assert folder.record.exists()
+    assert folder.state.exists()
 
 
 def test_removal_of_a_locked_run_is_refused(tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ import sys, time, pathlib
 from paceline.runs import removal
 from paceline.runs.folder import RunFolder
 def stop(path):
-    (path / "run.json").unlink()
+    (path / "state.json").unlink()
     print("half", flush=True)
     time.sleep(600)
 removal.remove_tree = stop

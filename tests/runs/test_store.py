@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import FileNameError, RunNotFoundError, RunStateError, WorkspaceError
+from paceline.job.job import Job
 from paceline.runs import read, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
 from paceline.system import locks, processes
 from paceline.system.files import json_lines, read_json, write_json
-from tests.helpers import RUN_ID, fill_disk, make_record, make_run, start_python, wait_until, write_tree
+from tests.helpers import RUN_ID, fill_disk, make_job, make_record, make_run, start_python, wait_until, write_tree
 
 LIVE = [status for status in states.ALL if status not in states.TERMINAL]
 
@@ -225,10 +226,11 @@ def test_folders_without_a_record_are_passed_over(runs_dir, name):
     assert [record.run_id for record in read.all_records(runs_dir)] == [RUN_ID]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"status": "Completed"}', "\0" * 100], ids=repr)
-def test_damaged_record_is_skipped_in_listings(runs_dir, text):
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"version": 1}', "\0" * 100], ids=repr)
+@pytest.mark.parametrize("name", ["job", "state"])
+def test_damaged_record_is_skipped_in_listings(runs_dir, name, text):
     folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
-    folder.record.write_text(text)
+    getattr(folder, name).write_text(text)
     with pytest.raises(RunNotFoundError, match="no readable record"):
         read.record(folder)
     assert [record.run_id for record in read.all_records(runs_dir)] == [other.run_id]
@@ -237,11 +239,48 @@ def test_damaged_record_is_skipped_in_listings(runs_dir, text):
 def test_a_run_of_a_newer_version_hides_no_other(runs_dir):
     # A workspace may be a team's, and not everybody updates on the same day.
     folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
-    data = read.record(folder).to_json()
-    data["version"] = data["job"]["version"] = 99
-    data["job"]["flavour"] = "mint"
-    write_json(folder.record, data)
+    for path in (folder.job, folder.state):
+        data = read_json(path)
+        data["version"] = 99
+        if "job" in data:
+            data["job"] |= {"version": 99, "flavour": "mint"}
+        write_json(path, data)
     assert other.run_id in [record.run_id for record in read.all_records(runs_dir)]
+
+
+def test_job_is_written_once_and_validated_once_in_a_process(runs_dir, monkeypatch):
+    folder, fd = make_run(runs_dir, job=make_job())
+    before = os.stat(folder.job)
+    monkeypatch.setattr(Job, "__post_init__", None)
+    record = store.change(folder, store.stored(folder), states.RUNNING)
+    assert store.stored(folder) == record
+    store._known.clear()
+    monkeypatch.undo()
+    assert store.stored(folder) == record
+    monkeypatch.setattr(Job, "__post_init__", None)
+    assert store.stored(folder) == record
+    assert (before.st_ino, before.st_mtime_ns) == (os.stat(folder.job).st_ino, os.stat(folder.job).st_mtime_ns)
+    os.close(fd)
+
+
+def test_exchanged_job_is_read_again(runs_dir):
+    folder, fd = make_run(runs_dir, job=make_job(arguments=("a",)))
+    assert store.stored(folder).job.arguments == ("a",)
+    data = read_json(folder.job)
+    data["job"]["arguments"] = ["b"]
+    write_json(folder.job, data)
+    assert store.stored(folder).job.arguments == ("b",)
+    os.close(fd)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
+@pytest.mark.parametrize("name", ["job", "state"])
+def test_record_is_own_only_with_both_files(runs_dir, monkeypatch, name):
+    folder, fd = make_run(runs_dir)
+    assert store.has_own_record(folder)
+    os.chown(getattr(folder, name), 12345, -1)
+    assert not store.has_own_record(folder)
+    os.close(fd)
 
 
 def test_raw_record_equals_the_record_as_json(runs_dir):
@@ -260,7 +299,7 @@ def test_run_without_its_owner_is_failed_in_each_state(runs_dir, status):
     record = read.record(folder)
     assert (record.status, record.exit_code) == (states.FAILED, 1)
     assert record.ended_utc is not None
-    assert read_json(folder.record)["status"] == states.FAILED
+    assert read_json(folder.state)["status"] == states.FAILED
     assert [event["status"] for event in json_lines(folder.events)][-1] == states.FAILED
     # Whoever looks next finds the same.
     assert read.record(folder) == record
@@ -304,7 +343,7 @@ def test_while_a_deserted_run_is_being_ended_others_read_its_end(runs_dir, monke
     assert (record.status, record.exit_code, record.attempts[0].cause) == (states.FAILED, 1, "supervisor")
     assert record.ended_utc is not None
     assert record.attempts[0].ended_utc == record.ended_utc
-    assert read_json(folder.record)["status"] == states.RUNNING
+    assert read_json(folder.state)["status"] == states.RUNNING
 
 
 def test_killed_submission_has_cause_not_started(runs_dir):
@@ -398,7 +437,7 @@ def test_read_only_reader_reports_the_true_state(runs_dir, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *arguments: False)
     record = read.record(folder)
     assert (record.status, record.failure.cause) == (states.FAILED, "supervisor")
-    assert read_json(folder.record)["status"] == states.RUNNING
+    assert read_json(folder.state)["status"] == states.RUNNING
 
 
 # --- a cancel that is asked for

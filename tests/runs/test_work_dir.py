@@ -71,7 +71,7 @@ def test_a_snapshot_that_is_gone_is_an_error(folder):
 
 def test_the_jobs_own_files_stand_in_it_until_the_end_unless_they_were_changed(folder):
     files = {"train.py": "given", "cfg/given.json": "{}", "kept.json": "1", "link": "in its place"}
-    write_json(folder.record, {"job": {"files": files}})
+    write_json(folder.job, {"job": {"files": files}})
     work = work_dir.make(folder)
     assert {path: (work / path).read_text() for path in files} == files
     assert (work / "d/data.csv").read_text() == (folder.snapshot / "d/data.csv").read_text()
@@ -83,7 +83,7 @@ def test_the_jobs_own_files_stand_in_it_until_the_end_unless_they_were_changed(f
 def test_the_jobs_own_files_go_through_no_link_of_the_source(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder.snapshot / "cfg").symlink_to(tmp_path / "elsewhere")
-    write_json(folder.record, {"job": {"files": {"cfg/given.json": "{}"}}})
+    write_json(folder.job, {"job": {"files": {"cfg/given.json": "{}"}}})
     with pytest.raises(OSError, match="leads out of it"):
         work_dir.make(folder)
     assert not list((tmp_path / "elsewhere").iterdir())
@@ -231,12 +231,10 @@ def test_sent_data_through_a_link_out_of_the_source_is_refused(folder, carried, 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_outputs_are_a_real_folder_on_other_machines(folder, tmp_path, is_shared):
     source = write_tree(tmp_path / "user", {"train.py": "", "home/x": ""})
-    write_json(
-        folder.record, {"source_directory": str(source), "job": {"working_directory": "home"}, "status": "Running"}
-    )
+    write_json(folder.job, {"source_directory": str(source), "job": {"working_directory": "home"}, "status": "Running"})
     (folder.outputs / "old.txt").write_text("of an earlier attempt")
     work = work_dir.make(folder, is_shared=is_shared)
-    at = work_dir.place(json.loads(folder.record.read_text()), is_shared=is_shared)
+    at = work_dir.place(json.loads(folder.job.read_text()), is_shared=is_shared)
     outputs = work / at.outputs
     assert not outputs.is_symlink()
     assert (outputs / "old.txt").exists()

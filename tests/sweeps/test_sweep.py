@@ -136,11 +136,11 @@ def test_a_controller_that_can_not_begin_ends_its_trials(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, concurrent=1, arguments=("--pause", "600"))
     until(lambda: run.trial_rows() and run.trial_rows()[0]["intervals"])
     # What no controller can read.
-    record = json.loads(run.folder.record.read_text())
+    record = json.loads(run.folder.state.read_text())
     record["sweep"]["metric"] = ""
     os.kill(record["owner"]["pid"], signal.SIGKILL)
     until(lambda: not locks.is_held(run.folder.lock))
-    run.folder.record.write_text(json.dumps(record))
+    run.folder.state.write_text(json.dumps(record))
     until(lambda: run.record().is_terminal)
     assert "metric=''" in run.record().failure.message
     trial = pl.Run(run.experiment, f"{run.id}_0")

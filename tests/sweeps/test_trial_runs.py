@@ -93,9 +93,9 @@ def test_changed_child_run_is_read_again(tmp_path: Path) -> None:
     child = add_trial(sweep, 0, {"x": "c"}, (3.0,))
     keep(sweep, trials(sweep, ENDED_SPEC)[0])
     assert EndedTrials(sweep).get(0) is not None
-    os.utime(child.record, ns=(1, 1))
+    os.utime(child.state, ns=(1, 1))
     assert EndedTrials(sweep).get(0) is None
-    child.record.unlink()
+    child.state.unlink()
     assert trials(sweep, ENDED_SPEC) == []
 
 

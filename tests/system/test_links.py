@@ -20,7 +20,7 @@ def top(tmp_path: Path) -> Path:
     (tmp_path / "way").symlink_to("real")
     found = tmp_path / "way" / "run"
     files = {"outputs/step/a": "1", "checkpoints/9.pt": "nine", "work/d/w": "w", "uploads/o/x": "x", "uploads/p/y": "y"}
-    return write_tree(found, {**files, "run.json": "{}", "attempts/1/rank_0.log": "line", "logs/driver.log": ""})
+    return write_tree(found, {**files, "state.json": "{}", "attempts/1/rank_0.log": "line", "logs/driver.log": ""})
 
 
 def link(top: Path, name: str, target: str | Path) -> None:
@@ -65,7 +65,7 @@ OUT = "a link that leads out of the run, to"
 LEFT = {
     "/etc": f"{OUT} '/etc'",
     "../../..": f"{OUT} '../../..'",
-    "../run.json": f"{OUT} '../run.json'",
+    "../state.json": f"{OUT} '../state.json'",
     "..": f"{OUT} '..'",
     "../logs/driver.log": f"{OUT} '../logs/driver.log'",
     "/nowhere/at/all": f"{OUT} '/nowhere/at/all'",
@@ -136,7 +136,7 @@ def test_a_folder_that_can_not_be_read_is_left_out_by_name(top: Path, monkeypatc
         ("logs/rank_0.log", "../attempts/1/rank_0.log", "../attempts/1/rank_0.log"),
         ("outputs/a", "/etc", None),
         ("outputs/a", "../../x", None),
-        ("outputs/a", "../run.json", None),
+        ("outputs/a", "../state.json", None),
         ("outputs/a", "../snapshot/x", None),
         ("outputs/a/b/c/d", "e/../../../../../x", None),
         ("logs/rank_0.log", "../outputs/x", None),

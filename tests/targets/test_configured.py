@@ -134,7 +134,7 @@ def test_a_run_of_an_older_version_has_the_target_of_its_record(tmp_path):
     run_dir.mkdir(parents=True)
     assert isinstance(configured.target_of_run(run_dir), LocalTarget)
     configured.add(tmp_path, lab())
-    (run_dir / "run.json").write_text('{"target": "lab"}')
+    (run_dir / "job.json").write_text('{"target": "lab"}')
     assert configured.target_of_run(run_dir).name == "lab"
 
 

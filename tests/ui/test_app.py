@@ -95,13 +95,13 @@ def test_files_are_sent_with_inert_content_types(place: Place, hostile: RunFolde
 @pytest.mark.parametrize(
     "name",
     [
-        "../run.json",
-        "outputs/../run.json",
-        "outputs/..%2f..%2frun.json",
+        "../state.json",
+        "outputs/../state.json",
+        "outputs/..%2f..%2fstate.json",
         "%2Fetc%2Fpasswd",
         "outputs/out",
-        "outputs/up/run.json",
-        "run.json",
+        "outputs/up/state.json",
+        "state.json",
         "secrets.json",
         "exec_key",
         "outputs",

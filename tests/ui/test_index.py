@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -60,8 +59,8 @@ def test_index_follows_new_changed_and_removed_runs(place: Place, reads: list[st
 
 def test_a_record_that_can_t_be_read_hides_no_other(place: Place, reads: list[str]) -> None:
     broken, odd, done = (place.run(f"a_170000000{n}_00000001") for n in (1, 2, 3))
-    broken.record.write_text("{")
-    odd.record.write_text(json.dumps({"status": "Completed"}))
+    broken.state.write_text("{")
+    odd.job.write_text("{}")
     index = Index(place.runs_dir)
     index.refresh()
     assert [entry.run_id for entry in index.entries()] == [done.run_id]

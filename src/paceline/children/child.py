@@ -33,7 +33,7 @@ class RecordWatch:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._path = str(folder.record)
+        self._path = str(folder.state)
         self._stamp: tuple[int, int] | None = None
         self._read_at = time.monotonic()
 
@@ -53,7 +53,7 @@ class RecordWatch:
                 return {"status": record.status, "started_utc": record.started_utc, "ended_utc": record.ended_utc}
         elif stamp != self._stamp:
             self._stamp = stamp
-            data = read_json(self._folder.record)
+            data = read_json(self._folder.state)
             if isinstance(data, dict) and data.get("status") in states.ALL:
                 return {
                     "status": data["status"],
@@ -65,7 +65,7 @@ class RecordWatch:
 
 def record_of(folder: RunFolder) -> RunRecord | None:
     """Return a child's current record, or None if there is no such child."""
-    if not folder.record.exists():
+    if not folder.state.exists():
         return None
     try:
         return read.record(folder)

@@ -74,7 +74,7 @@ class ParentState(abc.ABC):
             EngineError: The engine has accepted nothing for an hour.
         """
         for folder in begun:
-            if folder.record.exists():
+            if folder.state.exists():
                 removal.remove(folder)
         pause = refusals.refused(child.partition(" ")[0], error, others_run=bool(len(self.live)), advice=advice)
         say(f"{child} could not be handed over, and will be tried again in {pause:g} s: {error}")
@@ -110,7 +110,7 @@ class ParentController(abc.ABC, Generic[State]):
         if state.record.status != states.RUNNING:
             started = state.record.started_utc or utc_now()
             state.record = store.change(state.folder, state.record, states.RUNNING, started_utc=started)
-        while state.folder.record.exists():
+        while state.folder.state.exists():
             self.look()
             self.canceling.again()
             if reason := self.end_reason():

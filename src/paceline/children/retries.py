@@ -62,7 +62,7 @@ class Canceling:
             tags_and_properties.set_tags(child.notes, {tag: reason})
             read.request_cancel(child, by=self._by, reason=reason)
         except (PacelineError, OSError):
-            if child.record.exists():
+            if child.state.exists():
                 self._failed[child.run_id] = child, reason, tag
                 self._again_at = time.monotonic() + _AGAIN_S
 

@@ -72,7 +72,7 @@ class PipelineState(ParentState):
         for step in self.steps:
             # A submission that was killed leaves a hidden folder, and `store.create` refuses to make it again.
             shutil.rmtree(self.runs_dir / f"{removal.NEW}{step.folder.run_id}", ignore_errors=True)
-            if not step.folder.record.exists():
+            if not step.folder.state.exists():
                 continue
             if _is_half_made(store.stored(step.folder), step.folder):
                 shutil.rmtree(step.folder.path, ignore_errors=True)
@@ -91,7 +91,7 @@ class PipelineState(ParentState):
                 continue
             state = step.watch.changed()
             status = state["status"] if state is not None else step.status
-            if not step.folder.record.exists():
+            if not step.folder.state.exists():
                 # A removed run has no outputs to continue with.
                 status = states.FAILED
             if status == step.status:

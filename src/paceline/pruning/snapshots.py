@@ -78,8 +78,8 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
         try:
             yield run_id, os.path.basename(os.readlink(folder.snapshot))
         except OSError:
-            # The link is made after the record; an interactive run may have none.
-            data = read_json(folder.record)
+            # The link is made after the folder; an interactive run may have none.
+            data = read_json(folder.job)
             if isinstance(data, dict) and isinstance(data.get("snapshot_id"), str):
                 yield run_id, data["snapshot_id"]
 

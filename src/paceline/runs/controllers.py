@@ -85,7 +85,7 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
     give_up: Called before the run is recorded as Failed because no controller can start.
     """
     # Only its own machine and the user who wrote its record can resume it.
-    if not store.was_here(record) or not store.is_mine(folder.record):
+    if not store.was_here(record) or not store.has_own_record(folder):
         host = record.owner.get("host")
         waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)
@@ -112,7 +112,7 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
 
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
         if found.cause == "canceled":
-            if not RunFolder(folder.path.parent / f"{folder.run_id}_0").record.exists():
+            if not RunFolder(folder.path.parent / f"{folder.run_id}_0").state.exists():
                 return None  # no trial is left to end
             if not folder.cancel_request.exists():
                 # Canceling the controller's job cancels the sweep: a new controller ends its trials.

@@ -83,7 +83,7 @@ class FailureReport:
     see: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, as in `run.json` under `failure`."""
+        """Return plain JSON values, as in `state.json` under `failure`."""
         data = asdict(self)
         data["last_lines"] = list(self.last_lines)
         data["victims"] = [{"rank": rank, "message": message} for rank, message in self.victims]

@@ -72,8 +72,10 @@ class RunFolder:
     def run_id(self) -> str:
         return self.path.name
 
-    #: Replaced atomically by the only writer, the holder of `lock`.
-    record = PathAttribute("run.json")
+    #: The job and all else that never changes: written once, before the folder gets its name.
+    job = PathAttribute("job.json")
+    #: The rest of the record. Replaced atomically by the only writer, the holder of `lock`.
+    state = PathAttribute("state.json")
     #: Locked (flock) by the run's owner; a free lock means that the run is abandoned.
     lock = PathAttribute("lock")
     #: One JSON line per change of state.

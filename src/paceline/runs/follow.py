@@ -38,7 +38,7 @@ class RunWatch:
 
     def _stamp(self) -> tuple[int, int]:
         try:
-            found = self.folder.record.stat()
+            found = self.folder.state.stat()
         except OSError:
             return 0, 0
         # Time and inode: records are replaced, and two within one tick of the file system's clock have the same time.

@@ -15,7 +15,7 @@ from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import controllers, remote_status, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
-from paceline.runs.record import RunRecord, utc_now
+from paceline.runs.record import RunRecord, merged, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 
@@ -74,12 +74,13 @@ def _is_own(folder: RunFolder) -> bool:
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
     """Return the record's JSON without building a job, or None if there is no record."""
-    data = read_json(folder.record)
-    if not isinstance(data, dict):
+    state = read_json(folder.state)
+    if not isinstance(state, dict):
         return None
     # A final record never changes, so skip locks and engines.
-    if data.get("status") in states.TERMINAL:
-        return data
+    if state.get("status") in states.TERMINAL:
+        job = read_json(folder.job)
+        return merged(job, state) if isinstance(job, dict) else None
     try:
         return record(folder).to_json()
     except RunNotFoundError:

@@ -1,19 +1,36 @@
-"""The frozen record of a run, as `run.json` holds it."""
+"""The frozen record of a run: `job.json` holds what never changes, `state.json` the rest."""
 
 from __future__ import annotations
 
 import datetime as dt
 import getpass
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from paceline.job.job import Job
 from paceline.runs.failure import FailureReport
 from paceline.runs.states import NOT_STARTED, TERMINAL
-from paceline.system.serialization import known_fields, plain_fields
+from paceline.system.serialization import known_fields, plain_fields, plain_value
 
 RECORD_VERSION = 1
+
+#: Fields that may change after the run's creation. A sweep gets more trials, so its search is one of them.
+STATE_FIELDS = (
+    *(
+        "status",
+        "waiting_for",
+        "started_utc",
+        "ended_utc",
+        "owner",
+        "scratch_dir",
+        "attempts",
+        "size",
+        "exit_code",
+        "failure",
+    ),
+    *("canceled_by", "warnings", "hang", "left_out", "left_out_count", "sweep"),
+)
 
 
 class Owner(TypedDict, total=False):
@@ -83,7 +100,7 @@ class Attempt:
     reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, as in `run.json`."""
+        """Return plain JSON values, as in `state.json`."""
         return plain_fields(self)
 
     @classmethod
@@ -172,34 +189,41 @@ class RunRecord:
         return duration_s(self.started_utc, self.ended_utc)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, as in `run.json`."""
+        """Return all fields as plain JSON values."""
         return {"version": RECORD_VERSION, **plain_fields(self)}
+
+    def job_json(self) -> dict[str, Any]:
+        """Return the content of `job.json`."""
+        return {name: value for name, value in self.to_json().items() if name not in STATE_FIELDS}
+
+    def state_json(self) -> dict[str, Any]:
+        """Return the content of `state.json`."""
+        return {"version": RECORD_VERSION, **{name: plain_value(getattr(self, name)) for name in STATE_FIELDS}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
         """Return the record that `to_json` wrote, without the fields of newer versions."""
-        values = known_fields(cls, data)
-        values["job"] = _job(str(values["run_id"]), data["job"]) if data.get("job") else None
-        values["attempts"] = tuple(Attempt.from_json(a) for a in data.get("attempts") or ())
-        values["warnings"] = tuple(data.get("warnings") or ())
-        values["left_out"] = tuple(data.get("left_out") or ())
-        values["failure"] = FailureReport.from_json(data["failure"]) if data.get("failure") else None
-        return cls(**values)
+        values = {name: value for name, value in known_fields(cls, data).items() if name not in STATE_FIELDS}
+        values["job"] = Job.from_json(data["job"]) if data.get("job") else None
+        return cls(**values).with_state(data)
+
+    def with_state(self, data: Mapping[str, Any]) -> RunRecord:
+        """Return the record with the fields of a state (`state_json`) that are in `data`."""
+        values = {name: data[name] for name in STATE_FIELDS if name in data}
+        if "attempts" in values:
+            values["attempts"] = tuple(Attempt.from_json(attempt) for attempt in values["attempts"] or ())
+        for name in values.keys() & {"warnings", "left_out"}:
+            values[name] = tuple(values[name] or ())
+        if values.get("failure"):
+            values["failure"] = FailureReport.from_json(values["failure"])
+        return replace(self, **values)
 
 
-#: Run id -> its job as JSON and as a `Job`. Followers read a record many times, and its job never changes.
-_jobs: dict[str, tuple[Mapping[str, Any], Job]] = {}
-_MOST_JOBS = 64
-
-
-def _job(run_id: str, data: Mapping[str, Any]) -> Job:
-    """Return the job of a record, validated once in a process."""
-    known = _jobs.get(run_id)
-    if known is None or known[0] != data:
-        if len(_jobs) >= _MOST_JOBS:
-            _jobs.clear()
-        known = _jobs[run_id] = (data, Job.from_json(data))
-    return known[1]
+def merged(job: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of `job.json` and `state.json` as one object, in the order of `RunRecord.to_json`."""
+    both = {**job, **state}
+    names = ("version", *(field.name for field in fields(RunRecord)))
+    return {name: both[name] for name in names if name in both}
 
 
 def utc_now() -> str:

@@ -2,7 +2,7 @@
 
     engine.json     {"engine": "slurm", "job_id": "123"}, written by the submitting program before and after it submits the job;
                     "mirrored": true if the job uses another folder than this one, which is then a copy
-    run.json        written by the supervisor, once the engine has started the job
+    state.json      written by the supervisor, once the engine has started the job
     gone            the time since when the engine has not known the job, while the record is not final
 
 File locks do not work across all shared file systems. So a reader of such a record asks the engine through the run's target.
@@ -251,7 +251,7 @@ def _is_mine(folder: RunFolder) -> bool:
 
     A run of an older version has no settings of its own, and uses the workspace's target.
     """
-    return store.is_mine(folder.target if folder.target.exists() else folder.record)
+    return store.is_mine(folder.target) if folder.target.exists() else store.has_own_record(folder)
 
 
 def teller(folder: RunFolder) -> Teller:

@@ -25,7 +25,7 @@ class HasFiles(ABC):
         """Copy a file, or the rest of an open binary stream, into the run. Return its name in the plain form.
 
         Uploading equal bytes again is harmless. Names below `outputs/` and `logs/` are files in these folders; all others are
-        kept apart from the run's own files, so `run.json` is a name like any other.
+        kept apart from the run's own files, so `state.json` is a name like any other.
 
         Args:
             name: Name in the run.

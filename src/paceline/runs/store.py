@@ -1,6 +1,7 @@
 """Runs on disk: create one, find one, write its record, and close abandoned ones.
 
-The holder of the run's lock is the only writer of `run.json`. A reader of a record that is not final checks whether the lock is
+`job.json` is written once, when the run's folder is made, and `state.json` is replaced whole with each change. The holder of
+the run's lock is its only writer. A reader of a record that is not final checks whether the lock is
 held (`paceline.runs.read`). If it is free, the run is abandoned: the reader takes the lock, ends the processes that are left, and
 records the failure. So no abandoned run shows as Running, whether its supervisor was killed, the machine restarted or the
 submitting program died.
@@ -62,6 +63,7 @@ def create(
             fd = _fill(hidden, record, secrets or {}, checkpoints)
             # Renaming onto a folder with content fails, so the second of two runs with one id stops here.
             os.rename(hidden.path, folder.path)
+            _submitted(folder, record.job)
         except BaseException:
             if fd >= 0:
                 os.close(fd)
@@ -89,7 +91,8 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
     folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
     if secrets:
         write_json(folder.secrets, dict(secrets), mode=PRIVATE)
-    _write(folder, record)
+    write_json(folder.job, record.job_json(), mode=record_mode(record))
+    replace_state(folder, record)
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
     # Children are identified by their parent's id and their number.
     if record.parent_run_id is None:
@@ -106,14 +109,16 @@ def owner() -> Owner:
 
 
 def write(folder: RunFolder, record: RunRecord) -> None:
-    """Replace the record; only the holder of the lock may do so.
+    """Replace the record's state; only the holder of the lock may do so.
 
     On a full disk the ballast frees space for the last records: no worker is left by then that could fill it again. An earlier
     state is dropped instead, and readers keep seeing the previous one.
     """
     try:
         # Only the final record must survive a power cut. Readers detect a run that lost an earlier one as abandoned.
-        _write(folder, record, sync=record.is_terminal)
+        if record.is_terminal:
+            _sync(folder.job)
+        replace_state(folder, record, sync=record.is_terminal)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -121,21 +126,37 @@ def write(folder: RunFolder, record: RunRecord) -> None:
             if not folder.ballast.exists():
                 raise
             folder.ballast.unlink()
-            _write(folder, record)
+            replace_state(folder, record)
 
 
-def _write(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
-    data = record.to_json()
-    write_json(folder.record, data, sync=sync, mode=record_mode(data))
+def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
+    """Write `state.json`.
 
-
-def record_mode(record: Mapping[str, Any]) -> int:
-    """Return the file mode of a record: private if its job has environment variables or secrets.
-
-    Only the owner can write to it, so the file's owner tells who wrote it (`is_mine`).
+    Raises:
+        OSError: It can't be written; the old one stays.
     """
-    jobs = [record.get("job"), *(step["job"] for step in (record.get("pipeline") or {}).get("steps") or ())]
-    secret = any(job and (job.get("environment_variables") or job.get("secrets")) for job in jobs)
+    write_json(folder.state, record.state_json(), sync=sync, mode=record_mode(record))
+
+
+def _sync(path: Path) -> None:
+    """Let a file survive a power cut, if that is possible."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def record_mode(record: RunRecord) -> int:
+    """Return the mode of both files of a record: private if its job has environment variables or secrets.
+
+    Only the owner can write to them, so their owner tells who wrote them (`is_mine`).
+    """
+    steps = [step["job"] for step in (record.pipeline or {}).get("steps") or ()]
+    secret = any(job.get("environment_variables") or job.get("secrets") for job in steps)
+    if record.job is not None:
+        secret = secret or bool(record.job.environment_variables or record.job.secrets)
     return PRIVATE if secret else OWNED
 
 
@@ -191,7 +212,7 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
             return found
         raise
     # A complete id needs no listing.
-    if folder.record.exists():
+    if folder.state.exists():
         return folder
     matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
     # Sorted by age, a sweep comes after its trials.
@@ -364,15 +385,53 @@ def check_own(folder: RunFolder, verb: str) -> None:
 
 def stored(folder: RunFolder) -> RunRecord:
     """Return the written record without checking for an owner."""
-    data = read_json(folder.record)
-    if not isinstance(data, dict):
-        raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")
+    state = read_json(folder.state)
     try:
-        return RunRecord.from_json(data)
+        submitted = _submitted(folder) if isinstance(state, dict) and "status" in state else None
+        if submitted is not None:
+            return submitted.with_state(state)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise RunNotFoundError(
             f"no readable record in {str(folder.path)!r}: {error}. Was it written by a newer Paceline?"
         ) from error
+    raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")
+
+
+#: Path of a `job.json` -> what identifies its version, and its record without a state. Followers read a record many times.
+_known: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
+_MOST_KNOWN = 64
+
+
+def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
+    """Return the content of `job.json`, validated once in a process; None if there is none.
+
+    job: Its job, if known.
+    """
+    try:
+        found = os.stat(folder.job)
+    except OSError:
+        return None
+    # The file never changes. Another one in its place is read again.
+    version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    known = _known.get(str(folder.job))
+    if known is None or known[0] != version:
+        data = read_json(folder.job)
+        if not isinstance(data, dict):
+            return None
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        if job is None:
+            record = RunRecord.from_json(data)
+        else:
+            # The process that made the run has the job already.
+            record = dataclasses.replace(RunRecord.from_json({**data, "job": None}), job=job)
+        known = _known[str(folder.job)] = (version, record)
+    return known[1]
+
+
+def has_own_record(folder: RunFolder) -> bool:
+    """Return whether this user or root wrote both files of the run's record."""
+    return is_mine(folder.state) and is_mine(folder.job)
 
 
 def is_mine(path: Path) -> bool:

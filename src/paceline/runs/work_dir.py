@@ -91,7 +91,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     # A supervisor that was killed here, and restarted by its engine, may have left both.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
-    record = read_json(folder.record)
+    record = read_json(folder.job)
     at = place(record, is_shared=is_shared)
     copy = beside / at.copy
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def clean(folder: RunFolder) -> None:
     work = folder.work
     if not work.is_dir() or work.is_symlink():
         return
-    record = read_json(folder.record)
+    record = read_json(folder.job)
     at = _found(folder, record)
     with contextlib.suppress(OSError):
         rescue_outputs(folder)
@@ -258,8 +258,8 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 
     Yield nothing during the run, when the source is there too.
     """
-    record = read_json(folder.record)
-    if isinstance(record, dict) and record.get("status") in states.TERMINAL:
+    state = read_json(folder.state)
+    if isinstance(state, dict) and state.get("status") in states.TERMINAL:
         for entry in links.entries(os.fspath(folder.path), folder.work.name):
             if entry.kind == "file":
                 yield entry.name, folder.path / entry.real
@@ -273,7 +273,7 @@ def rescue_outputs(folder: RunFolder) -> None:
     Raises:
         OSError: The disk is full, or access is denied.
     """
-    outputs, top = folder.work / _found(folder, read_json(folder.record)).outputs, os.path.realpath(folder.path)
+    outputs, top = folder.work / _found(folder, read_json(folder.job)).outputs, os.path.realpath(folder.path)
     # A link on the way, such as the one to the run's outputs, would lead elsewhere.
     is_own = os.path.realpath(outputs) == os.path.join(top, os.path.relpath(outputs, folder.path))
     if folder.outputs.is_symlink():

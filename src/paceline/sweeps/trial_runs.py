@@ -54,7 +54,7 @@ def child_folder(sweep: RunFolder, number: int, leg: int = 1) -> RunFolder:
 def count(sweep: RunFolder) -> int:
     """Return the number of trials."""
     number = 0
-    while child_folder(sweep, number).record.exists():
+    while child_folder(sweep, number).state.exists():
         number += 1
     return number
 
@@ -86,7 +86,7 @@ def runs_of(sweep: RunFolder, number: int) -> list[RunRecord]:
 
 def has_more(sweep: RunFolder, trial: Trial) -> bool:
     """Return whether a trial has a later run than its last known one."""
-    return child_folder(sweep, trial.number, len(trial.earlier) + 2).record.exists()
+    return child_folder(sweep, trial.number, len(trial.earlier) + 2).state.exists()
 
 
 def _later(sweep: RunFolder, number: int) -> Iterator[RunRecord]:
@@ -202,9 +202,9 @@ def keep(sweep: RunFolder, trial: Trial) -> None:
 
 
 def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
-    """Return what identifies the current version of a run's record, or None."""
+    """Return what identifies the current version of a run's state, or None."""
     try:
-        found = os.stat(f"{runs_dir}/{run_id}/run.json")
+        found = os.stat(f"{runs_dir}/{run_id}/state.json")
     except OSError:
         return None
     return [found.st_mtime_ns, found.st_size, found.st_ino]

@@ -11,7 +11,7 @@ from typing import Any
 
 def plain_fields(record: Any) -> dict[str, Any]:
     """Return {field: JSON value} of a dataclass. Values with a `to_json` use it; paths become text."""
-    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+    return {field.name: plain_value(getattr(record, field.name)) for field in fields(record)}
 
 
 def known_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,14 +25,15 @@ def _names(kind: Any) -> frozenset[str]:
     return frozenset(field.name for field in fields(kind))
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return a value as JSON values."""
     # Most common first: the record of a pipeline has up to a thousand steps.
     if value is None or isinstance(value, (str, int, float)):
         return value
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value

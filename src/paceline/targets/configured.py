@@ -223,7 +223,7 @@ def target_of_run(run_dir: Path) -> Target:
     path = RunFolder(run_dir).target
     if path.exists():
         return Configured.from_json(read_json(path), str(path)).make()
-    record = read_json(RunFolder(run_dir).record)
+    record = read_json(RunFolder(run_dir).job)
     name = record.get("target") if isinstance(record, dict) else None
     return find_target(name if isinstance(name, str) else LOCAL, run_dir.parent.parent)
 

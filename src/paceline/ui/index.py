@@ -128,7 +128,7 @@ class Index:
 
 def _entry(folder: RunFolder, known: IndexEntry | None) -> IndexEntry | None:
     """Return the current entry of the run; `known` itself if it is unchanged."""
-    record_stamp, notes = _stamp(folder.record), _stamp(folder.notes)
+    record_stamp, notes = _stamp(folder.state), _stamp(folder.notes)
     try:
         # As readers see it: a run whose supervisor is gone has ended.
         entry = _of(read.raw(folder) or {}, record_stamp)

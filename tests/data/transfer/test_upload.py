@@ -137,7 +137,7 @@ def test_of_a_runs_output_only_the_runs_own_files_are_stored(workspace, tmp_path
     store = Datastore.register(workspace, "lab", tmp_path / "near")
     reference, said = store.path("up", "model").as_upload(), []
     top = write_tree(
-        tmp_path / "run", {"uploads/model/a": "1", "checkpoints/9.pt": "nine", "run.json": "{}", "work/w": "w"}
+        tmp_path / "run", {"uploads/model/a": "1", "checkpoints/9.pt": "nine", "state.json": "{}", "work/w": "w"}
     )
     write_tree(tmp_path, {"mine/id_rsa": "secret"})
     for name, target in {
@@ -146,7 +146,7 @@ def test_of_a_runs_output_only_the_runs_own_files_are_stored(workspace, tmp_path
         "w": "../../work/w",
         "secret": tmp_path / "mine/id_rsa",
         "mine": tmp_path / "mine",
-        "record": "../../run.json",
+        "record": "../../state.json",
         "up": ".",
         "nowhere": "no",
         "round": "round",
@@ -158,7 +158,7 @@ def test_of_a_runs_output_only_the_runs_own_files_are_stored(workspace, tmp_path
     assert dict(done.left_out) == {
         "secret": f"a link that leads out of the run, to {str(tmp_path / 'mine/id_rsa')!r}",
         "mine": f"a link that leads out of the run, to {str(tmp_path / 'mine')!r}",
-        "record": "a link that leads out of the run, to '../../run.json'",
+        "record": "a link that leads out of the run, to '../../state.json'",
         "up": "a link to '.', a folder that it lies in",
         "nowhere": "a link to 'no', where there is nothing",
         "round": "a link to 'round', which leads in a circle",

@@ -60,10 +60,10 @@ def test_a_run_is_canceled_while_it_waits(lab: Lab) -> None:
 
 def test_canceling_a_run_that_has_ended_changes_nothing(lab: Lab) -> None:
     run = lab.complete("print('done')\n")
-    before = run.folder.record.read_bytes()
+    before = run.folder.state.read_bytes()
     run.cancel()
 
-    assert run.folder.record.read_bytes() == before
+    assert run.folder.state.read_bytes() == before
     assert run.status == states.COMPLETED
 
 
@@ -176,7 +176,7 @@ def test_no_child_of_a_child_outlives_the_run(lab: Lab, parent: dict[str, Any], 
 def test_the_scratch_folder_goes_with_the_run(lab: Lab, mpirun: str) -> None:
     script = """
         import json, os, signal
-        with open(os.path.join(os.environ["PACELINE_RUN_DIR"], "run.json")) as file:
+        with open(os.path.join(os.environ["PACELINE_RUN_DIR"], "state.json")) as file:
             scratch = json.load(file)["scratch_dir"]
         if os.environ["PACELINE_RANK"] == "0":
             open("outputs/scratch", "w").write(scratch)

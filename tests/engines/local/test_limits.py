@@ -61,7 +61,7 @@ def check_full(run: pl.Run) -> None:
     assert report.cause == "disk", report
     assert "disk of the run's folder is full" in report.message
     assert report.rank == 0
-    json.loads(run.folder.record.read_text())
+    json.loads(run.folder.state.read_text())
     assert run.record().ended_utc
     azureml.Run(run.experiment, run.id).get_details_with_logs()
 

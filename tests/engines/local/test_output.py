@@ -103,7 +103,7 @@ def test_the_failure_report_of_a_worker_that_printed_much_is_short(lab: Lab) -> 
     assert run.failure is not None
     assert run.failure.last_lines[-1] == "last words"
     assert sum(map(len, run.failure.last_lines)) < 50_000
-    assert run.folder.record.stat().st_size < 100_000
+    assert run.folder.state.stat().st_size < 100_000
 
 
 @pytest.mark.promise("lines-several-ranks-stand-order")

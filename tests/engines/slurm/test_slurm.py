@@ -578,8 +578,8 @@ def test_run_through_a_login_host_equals_one_from_the_cluster(
     check_short(loud)
 
     there = Path(str(engine(failing.folder)["run_dir"]))
-    wait_until(lambda: (read_json(there / "run.json") or {}).get("status") == "Failed", "it has failed there", 60)
-    assert read_json(failing.folder.record)["status"] not in states.TERMINAL
+    wait_until(lambda: (read_json(there / "state.json") or {}).get("status") == "Failed", "it has failed there", 60)
+    assert read_json(failing.folder.state)["status"] not in states.TERMINAL
     # The first that looks is killed once one of two files is stored.
     looks = (
         "import os, sys, time\nfrom pathlib import Path\nfrom paceline.data.transfer import upload\n"
@@ -591,7 +591,7 @@ def test_run_through_a_login_host_equals_one_from_the_cluster(
     process = start_python(looks, failing.folder.path)
     process.communicate(timeout=180)
     assert process.returncode == -signal.SIGKILL
-    assert read_json(failing.folder.record)["status"] == "Finalizing"
+    assert read_json(failing.folder.state)["status"] == "Finalizing"
     assert len(list((lab.folder / "store" / "m").iterdir())) == 1
     assert wait_for_end(failing) == "Failed"
     assert failing.failure is not None

@@ -55,7 +55,7 @@ def test_a_service_on_a_host(ssh_network: Hosts, workspace: Workspace, tmp_path:
     assert f"on {host}" in str(record.note)
     assert workspace.get_run(str(record.run_id)).status == "Running"
     # Keys are in no record.
-    for path in (workspace.path / "runs").rglob("run.json"):
+    for path in (workspace.path / "runs").rglob("job.json"):
         assert service.get_keys()[0] not in path.read_text()
 
     answers: list[Any] = []

@@ -58,7 +58,8 @@ def test_node_receives_the_run_and_returns_its_files(make_nodes, run_folder, lib
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     assert (seen.run_dir / "snapshot/data/a b\n.txt").read_text() == "x"
-    assert (seen.run_dir / "run.json").read_bytes() == run_folder.record.read_bytes()
+    for path in (run_folder.job, run_folder.state):
+        assert (seen.run_dir / path.name).read_bytes() == path.read_bytes()
     nodes.begin(1)
     script = "echo $A; echo m >> metrics/rank_0.jsonl; echo o > outputs/o; echo c > checkpoints/c; exit 3"
     assert run(nodes, seen, script, A="a") == 3
@@ -193,9 +194,9 @@ def test_older_checkpoints_do_not_delay_the_start(
 def test_a_long_log_is_kept_within_its_limit_on_both_disks(make_nodes, run_folder, library):
     if not sys.platform.startswith("linux"):
         pytest.skip("needs fallocate(2)")
-    record = json.loads(run_folder.record.read_text())
+    record = json.loads(run_folder.job.read_text())
     record["job"]["log_limit"] = limit = gaps.LEAST_LIMIT
-    run_folder.record.write_text(json.dumps(record))
+    run_folder.job.write_text(json.dumps(record))
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -380,7 +381,7 @@ def test_a_disk_that_fills_up_there_is_seen(make_nodes, run_folder, library, sma
 @pytest.mark.parametrize("file", ["attempts/1/rank_0.log", "outputs/large"])
 def test_full_local_disk_does_not_stop_the_run_and_is_reported(make_nodes, run_folder, library, small_disk, file):
     moved = type(run_folder)(small_disk / run_folder.run_id)
-    write_tree(moved.path, {"run.json": run_folder.record.read_bytes(), "outputs/.k": ""})
+    write_tree(moved.path, {"state.json": run_folder.state.read_bytes(), "outputs/.k": ""})
     nodes = make_nodes()
     seen = nodes.send(moved, library)
     nodes.begin(1)
@@ -407,7 +408,7 @@ def test_unfetched_files_are_fetched_on_close(make_nodes, run_folder, library):
 
 def test_unfetchable_files_stay_on_the_node(make_nodes, run_folder, library, small_disk):
     moved = type(run_folder)(small_disk / run_folder.run_id)
-    write_tree(moved.path, {"run.json": run_folder.record.read_bytes(), "outputs/.k": ""})
+    write_tree(moved.path, {"state.json": run_folder.state.read_bytes(), "outputs/.k": ""})
     nodes = make_nodes()
     seen = nodes.send(moved, library)
     nodes.begin(1)
@@ -491,7 +492,7 @@ def test_leftovers_of_removed_runs_are_deleted_but_not_of_other_workspaces(
     left = left_behind(make_nodes(), run_folder, library)
     shutil.rmtree(run_folder.path)
     foreign = tmp_path / "node/runs/theirs_1"
-    write_tree(foreign, {"run.json": "{}", ".nodes/x-0": "elsewhere:/ws/runs"})
+    write_tree(foreign, {"state.json": "{}", ".nodes/x-0": "elsewhere:/ws/runs"})
 
     found = list(clear_node(open_link(), str(tmp_path / "node"), tmp_path / "ws/runs"))
 
@@ -675,8 +676,8 @@ def test_files_beside_outputs_are_fetched_on_close(make_nodes, run_folder, libra
 @pytest.mark.promise("machines-do-see-project-data")
 def test_data_that_is_not_copied_is_sent_to_a_node_once(make_nodes, run_folder, library, tmp_path):
     source = write_tree(tmp_path / "code", {"data/x.txt": "one", "data/deep/y.txt": "two"})
-    told = json.loads(run_folder.record.read_text())
-    write_json(run_folder.record, told | {"source_directory": str(source), "job": make_job().to_json()})
+    told = json.loads(run_folder.job.read_text())
+    write_json(run_folder.job, told | {"source_directory": str(source), "job": make_job().to_json()})
     data = NotCopied(path="data", why="ignored", is_linked=True, is_folder=True, is_sent=True)
     linked.write(run_folder.linked, [data])
     seen = []

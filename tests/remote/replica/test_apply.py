@@ -46,7 +46,7 @@ def here(tmp_path: Path) -> Replica:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Replica:
-    """Of a run whose supervisor is there; each record that has come is in `run.json.came`."""
+    """Of a run whose supervisor is there; each record that has come is in `state.json.came`."""
     (tmp_path / "copy").mkdir()
     return Replica(tmp_path / "copy", take_record=(tmp_path / "record").write_bytes)
 
@@ -167,7 +167,8 @@ def left_out(replica):
         ("./x/../b", "b"),
         ("/etc/passwd", None),
         ("../../x", None),
-        ("../run.json", None),
+        ("../state.json", None),
+        ("job.json", None),
         ("d/../../../../x", None),
     ],
 )
@@ -205,7 +206,7 @@ def test_nothing_is_written_behind_a_link_that_is_not_the_users(copy, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [*OWN, "run.json", "left_out.jsonl", "data.json", "events.jsonl", "logs/rank_0.log"],
+    [*OWN, "state.json", "left_out.jsonl", "data.json", "events.jsonl", "logs/rank_0.log"],
 )
 def test_files_that_nodes_may_not_write_are_refused(here, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "outputs"), b"")):
@@ -271,8 +272,8 @@ def test_copy_of_the_supervisor_does_not_note_excluded_files(copy):
 
 
 def test_record_is_written_by_its_own_handler(copy, tmp_path):
-    copy.apply(*part("run.json", b"{}"))
-    copy.apply(*part("outputs/run.json", b"mine", key=2))
+    copy.apply(*part("state.json", b"{}"))
+    copy.apply(*part("outputs/state.json", b"mine", key=2))
     copy.close()
     assert (tmp_path / "record").read_bytes() == b"{}"
     assert sorted(os.listdir(copy.top)) == ["outputs"]

@@ -169,7 +169,8 @@ def test_local_only_files_are_not_sent(two: Two) -> None:
         "exec/0a/in_0.json",
         "secrets.json",
         ".hidden",
-        "run.json",
+        "job.json",
+        "state.json",
     )
     passing = ("attempts/1/rank_0.held", "attempts/1/.start_0.json.1", "attempts/1/exec_0a.jsonl")
     two.write(dict.fromkeys((*names, *passing), "x"))
@@ -298,10 +299,10 @@ def test_a_file_that_can_not_be_read_is_left_out_by_name_once(two: Two, monkeypa
 
 
 def test_the_record_is_read_before_all_else(two: Two) -> None:
-    two.write({"run.json": json.dumps({"status": "Completed"})})
+    two.write({"state.json": json.dumps({"status": "Completed"})})
     header, data, is_end = two.changes.record(["Completed"])
-    two.write({"run.json": json.dumps({"status": "Running"})})
-    assert (header["file"], json.loads(data), is_end) == ("run.json", {"status": "Completed"}, True)
+    two.write({"state.json": json.dumps({"status": "Running"})})
+    assert (header["file"], json.loads(data), is_end) == ("state.json", {"status": "Completed"}, True)
     assert two.changes.record(["Completed"])[0]["stamp"] != header["stamp"]
 
 

@@ -133,8 +133,8 @@ def test_linked_source_is_packed_without_secrets(folder: RunFolder, tmp_path: Pa
     )
     (source / "empty").mkdir()
     (source / "away").symlink_to(write_tree(tmp_path / "mnt", {"y.txt": "y"}))
-    record = json.loads(folder.record.read_text()) | {"source_directory": str(source), "job": make_job().to_json()}
-    write_json(folder.record, record)
+    record = json.loads(folder.job.read_text()) | {"source_directory": str(source), "job": make_job().to_json()}
+    write_json(folder.job, record)
     found = [
         NotCopied(
             path=name,

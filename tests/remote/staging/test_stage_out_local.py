@@ -320,7 +320,7 @@ def test_forged_record_changes_nothing_but_how_the_run_went(trip: Trip, tmp_path
     ids=str,
 )
 def test_record_with_value_that_no_supervisor_writes_is_refused(trip: Trip, values: dict[str, Any]) -> None:
-    before = trip.folder.record.read_text()
+    before = trip.folder.state.read_text()
     with pytest.raises(ReplicaError, match=r"in the run's record|the run's record is not one"):
         trip.come_back(**values)
-    assert trip.folder.record.read_text() == before
+    assert trip.folder.state.read_text() == before

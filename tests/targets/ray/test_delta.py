@@ -25,7 +25,7 @@ class Two:
 
     def reader(self) -> Replica:
         """Each look at a run is another process."""
-        return Replica(self.here, (self.here / "run.json").write_bytes)
+        return Replica(self.here, (self.here / "state.json").write_bytes)
 
     def write(self, name: str, text: str) -> None:
         write_tree(self.there, {name: text})
@@ -97,24 +97,24 @@ def test_a_part_replayed_twice_changes_nothing(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_end_of_the_run_comes_last_of_all(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.write("run.json", json.dumps({"status": "Running"}))
+    two.write("state.json", json.dumps({"status": "Running"}))
     two.write("outputs/model", "m")
     two.sync()
     assert (two.sync(), two.text("outputs/model")) == (0, "m")
-    two.write("run.json", json.dumps({"status": "Completed"}))
+    two.write("state.json", json.dumps({"status": "Completed"}))
     monkeypatch.setattr(changes, "QUIET_S", 600.0)
     two.write("outputs/late", "l")
     two.write("work/left", "by the script")
     two.sync()
     assert not (two.here / "work").exists()
-    assert "Running" in two.text("run.json")
+    assert "Running" in two.text("state.json")
     two.sync(is_final=True)
-    assert "Completed" in two.text("run.json")
+    assert "Completed" in two.text("state.json")
     assert (two.text("outputs/late"), two.text("work/left")) == ("l", "by the script")
 
 
 def test_files_sent_at_the_start_are_not_sent_back(two: Two) -> None:
-    for name in ("events.jsonl", "run.json", "logs/driver.log"):
+    for name in ("events.jsonl", "state.json", "logs/driver.log"):
         two.write(name, "{}\n")
     (two.here / "events.jsonl").write_text("{}\n")
     two.recorder.skip_present()

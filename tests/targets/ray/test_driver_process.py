@@ -53,7 +53,7 @@ def library(tmp_path: Path) -> Path:
 def test_the_supervisor_finds_the_driver_that_runs_already_once(library: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "x_1"
     (run_dir / "logs").mkdir(parents=True)
-    (run_dir / "run.json").write_text('{"status": "Completed"}')
+    (run_dir / "state.json").write_text('{"status": "Completed"}')
     (tmp_path / "supervisor.py").write_text(SUPERVISOR.format(source=str(Path(paceline.__file__).parents[1])))
     mine = program(tmp_path / "mine" / "python", f"exec {sys.executable} {tmp_path}/supervisor.py")
     script = shared_entrypoint(run_dir, library, str(mine))
@@ -68,7 +68,7 @@ def test_unused_driver_ends_with_the_supervisor(library: Path, tmp_path: Path) -
     driver_path(library).write_text(f"import sys\nsys.stdin.read()\nopen({str(tmp_path / 'ended')!r}, 'w').close()\n")
     run_dir = tmp_path / "runs" / "x_1"
     (run_dir / "logs").mkdir(parents=True)
-    (run_dir / "run.json").write_text('{"status": "Completed"}')
+    (run_dir / "state.json").write_text('{"status": "Completed"}')
     mine = program(tmp_path / "mine" / "python", "exit 0")
     # The shell that starts both stays until they have closed its output.
     run(shared_entrypoint(run_dir, library, str(mine)), Path(sys.executable), tmp_path)

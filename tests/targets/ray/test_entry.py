@@ -23,7 +23,7 @@ WORKER = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1], shell=Tru
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "a 'b\"; $(touch oops)" / "runs" / "x_1_00000001"
     (folder / "logs").mkdir(parents=True)
-    (folder / "run.json").write_text('{"status": "Completed"}')
+    (folder / "state.json").write_text('{"status": "Completed"}')
     return folder
 
 
@@ -79,7 +79,7 @@ def test_else_with_the_python_that_has_ray(run_dir: Path, tmp_path: Path) -> Non
 
 def test_a_run_that_did_not_complete_is_a_failed_job(run_dir: Path, tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", "")
-    (run_dir / "run.json").write_text('{"status": "Failed"}')
+    (run_dir / "state.json").write_text('{"status": "Failed"}')
     script = shared_entrypoint(run_dir, tmp_path, str(ray))
     assert run(script, ray, tmp_path).returncode == 1
 

@@ -56,8 +56,8 @@ secrets = folder / "secrets.json"
 if secrets.exists():
     told = [json.loads(secrets.read_text())["A"][::-1], oct(secrets.stat().st_mode & 0o777)]
     (folder / "outputs" / "told").write_text(json.dumps(told))
-record = json.loads((folder / "run.json").read_text())
-if record["job"]["inputs"]:
+job = json.loads((folder / "job.json").read_text())["job"]
+if job["inputs"]:
     from paceline.job.job import Job
     from paceline.node.output import store_outputs
     from paceline.runs.folder import RunFolder
@@ -66,8 +66,9 @@ if record["job"]["inputs"]:
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints" / "9.pt").write_text("Linux\\n")
     (folder / "uploads" / "model" / "link.pt").symlink_to(folder / "checkpoints" / "9.pt")
-    (folder / "data.json").write_text(json.dumps(store_outputs(Job.from_json(record["job"]), RunFolder(folder), 0)))
-(folder / "run.json").write_text(json.dumps({**record, "status": os.environ["END"], "canceled_by": "SIGTERM"}))
+    (folder / "data.json").write_text(json.dumps(store_outputs(Job.from_json(job), RunFolder(folder), 0)))
+state = json.loads((folder / "state.json").read_text())
+(folder / "state.json").write_text(json.dumps({**state, "status": os.environ["END"], "canceled_by": "SIGTERM"}))
 """
 #: An interpreter, but for that.
 PYTHON = """\
@@ -228,7 +229,7 @@ def test_start_archive_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp
     packed = trip.store / "paceline" / "runs" / trip.folder.run_id / "start.tar.gz"
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "forged", filter="tar")
-    (record,) = (tmp_path / "forged").rglob("run.json")
+    (record,) = (tmp_path / "forged").rglob("job.json")
     record.write_text(record.read_text().replace("train.py", "other.py"))
     with tarfile.open(packed, "w:gz") as archive:
         archive.add(tmp_path / "forged", arcname=".")

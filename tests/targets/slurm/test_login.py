@@ -308,7 +308,7 @@ def test_pulled_symlinks_become_files_and_outside_links_are_skipped(tmp_path: Pa
         "best.pt": "../checkpoints/9.pt",
         "w": far.work / "w",
         "mine": tmp_path / "mine",
-        "record": "../run.json",
+        "record": "../state.json",
     }.items():
         (far.outputs / name).symlink_to(target)
     os.mkfifo(far.outputs / "pipe")
@@ -342,7 +342,7 @@ def lie(tmp_path: Path, said: bytes) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        {"file": "outputs/x", "how": "link", "target": "../run.json", "stamp": [1, 1, 1]},
+        {"file": "outputs/x", "how": "link", "target": "../state.json", "stamp": [1, 1, 1]},
         {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 0o644, "stamp": [2, 1, 1]},
     ],
 )

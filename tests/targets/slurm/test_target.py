@@ -72,7 +72,7 @@ def test_newer_record_overrides_cached_squeue_answer(tmp_path: Path, slurm: Fake
     target, folder = submitted(tmp_path, slurm)
     slurm.say("squeue", f"7|PENDING|Priority||paceline-{folder.run_id}\n")
     assert target.look(folder, store.stored(folder)).state == QUEUED
-    os.utime(folder.record, (time.time() + 1, time.time() + 1))
+    os.utime(folder.state, (time.time() + 1, time.time() + 1))
     assert target.look(folder, store.stored(folder)).state == RUNNING
     assert slurm.count("squeue") == 1
 

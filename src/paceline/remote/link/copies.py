@@ -51,7 +51,7 @@ class Copies:
             raise TargetError(f"folder={top!r}: name an absolute path; it has to be the same on all nodes.")
         self._links, self._folder, self._top = links, folder, top
         self.path = f"{top}/runs/{folder.run_id}"
-        record = read_json(folder.record) or {}
+        record = read_json(folder.job) or {}
         self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
         self._target = str(record.get("target") or "NAME")
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))

@@ -126,7 +126,7 @@ class AgentNodes:
 
     def _sees_source(self, folder: RunFolder) -> bool:
         """Return whether the nodes see the user's source folder; True if this machine does not."""
-        source = place(read_json(folder.record)).source
+        source = place(read_json(folder.job)).source
         if not self._is_shared or not os.path.isdir(source):
             return bool(self._is_shared)
         found = on_each(self._links, lambda link: link.inode(source))

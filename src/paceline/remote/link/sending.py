@@ -90,7 +90,7 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
     link.make_folders([top], 0o700)
     link.make_folders([f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)])
     link.put_file(f"{run_dir}/.nodes/{mark}", home_of(folder).encode())
-    for path in (folder.record, folder.path / "target.json", folder.notes):
+    for path in (folder.job, folder.state, folder.target, folder.notes):
         if path.exists():
             link.put_file(f"{run_dir}/{path.name}", path.read_bytes())
     for name in _CARRIED:

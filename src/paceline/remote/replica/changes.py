@@ -15,7 +15,7 @@ size between two looks counts as grown; no program of Paceline's does that.)
 
     small    logs, metrics, reports, notes: at each look
     large    the user's files: once unchanged for a while, or at the end
-    record   run.json is read first and sent last: readers of a run's end have everything before it
+    record   state.json is read first and sent last: readers of a run's end have everything before it
 
 Login hosts run this text with their own Python, 3.6 or later: standard library only, annotations in quotes.
 """
@@ -34,11 +34,11 @@ if "entries" not in globals():  # there the texts of these modules precede this 
 Stamp = List[int]  # noqa: UP006
 
 #: Folders whose files are sent as soon as they change, and folders of the user's files, of any size. Other files, except the
-#: names below, belong to one machine: the lock, the target's settings, secrets. `work` is sent at the end, with files that
-#: the script has left.
+#: names below, belong to one machine: the lock, the target's settings, secrets, and the job, which never changes. `work` is
+#: sent at the end, with files that the script has left.
 SMALL = ("attempts", "metrics", "prepared", "logs")
 LARGE, WORK = ("artifacts", "checkpoints", "outputs", "uploads"), "work"
-RECORD, NOTES, DRIVER_LOG = "run.json", "notes.jsonl", "logs/driver.log"
+RECORD, NOTES, DRIVER_LOG = "state.json", "notes.jsonl", "logs/driver.log"
 FILES = ("data.json", "environment.json", "events.jsonl", "left_out.jsonl", NOTES)
 #: Where nodes write and their supervisor does not see it, only these are sent; it creates links of this name itself.
 NODE_FILES, LIVE_LOGS = ("environment.json", NOTES), "logs/rank_"

@@ -81,7 +81,7 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
     if job.environment.needs_build:
         for path in local_places(job.environment):
             packing.add_package(path)
-    source = Path(place(read_json(folder.record)).source)
+    source = Path(place(read_json(folder.job)).source)
     for one in _sent(folder):
         packing.add_linked(source, one, named=linked.is_named(one.path, job.send))
     manifest = Manifest(

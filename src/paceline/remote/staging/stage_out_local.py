@@ -33,8 +33,8 @@ from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
 
-#: Fields that a remote supervisor may set. All others stay as submitted: `job`, `owner`, `scratch_dir` (removed with the run)
-#: and others determine what this machine runs, writes and removes.
+#: Fields of the state that a remote supervisor may set. `owner`, `scratch_dir` (removed with the run) and `sweep` stay as
+#: submitted: they determine what this machine runs, writes and removes.
 _TAKEN = (
     *("status", "started_utc", "ended_utc", "waiting_for", "attempts", "size", "exit_code", "failure", "canceled_by"),
     *("warnings", "hang", "left_out", "left_out_count"),
@@ -59,29 +59,27 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
 
 
 def take_record(folder: RunFolder, data: bytes) -> None:
-    """Store an arrived record, but a final one only if no outputs have to be stored first.
+    """Store an arrived state, but a final one only if no outputs have to be stored first.
 
-    Only the course of the run is taken (`_TAKEN`): writers of its source must not change the job.
+    Only the course of the run is taken (`_TAKEN`).
 
     Raises:
-        ReplicaError: It is not a record, or has a value that no supervisor writes.
+        ReplicaError: It is not a run's state, or has a value that no supervisor writes.
     """
-    record, told = _checked(folder, data).to_json(), read_json(folder.home)
-    data = json.dumps(record).encode()
+    record, told = _checked(folder, data), read_json(folder.home)
     waits = told is not None and bool(read_json(folder.left))
     # A canceled run stores no outputs.
-    if not waits or record["status"] not in (states.COMPLETED, states.FAILED):
-        if record["status"] == states.COMPLETED:
-            record["warnings"] = [*record.get("warnings", ()), *_registered(folder, RunRecord.from_json(record))]
-            data = json.dumps(record).encode()
-        write_whole(folder.record, data.decode(), mode=store.record_mode(record))
-        if record["status"] in states.TERMINAL:
+    if not waits or record.status not in (states.COMPLETED, states.FAILED):
+        if record.status == states.COMPLETED:
+            record = dataclasses.replace(record, warnings=(*record.warnings, *_registered(folder, record)))
+        store.replace_state(folder, record)
+        if record.is_terminal:
             folder.home.unlink(missing_ok=True)
         return
     # The last of its state changes is still to come, too.
     events = [event for event in json_lines(folder.events) if event.get("status") not in states.TERMINAL]
     write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
-    write_json(folder.home, {**told, "end": record}, sync=True, mode=store.record_mode(record))
+    write_json(folder.home, {**told, "end": record.state_json()}, sync=True, mode=store.record_mode(record))
     store.write(folder, _finalizing(record))
 
 
@@ -95,7 +93,7 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
         for name, value in taken.items():
             if not _fits(value, hints[name]):
                 raise ReplicaError(f"{name} in the run's record is {value!r:.80}, which no supervisor writes")
-        record = RunRecord.from_json({**stored.to_json(), **taken})
+        record = stored.with_state(taken)
         times = [record.started_utc, record.ended_utc, record.hang and record.hang["since_utc"]]
         for time_utc in (*times, *(at for one in record.attempts for at in (one.started_utc, one.ended_utc))):
             if time_utc is not None:
@@ -174,7 +172,7 @@ def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
         return
     left = _outputs(record, read_json(folder.left))
     by = _by_whom(folder, record, told, left)
-    now = dataclasses.replace(_finalizing(told["end"]), waiting_for=_text(left, by))
+    now = dataclasses.replace(_finalizing(record.with_state(told["end"])), waiting_for=_text(left, by))
     if now != record:
         store.write(folder, now)
     if by is not None:
@@ -197,7 +195,7 @@ def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
         )
     if told.get("stored"):
         run_data.note(folder, told["stored"])
-    _end(folder, now, RunRecord.from_json(told["end"]), failure, canceled=canceled)
+    _end(folder, now, record.with_state(told["end"]), failure, canceled=canceled)
     folder.home.unlink()
 
 
@@ -312,11 +310,9 @@ def _outputs(record: RunRecord, names: Sequence[str] | Mapping[str, Any]) -> lis
     return [reference for reference in (record.job.inputs if record.job else ()) if reference.name in names]
 
 
-def _finalizing(record: Mapping[str, Any]) -> RunRecord:
+def _finalizing(record: RunRecord) -> RunRecord:
     """Return the final record as that of a run that is still storing outputs."""
-    return dataclasses.replace(
-        RunRecord.from_json(record), status=states.FINALIZING, exit_code=None, failure=None, ended_utc=None
-    )
+    return dataclasses.replace(record, status=states.FINALIZING, exit_code=None, failure=None, ended_utc=None)
 
 
 def _text(outputs: Sequence[DataReference], waits: str | None) -> str:

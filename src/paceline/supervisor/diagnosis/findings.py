@@ -144,7 +144,7 @@ def report(found: Findings) -> FailureReport | None:
     )
     if failed is not None:
         is_shared = launch.run_dir == found.folder.path
-        at = work_dir.place(read_json(found.folder.record), is_shared=is_shared)
+        at = work_dir.place(read_json(found.folder.job), is_shared=is_shared)
         not_copied = linked.read(found.folder.linked)
         absent = missing_text(failed.exception or "", launch.job, at, not_copied, is_shared=is_shared)
         return _with_own_paths(with_hints(_with_memory(failed, found), launch.job, stalled, absent), found, at)

@@ -173,7 +173,7 @@ class StoreChannel:
             self.receive()
             time.sleep(0.02)
         # After the run's end the message would not be read.
-        is_over = self.is_over or (read_json(self._folder.record) or {}).get("status") in states.TERMINAL
+        is_over = self.is_over or (read_json(self._folder.state) or {}).get("status") in states.TERMINAL
         with contextlib.suppress(PacelineError, OSError):
             if not is_over:
                 self._in.put([{"gone": True}])

@@ -43,7 +43,7 @@ pipes=$(mktemp -d) && mkfifo "$pipes/in" "$pipes/out" && {{
 }}
 """
 _SEES_RUN = r"""
-[ -f "$run/run.json" ] || { echo "paceline: The cluster's head, $(hostname), does not see $run. Share that folder, or \
+[ -f "$run/state.json" ] || { echo "paceline: The cluster's head, $(hostname), does not see $run. Share that folder, or \
 set a datastore on the compute target"; exit 70; }
 cd "$run" || exit 70
 if [ -x "$submitter" ]; then python=$submitter; else python=$ray; fi
@@ -56,7 +56,7 @@ _LET_GO = f"exec {READS}>&- {SAYS}<&-"
 # Stopping the job sends SIGTERM to all of its processes: this shell has to outlive the supervisor.
 _STAY = "trap : TERM INT\n"
 _END = """
-grep -q '"status": "Completed"' run.json
+grep -q '"status": "Completed"' state.json
 """
 
 

@@ -323,15 +323,15 @@ def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> byte
 
 
 def _has_end(folder: RunFolder) -> bool:
-    return is_over(folder) or (read_json(folder.record) or {}).get("status") in states.TERMINAL
+    return is_over(folder) or (read_json(folder.state) or {}).get("status") in states.TERMINAL
 
 
 def _name_canceler(folder: RunFolder) -> None:
     """Add who canceled the run: on the cluster a cancellation is only a signal."""
-    record, request = read_json(folder.record) or {}, read_json(folder.cancel_request) or {}
-    if record.get("status") == states.CANCELED and (failed := run_store.failed_by_hand(folder)) is not None:
-        report = failed["failure"].to_json()
-        changed = {**record, **failed, "failure": report, "status": states.FAILED}
-        write_json(folder.record, changed, mode=run_store.record_mode(record))
-    elif record.get("status") == states.CANCELED and request.get("by") and record.get("canceled_by") != request["by"]:
-        write_json(folder.record, {**record, "canceled_by": request["by"]}, mode=run_store.record_mode(record))
+    state, request = read_json(folder.state) or {}, read_json(folder.cancel_request) or {}
+    if state.get("status") != states.CANCELED:
+        return
+    if (failed := run_store.failed_by_hand(folder)) is not None:
+        run_store.replace_state(folder, replace(run_store.stored(folder), **failed, status=states.FAILED))
+    elif request.get("by") and state.get("canceled_by") != request["by"]:
+        run_store.replace_state(folder, replace(run_store.stored(folder), canceled_by=request["by"]))

@@ -123,7 +123,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     while (part := recorder.part(is_final=True)) is not None:
         journal.add(part)
         _insist(journal, deadline)
-    status = (read_json(folder.record) or {}).get("status")
+    status = (read_json(folder.state) or {}).get("status")
     # Everything is stored. Remove the folder before announcing the end: readers of the announcement find nothing here.
     shutil.rmtree(top, ignore_errors=True)
     journal.add(end_part())

@@ -113,7 +113,7 @@ class RayTarget:
 
             told["has_secrets"] = folder.secrets.exists()
             script, runtime_env = send_run(self.settings, self._client, folder, library_dir)
-        job = (read_json(folder.record) or {}).get("job") or {}
+        job = (read_json(folder.job) or {}).get("job") or {}
         # By default Ray kills a stopped job after 3 s, which would cut the workers' grace period short.
         grace_s = float(job.get("grace_period_seconds") or 0.0)
         runtime_env["env_vars"] = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s + _STOP_S))}

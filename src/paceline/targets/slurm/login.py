@@ -1,6 +1,6 @@
 """Transfer a run's folder to the far side of a login host, mirror it back, and run commands there.
 
-    here     <workspace>/runs/<run id>         the readers' copy, run.json its last file
+    here     <workspace>/runs/<run id>         the readers' copy, state.json its last file
     there    <folder>/runs/<run id>            the original, where the supervisor and the workers write
              <folder>/snapshots, <folder>/lib, <folder>/carried    stored by content, sent once
 
@@ -48,7 +48,7 @@ _FRESH_S = 1.0
 #: In the run's folder here: {"time": of the last complete update, "known": state that has arrived}.
 _STATE = "mirrored.json"
 #: Files of a run's folder that the cluster gets.
-_SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
+_SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
 
 _ALIVE_S = 1.0
 #: Pieces of output to buffer here; then the far side waits.
@@ -128,7 +128,7 @@ class Login:
             replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
             if not replica.known:
                 replica.known = replica.have()  # of a run sent by an older Paceline
-            replica.known.pop(folder.record.name, None)  # it may have changed here
+            replica.known.pop(folder.state.name, None)  # it may have changed here
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             told = {"time": 0.0}
             try:

@@ -231,7 +231,7 @@ class SlurmTarget:
                 cause="engine",
                 message=f"Slurm knows nothing of job {job_id} any more, and keeps no account of how it ended.",
             )
-        if not has_ended(job) and _is_newer(folder.record, query.answered_at):
+        if not has_ended(job) and _is_newer(folder.state, query.answered_at):
             # The answer is some seconds old, and the supervisor has written since.
             return JobStatus(state=RUNNING)
         return look_of(job, python=self._python(), run_dir=str(noted.get("run_dir") or folder.path))

@@ -15,6 +15,7 @@ from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
 from paceline.job.sizes import range_text
 from paceline.remote.addresses import Machine, choose
+from paceline.runs.folder import RunFolder
 from paceline.system.detached_process import library_dir
 from paceline.system.files import read_json
 from paceline.system.names import counted
@@ -288,7 +289,7 @@ class SshTarget:
 
 
 def _key(run_dir: Path) -> str:
-    record = read_json(run_dir / "run.json")
+    record = read_json(RunFolder(run_dir).job)
     created = record.get("created_utc", "") if isinstance(record, dict) else ""
     return f"{created}_{run_dir.name}"
 

@@ -43,7 +43,7 @@ def folder_of(request: Request) -> RunFolder:
     """
     run_id = check_run_id(request.path_params["run_id"])
     folder = RunFolder(runs_dir(request) / run_id)
-    return folder if folder.record.exists() else store.find(runs_dir(request), run_id)
+    return folder if folder.state.exists() else store.find(runs_dir(request), run_id)
 
 
 def number(request: Request, name: str) -> float | None:
