@@ -74,7 +74,7 @@ def again_s(there: Elsewhere, size: str, lose: Callable[[str], None], back: Call
     script.write_text(SCRIPT.format(marks=str(marks), stop=str(stop)))
     run_dir = there.submit(script, "-j", size, "--backend", "gloo", "--elastic-after", "1h")
     until((marks / f"{run_dir.name}_1").exists, "it trains")
-    record = read_json(run_dir / "run.json") or {}
+    record = read_json(run_dir / "state.json") or {}
     node = next(name for name in reversed(record["attempts"][0]["nodes"]) if name != head)
     lose(node)
     try:

@@ -143,7 +143,7 @@ def measure_loss(
 
 
 def stored(run_dir: Path) -> dict[str, object]:
-    return read_json(run_dir / "run.json") or {}
+    return read_json(run_dir / "state.json") or {}
 
 
 def attempts(run_dir: Path) -> list[dict[str, list[str]]]:

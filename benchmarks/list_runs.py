@@ -25,7 +25,7 @@ def make_runs(folder: Path) -> None:
     estimator = pl.Estimator(source_directory=folder / "source", entry_script="train.py")
     run = pl.Experiment(workspace, "many").submit(estimator, tags={"kind": "benchmark"})
     run.wait_for_completion()
-    record = json.loads(run.folder.record.read_text())
+    job = json.loads(run.folder.job.read_text())
     files = {path.relative_to(run.folder.path): path for path in sorted(run.folder.path.rglob("*"))}
     newest = int(run.id.split("_")[1])
     for number in range(1, RUNS):
@@ -39,7 +39,7 @@ def make_runs(folder: Path) -> None:
                 (copy.path / name).mkdir()
             else:
                 (copy.path / name).write_bytes(path.read_bytes())
-        copy.record.write_text(json.dumps(record | {"run_id": run_id}, indent=1) + "\n")
+        copy.job.write_text(json.dumps(job | {"run_id": run_id}) + "\n")
 
 
 def seconds_of(*words: str) -> float:

@@ -103,7 +103,7 @@ def until(condition: Any) -> float:
 
 
 def status(run: Path) -> str:
-    return str(json.loads((run / "run.json").read_text())["status"])
+    return str(json.loads((run / "state.json").read_text())["status"])
 
 
 def seconds_of(run: Path, state: str) -> float:

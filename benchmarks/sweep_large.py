@@ -13,8 +13,8 @@ from pathlib import Path
 
 import paceline as pl
 from common import in_turn, median, program, report, scratch
+from paceline.runs import store
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
 
 ROUNDS = 5
 MOST_S = 1.0
@@ -33,7 +33,8 @@ def make_sweep(folder: Path, trials: int) -> RunFolder:
     run = pl.Experiment(pl.Workspace.from_config(), "many").submit(sweep)
     run.wait_for_completion()
     folders = run.folder.path.parent
-    record = json.loads(RunFolder(folders / f"{run.id}_0").record.read_text())
+    first = RunFolder(folders / f"{run.id}_0")
+    job = json.loads(first.job.read_text())
     source = random.Random(1)
     for number in range(4, trials):
         chosen = run.spec.space.draw(lambda dimension: dimension.expression.raw_at(source.random()))
@@ -47,19 +48,21 @@ def make_sweep(folder: Path, trials: int) -> RunFolder:
         ]
         copy.metric_log(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
         copy.lock.touch()
-        copy.record.write_text(json.dumps(record | {"run_id": copy.run_id, "trial": trial}) + "\n")
-    whole = json.loads(run.folder.record.read_text())
+        copy.job.write_text(json.dumps(job | {"run_id": copy.run_id, "trial": trial}) + "\n")
+        copy.state.write_bytes(first.state.read_bytes())
+    whole = json.loads(run.folder.state.read_text())
     whole["sweep"]["trials"] = trials
-    run.folder.record.write_text(json.dumps(whole) + "\n")
+    run.folder.state.write_text(json.dumps(whole) + "\n")
     return RunFolder(run.folder.path)
 
 
 def controller_mib(sweep: RunFolder) -> float:
     """The most memory that a controller takes that goes on with the sweep: it reads all trials, proposes and starts 8 more."""
-    record = json.loads(sweep.record.read_text())
-    trials = record["sweep"]["trials"]
+    record = store.stored(sweep)
+    assert record.sweep is not None
+    trials = record.sweep["trials"]
     run = pl.Workspace.from_config().get_run(sweep.run_id)
-    assert RunRecord.from_json(record).is_terminal
+    assert record.is_terminal
     # 10,000 are the most that a sweep may have, so it begins a little below.
     run.more(8)
     deadline, most = time.monotonic() + 600, 0.0

@@ -85,11 +85,11 @@ def controller_seconds(run: pl.Run) -> Iterator[tuple[float, int]]:
     """(seconds of the controller's processor, trials that are there), again and again until the last trial is there."""
     folders, count, ticks = run.folder.path.parent, 0, os.sysconf("SC_CLK_TCK")
     # A record that is not final, and so is there to be read whenever this looks.
-    trials = json.loads(run.folder.record.read_text())["sweep"]["trials"]
+    trials = json.loads(run.folder.state.read_text())["sweep"]["trials"]
     while not run.record().is_terminal:
         while (folders / f"{run.id}_{count}").exists():
             count += 1
-        pid = json.loads(run.folder.record.read_text())["owner"]["pid"]
+        pid = json.loads(run.folder.state.read_text())["owner"]["pid"]
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Iterator
@@ -57,8 +56,7 @@ class Place:
     ) -> RunFolder:
         """A run in this state; one that goes on is looked after by this process."""
         name, tags = values.pop("display_name", None), values.pop("tags", {})
-        folder, fd = make_run(self.runs_dir, run_id, **values)
-        record = store.stored(folder)
+        folder, fd = make_run(self.runs_dir, run_id, **{"snapshot_id": "ab" * 32, **values})
         attempt = Attempt(number=1, started_utc=utc_now(), nodes=("local",))
         changes: dict[str, Any] = {"attempts": (attempt,), "started_utc": utc_now()}
         if status in states.TERMINAL:
@@ -68,7 +66,7 @@ class Place:
                 cause="exception", message=f"Rank 0 failed: {HOSTILE}", traceback=HOSTILE
             )
         folder.attempt(1).mkdir(parents=True)
-        store.change(folder, dataclasses.replace(record, snapshot_id="ab" * 32), status, **changes)
+        store.change(folder, store.stored(folder), status, **changes)
         if status in states.TERMINAL:
             os.close(fd)
         else:

@@ -19,7 +19,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def read_json(path: object) -> object:
-        found.append(str(path).split("/")[-2])
+        *_, run_id, name = str(path).split("/")
+        if name == "state.json":
+            found.append(run_id)
         return files.read_json(path)  # type: ignore[arg-type]
 
     monkeypatch.setattr(read, "read_json", read_json)

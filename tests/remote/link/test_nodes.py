@@ -381,7 +381,10 @@ def test_a_disk_that_fills_up_there_is_seen(make_nodes, run_folder, library, sma
 @pytest.mark.parametrize("file", ["attempts/1/rank_0.log", "outputs/large"])
 def test_full_local_disk_does_not_stop_the_run_and_is_reported(make_nodes, run_folder, library, small_disk, file):
     moved = type(run_folder)(small_disk / run_folder.run_id)
-    write_tree(moved.path, {"state.json": run_folder.state.read_bytes(), "outputs/.k": ""})
+    write_tree(
+        moved.path,
+        {"job.json": run_folder.job.read_bytes(), "state.json": run_folder.state.read_bytes(), "outputs/.k": ""},
+    )
     nodes = make_nodes()
     seen = nodes.send(moved, library)
     nodes.begin(1)
@@ -408,7 +411,10 @@ def test_unfetched_files_are_fetched_on_close(make_nodes, run_folder, library):
 
 def test_unfetchable_files_stay_on_the_node(make_nodes, run_folder, library, small_disk):
     moved = type(run_folder)(small_disk / run_folder.run_id)
-    write_tree(moved.path, {"state.json": run_folder.state.read_bytes(), "outputs/.k": ""})
+    write_tree(
+        moved.path,
+        {"job.json": run_folder.job.read_bytes(), "state.json": run_folder.state.read_bytes(), "outputs/.k": ""},
+    )
     nodes = make_nodes()
     seen = nodes.send(moved, library)
     nodes.begin(1)

@@ -117,9 +117,8 @@ def test_run_ends_after_its_outputs_are_stored(trip: Trip) -> None:
 def test_output_is_registered_as_a_dataset_on_completion(tmp_path: Path) -> None:
     trip = Trip(tmp_path)
     wanted = trip.output.register_on_complete("models", "of a run", {"a": "b"})
-    record = store.stored(trip.folder)
-    assert record.job is not None
-    store.write(trip.folder, dataclasses.replace(record, job=dataclasses.replace(record.job, inputs=(wanted,))))
+    job = read_json(trip.folder.job)
+    write_json(trip.folder.job, {**job, "job": {**job["job"], "inputs": [wanted.to_json()]}})
     trip.come_back()
     settle(trip.folder)
     found = pl.Dataset.get_by_name(pl.Workspace(tmp_path / "ws"), "models")
