@@ -544,3 +544,17 @@ def test_checkpoints_that_can_not_be_copied_leave_nothing(runs_dir, tmp_path):
     with pytest.raises(WorkspaceError, match="gone"):
         store.create(runs_dir, make_record(), checkpoints=tmp_path / "gone")
     assert os.listdir(runs_dir) == []
+
+
+def test_experiment_and_end_are_read_without_the_job(runs_dir, monkeypatch):
+    folder, fd = make_run(runs_dir, job=make_job())
+    store._known.clear()
+    monkeypatch.setattr(Job, "__post_init__", None)
+    assert store.experiment(folder) == "digits"
+    assert not store.has_ended(folder)
+    write_json(folder.state, {"status": states.COMPLETED})
+    assert store.has_ended(folder)
+    os.close(fd)
+    folder.job.unlink()
+    with pytest.raises(RunNotFoundError, match="no readable record"):
+        store.experiment(folder)

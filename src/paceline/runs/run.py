@@ -173,7 +173,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             return cast("Self", cls.offline_class())
         folder = RunFolder(context.run_dir)
         # The record names the experiment: a worker knows its run's folder, but no workspace.
-        run = cls(cls.make_experiment(context.run_dir.parent, read.record(folder).experiment), folder.run_id)
+        run = cls(cls.make_experiment(context.run_dir.parent, store.experiment(folder)), folder.run_id)
         run._worker = context
         return run
 

@@ -429,6 +429,23 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
     return known[1]
 
 
+def has_ended(folder: RunFolder) -> bool:
+    """Return whether the written state is final. Only `state.json` is read."""
+    return (read_json(folder.state) or {}).get("status") in states.TERMINAL
+
+
+def experiment(folder: RunFolder) -> str:
+    """Return the run's experiment without validating its job, for workers.
+
+    Raises:
+        RunNotFoundError: No record can be read.
+    """
+    data = read_json(folder.job)
+    if not isinstance(data, dict) or "experiment" not in data:
+        raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")
+    return str(data["experiment"])
+
+
 def has_own_record(folder: RunFolder) -> bool:
     """Return whether this user or root wrote both files of the run's record."""
     return is_mine(folder.state) and is_mine(folder.job)

@@ -117,9 +117,9 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
         store.mark_closing(folder)
     # Even after an orderly end: a process may have slipped through.
     processes.kill_descendants(os.getpid())
-    record = store.stored(folder)
-    if record.is_terminal:
+    if store.has_ended(folder):
         return 0
+    record = store.stored(folder)
     if status == 0 and folder.engine.exists():
         return 0  # the engine interrupted the run, and starts it again or reports its end
     code = os.waitstatus_to_exitcode(status)

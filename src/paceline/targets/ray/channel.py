@@ -26,11 +26,10 @@ from typing import cast
 from paceline.data.stores.filesystem import Store
 from paceline.data.stores.record import StoreRecord
 from paceline.errors import PacelineError, RunStateError, TargetError, TransferError
-from paceline.runs import states
+from paceline.runs import store
 from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import ExecMessage, ExecRequest
-from paceline.system.files import read_json
 from paceline.targets.ray.object_sync import run_prefix
 from paceline.targets.ray.store_objects import can_encrypt, decrypted, encrypted, exists, get, put, remove
 
@@ -173,7 +172,7 @@ class StoreChannel:
             self.receive()
             time.sleep(0.02)
         # After the run's end the message would not be read.
-        is_over = self.is_over or (read_json(self._folder.state) or {}).get("status") in states.TERMINAL
+        is_over = self.is_over or store.has_ended(self._folder)
         with contextlib.suppress(PacelineError, OSError):
             if not is_over:
                 self._in.put([{"gone": True}])

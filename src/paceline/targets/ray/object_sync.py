@@ -323,7 +323,7 @@ def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> byte
 
 
 def _has_end(folder: RunFolder) -> bool:
-    return is_over(folder) or (read_json(folder.state) or {}).get("status") in states.TERMINAL
+    return is_over(folder) or run_store.has_ended(folder)
 
 
 def _name_canceler(folder: RunFolder) -> None:
