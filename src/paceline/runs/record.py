@@ -17,19 +17,8 @@ RECORD_VERSION = 1
 
 #: Fields that may change after the run's creation. A sweep gets more trials, so its search is one of them.
 STATE_FIELDS = (
-    *(
-        "status",
-        "waiting_for",
-        "started_utc",
-        "ended_utc",
-        "owner",
-        "scratch_dir",
-        "attempts",
-        "size",
-        "exit_code",
-        "failure",
-    ),
-    *("canceled_by", "warnings", "hang", "left_out", "left_out_count", "sweep"),
+    *("status", "waiting_for", "started_utc", "ended_utc", "owner", "scratch_dir", "attempts", "size", "exit_code"),
+    *("failure", "canceled_by", "warnings", "hang", "left_out", "left_out_count", "sweep"),
 )
 
 
