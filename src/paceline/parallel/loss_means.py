@@ -48,10 +48,12 @@ class MeanOver:
     Attributes:
         count: None for rows.
         is_sole: False if the loss is a sum of means over different things.
+        is_hidden: An operator outside torch's own graph hides the count, such as a fused or a compiled loss.
     """
 
     count: float | None = None
     is_sole: bool = True
+    is_hidden: bool = False
     #: The loss is a sum divided by the count.
     is_divisor: bool = False
 
@@ -104,10 +106,12 @@ def _read(node: Any, left: list[int]) -> MeanOver:
         terms = [_read(other, left) for other in inputs]
         counts = [term.count for term in terms if term.count is not None]
         if not counts:
-            return MeanOver()
+            return MeanOver(is_hidden=any(term.is_hidden for term in terms))
         is_sole = len(counts) == len(terms) and all(term.is_sole for term in terms)
         return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
-    return MeanOver()
+    # Python's autograd functions, which compiled graphs and custom operators are too, and those in C++.
+    is_hidden = isinstance(node, torch.autograd.function.BackwardCFunction) or name.startswith("torch::autograd::Cpp")
+    return MeanOver(is_hidden=is_hidden)
 
 
 def _is_sum(node: Any) -> bool:
@@ -158,6 +162,7 @@ class StepMeans:
         sample: The arguments of a loss, few rows, or None.
         checks: Whether to keep the next microbatch's arguments as sample.
         keeps_state: Whether the loss has state that changes its next value, as a counter does.
+        has_hidden: Whether a loss of this step hid its count (`MeanOver.is_hidden`).
     """
 
     weight: float = 0.0
@@ -169,11 +174,12 @@ class StepMeans:
     checks: bool = False
     sample: tuple[Any, Any] | None = None
     keeps_state: bool = False
+    has_hidden: bool = False
 
     def begin(self, *, checks: bool = False) -> None:
         """Forget the last step. `checks` asks for a sample of this one."""
         self.fill([0.0] * 6)
-        self.checks, self.sample = checks, None
+        self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
         """Return the sums, to be added over ranks with different microbatches."""
@@ -186,6 +192,7 @@ class StepMeans:
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
         """Count a loss. Return its weight, before the division by the sum of all weights."""
         if over.count is None:
+            self.has_hidden |= over.is_hidden
             self.rows += 1
             return weight
         ratio = over.count / rows
@@ -245,7 +252,10 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 
 
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
-    """Copy the first rows of a loss's arguments, or return None without two common rows."""
+    """Copy some rows of a loss's arguments, or return None without two common rows.
+
+    These are the rows with the smallest and the largest targets: a value that the loss ignores is mostly one of the two.
+    """
     try:
         outputs, targets = Rows(output), Rows(target)
         if outputs.count != targets.count:
@@ -254,11 +264,26 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
         count = min(outputs.count, ROWS, max(NUMBERS // max(of_row, 1), 2))
         if count < 2:
             return None
+        chosen = _chosen(target, targets.count, count)
         # The loss may change either in place.
-        first, second = (map_tensors(rows.take(0, count), lambda x: x.detach().clone()) for rows in (outputs, targets))
+        first, second = (map_tensors(rows.pick(chosen), lambda x: x.detach().clone()) for rows in (outputs, targets))
         return first, second
     except ParallelError:
         return None
+
+
+def _chosen(target: object, rows: int, count: int) -> list[int]:
+    """Return the rows for a sample, so that neither of its parts has the smallest or the largest targets alone."""
+    keys = [
+        x for x in tensors_in(target) if x.dim() and len(x) == rows and not x.is_floating_point() and not x.is_complex()
+    ]
+    if not keys:
+        return list(range(count))
+    order = keys[0].flatten(1).double().mean(1) if keys[0].dim() > 1 else keys[0]
+    sorted_rows: list[int] = order.argsort(stable=True).tolist()
+    low = sorted_rows[: count // 2]
+    high = sorted_rows[rows - (count - count // 2) :]
+    return [high[-1], *low, *high[:-1]]
 
 
 def no_mean(
@@ -319,7 +344,9 @@ def no_mean(
         parts = [one for one in parts if one[-1] is not None]
     total = sum(weight for _, weight, *_ in parts)
     together = sum(value * weight for value, weight, *_ in parts if weight > 0) / total if total > 0 else math.nan
-    if not math.isfinite(whole + together):
+    # A part of ignored targets alone is nan. Where torch's graph shows the count, such parts have been left out above.
+    is_only_part = any(over is not None and over.is_hidden for *_, over in parts) and math.isfinite(whole)
+    if not math.isfinite(whole + together) and not (is_only_part and loss_weight is None):
         return ""
     rounding = ROUNDINGS * torch.finfo(dtype).eps * max(largest, 1.0) ** 2
     if abs(together - whole) <= max(LIMITS.get(dtype, 5e-2) * abs(whole), rounding):

@@ -92,6 +92,12 @@ class Task:
         dtype = torch.promote_types(loss.dtype, torch.float32)
         if is_part and self.loss_weight is None:
             over = mean_over(loss)
+            if over.is_hidden and self.loss is own_loss and _has_ignored((micro.args, micro.kwargs)):
+                raise ParallelError(
+                    "the model computes its own loss by a fused or compiled operator, which hides how many targets count, and "
+                    "this batch has targets of -100, which do not. Say how many count: "
+                    "loss_weight=lambda target: (target[..., 1:] != -100).sum() for a causal language model."
+                )
             if over.counts_nothing(loss):
                 return loss * micro.weight.to(loss.device, dtype)
             if over.count == 0:
@@ -99,6 +105,11 @@ class Task:
                 return zero_loss(output)
             return loss * loss.new_tensor(means.add(over, float(micro.weight), micro.rows), dtype=dtype)
         return loss * micro.weight.to(loss.device, dtype)
+
+
+def _has_ignored(batch: object) -> bool:
+    """Return whether integers of the batch have the value that losses of torch and transformers ignore."""
+    return any(x.dtype in (torch.int64, torch.int32) and bool((x == -100).any()) for x in tensors_in(batch))
 
 
 def zero_loss(output: object) -> Tensor:

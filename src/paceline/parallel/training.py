@@ -101,6 +101,7 @@ class Parallel:
         self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
         is_in_parts = world.replicas > 1 or task.microbatches > 1
         self._check_loss = check_first and is_in_parts and task.loss is not own_loss
+        self._hides_count = False
         self._comparison = comparison
         #: The averages and twins, in the order of their creation.
         self.averages: list[Average | Twin] = []
@@ -138,7 +139,7 @@ class Parallel:
             nn.Module.zero_grad(executor.module)
             watching = self._comparison.watching() if self._comparison is not None else contextlib.nullcontext()
             means = self.task.means
-            means.begin(checks=self._check_loss and is_due(self._progress.steps))
+            means.begin(checks=self._check_loss and (self._hides_count or is_due(self._progress.steps)))
             with self._streams.use("step", self._progress.steps), self._kept.explained(), watching:
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
@@ -173,7 +174,11 @@ class Parallel:
                 with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
                 # On all ranks together, because ranks that call no loss would go on.
-                if why := next(filter(None, gather(why) if self.world.size > 1 else [why]), ""):
+                mine = why, means.has_hidden and self.task.loss_weight is None
+                everyone = gather(mine) if self.world.size > 1 else [mine]
+                # Then each step is checked: later batches may be the first with targets that do not count.
+                self._hides_count = any(hides for _, hides in everyone)
+                if why := next((why for why, _ in everyone if why), ""):
                     raise ParallelError(why)
             if self.clip_norm is not None:
                 self.gradient_norm = self.clipper.clip(self.clip_norm)

@@ -406,3 +406,63 @@ def check_losses_that_save_their_output_or_a_number_are_trained(ranks: Ranks) ->
             par = paceline.parallelize(model, optimizer, loss=loss, strategy=strategy, microbatches=2)
             par.step(batch)
             assert "equal to the plain model" in par.compared, par.compared
+
+
+class _Fused(torch.autograd.Function):
+    """A cross entropy with its gradient made in the forward pass, as fused kernels do: autograd does not see the count."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, target: Tensor) -> Tensor:
+        with torch.enable_grad():
+            own = output.detach().requires_grad_()
+            loss = F.cross_entropy(own, target)
+        (ctx.grad,) = torch.autograd.grad(loss, own)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad * ctx.grad, None
+
+
+class _FusedOwn(Labelled):
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        output = self.head(self.tower(x))
+        return {"loss": _Fused.apply(output, labels), "logits": output}
+
+
+def _batches_of_which_the_third_ignores_targets() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(4)
+    batches = [(_tokens(), torch.randint(0, 5, (8,))) for _ in range(3)]
+    batches[2][1][[1, 6, 7]] = -100
+    return batches
+
+
+def check_fused_loss_is_refused_in_the_first_batch_with_ignored_targets(ranks: Ranks) -> None:
+    """Not only in the steps in which other losses are looked at."""
+
+    def made() -> nn.Module:
+        return nn.Sequential(Tower(), nn.Linear(8, 5))
+
+    batches = _batches_of_which_the_third_ignores_targets()
+    for strategy in REPLICAS:
+        with pytest.raises(ParallelError, match="no mean over rows"):
+            _trained(made, batches, strategy, loss=_Fused.apply)
+    _trained(made, batches[:2], DataParallel(), loss=_Fused.apply)
+    counted = _trained(
+        made, batches, DataParallel(), loss=_Fused.apply, loss_weight=lambda target: (target != -100).sum()
+    )
+    torch.manual_seed(3)
+    one = made().double()
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    for x, target in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(one(x), target).backward()
+        optimizer.step()
+    _assert_equals_one_process(counted, one)
+
+
+def check_fused_loss_of_the_model_itself_is_refused_with_ignored_targets(ranks: Ranks) -> None:
+    batches = [{"x": x, "labels": target} for x, target in _batches_of_which_the_third_ignores_targets()]
+    _trained(_FusedOwn, batches[:2], DataParallel())
+    with pytest.raises((ParallelError, WorkerError), match="hides how many targets count"):
+        _trained(_FusedOwn, batches, DataParallel())

@@ -39,6 +39,16 @@ class Rows:
         """Return the same structure with these rows. A list of plain values per row is cut too."""
         return self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
 
+    def pick(self, rows: Sequence[int]) -> Any:
+        """Return the same structure with copies of these rows, in this order."""
+
+        def picked(leaf: object) -> object:
+            if isinstance(leaf, Tensor):
+                return leaf[list(rows)] if leaf.dim() else leaf
+            return [leaf[row] for row in rows] if isinstance(leaf, list) and len(leaf) == self.count else leaf
+
+        return self._structure.rebuild(map(picked, self._leaves))
+
     def _taken(self, leaf: object, start: int, stop: int) -> object:
         if isinstance(leaf, Tensor):
             # A tensor without dimensions has no rows and belongs to all of them.
