@@ -153,8 +153,8 @@ def record_mode(record: RunRecord) -> int:
 
     Only the owner can write to them, so their owner tells who wrote them (`is_mine`).
     """
-    steps = [step["job"] for step in (record.pipeline or {}).get("steps") or ()]
-    secret = any(job.get("environment_variables") or job.get("secrets") for job in steps)
+    steps: Any = (record.pipeline or {}).get("steps") or ()
+    secret = any(step["job"].get("environment_variables") or step["job"].get("secrets") for step in steps)
     if record.job is not None:
         secret = secret or bool(record.job.environment_variables or record.job.secrets)
     return PRIVATE if secret else OWNED
