@@ -298,7 +298,18 @@ exec sh -c "$last"
 """
 
 
-@supposed_by("compute", "ssh", "slurm", "ray", "several-gpus", "several-machines", "snapshots")
+@supposed_by(
+    "compute",
+    "ssh",
+    "slurm",
+    "ray",
+    "several-gpus",
+    "several-machines",
+    "snapshots",
+    "launchers",
+    "worker-environment",
+    "secrets",
+)
 def hosts(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     write_program(scene.folder / "bin" / "ssh", SSH)
     patch.setenv("PATH", f"{scene.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
