@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +63,29 @@ def test_tag_that_disagrees_is_refused_with_the_reason(
 def test_version_is_the_same_in_every_file_that_names_it(release: Any) -> None:
     versions = {text.split(" has version ")[1] for text in release.problems("v99.0.0") if " has version " in text}
     assert len(versions) == 1
+
+
+def test_demo_needs_nothing_beside_torch() -> None:
+    modules = set()
+    for path in (ROOT / "examples" / "digits").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules.add(str(node.module).partition(".")[0])
+    assert modules - sys.stdlib_module_names == {"torch", "paceline"}
+
+
+def test_release_is_refused_while_addresses_and_pages_are_those_of_no_release(release: Any, tmp_path: Path) -> None:
+    folder = make_tree(tmp_path)
+    write_tree(
+        folder,
+        {
+            "pyproject.toml": '[project]\nversion = "1.2.0"\n[project.urls]\nSource = "https://example.org/paceline"\n',
+            "README.md": "<!-- until the first release -->\nNot yet.\n<!-- end -->\n",
+        },
+    )
+    found = release.problems("v1.2.0", folder)
+    assert len(found) == 2
+    assert "example.org" in found[0]
+    assert "README.md" in found[1]
