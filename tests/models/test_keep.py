@@ -162,7 +162,7 @@ def test_source_changed_during_reading_is_read_again(kept, tmp_path, monkeypatch
 
 def test_a_source_that_keeps_changing_is_named(kept, tmp_path, monkeypatch):
     stamps = iter(range(100))
-    monkeypatch.setattr(keep, "_stamp", lambda found: next(stamps))
+    monkeypatch.setattr(keep, "stamp_of", lambda fd: next(stamps))
     with pytest.raises(ModelError, match=r"source' changed each of 3 times it was read\. Register it once"):
         kept(b"weights")
     assert os.listdir(tmp_path / "kept") == []

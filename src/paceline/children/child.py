@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from typing import TypedDict
@@ -13,7 +12,7 @@ from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import LineAssembler, Tail
 from paceline.runs.record import RunRecord
-from paceline.system.files import read_json
+from paceline.system.files import read_json, stamp_of
 
 #: How often an unchanged record is read again, to detect that the child's supervisor is gone.
 _RECORD_S = 1.0
@@ -34,17 +33,14 @@ class RecordWatch:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._path = str(folder.state)
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._read_at = time.monotonic()
 
     def changed(self) -> ChildState | None:
-        """Return the child's state if its record may have changed since the last call."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
+        """Return the child's state if it may have changed."""
+        stamp, now = stamp_of(self._path), time.monotonic()
+        if stamp is None:
             return None
-        # With the inode: a record is replaced by a rename, and two writes may fall into one clock tick of the file system.
-        stamp, now = (found.st_mtime_ns, found.st_ino), time.monotonic()
         if now - self._read_at >= _RECORD_S:
             self._stamp, self._read_at = stamp, now
             with contextlib.suppress(PacelineError, OSError):
@@ -64,7 +60,7 @@ class RecordWatch:
 
 
 def record_of(folder: RunFolder) -> RunRecord | None:
-    """Return a child's current record, or None if there is no such child."""
+    """Return a child's current record, or None."""
     if not folder.state.exists():
         return None
     try:
@@ -75,7 +71,7 @@ def record_of(folder: RunFolder) -> RunRecord | None:
 
 
 def never_began(record: RunRecord) -> bool:
-    """Return whether the submission of a child was interrupted, so that no process of it ever ran."""
+    """Return whether a child's submission was interrupted."""
     return not record.attempts and record.failure is not None and record.failure.cause in ("not_started", "reboot")
 
 
@@ -87,7 +83,7 @@ def is_cut_off(folder: RunFolder) -> bool:
 
 
 def follow_log(folder: RunFolder, line: Callable[[str], None]) -> RunRecord:
-    """Call `line` for each line of a controller's log until the run has ended. Return the final record."""
+    """Call `line` for each log line until the run has ended."""
     tail, lines = Tail(folder.driver_log), LineAssembler()
     try:
         while True:

@@ -31,7 +31,7 @@ from paceline.containers.command import INSIDE, Mount, for_client, run_argv
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import EnvironmentBuildError
 from paceline.system import locks
-from paceline.system.files import read_json, write_json
+from paceline.system.files import changed_at, gone_is_fine, read_json, write_json
 
 _SCRIPT = str(Path(layer_inside.__file__).resolve())
 #: Variables for pip's settings, the network and certificates.
@@ -53,7 +53,7 @@ _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """An environment on top of an image, with the same paths inside and outside.
+    """An environment on top of an image.
 
     packages: "name==version" of its packages.
     """
@@ -160,14 +160,14 @@ def ensure_layer(
 
 
 def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
-    """Return pip's variables, renamed to cross into the container, and mounts for its files.
+    """Return pip's variables and files for the container.
 
     The files are its configuration, its cache, and those that these or the requirements name.
     """
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
     # Only an existing cache can be mounted, and a user who has never run pip has none.
-    with contextlib.suppress(OSError):
+    with gone_is_fine():
         cache.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in environment.items() if name.startswith(_PREFIX) or name in _NAMES}
     files = [*(home / name for name in _SETTINGS), Path("/etc/pip.conf"), Path(environment.get("PIP_CONFIG_FILE", ""))]
@@ -175,7 +175,7 @@ def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tupl
     named = [*requirements, *values.values()]
     # Configuration files also name local indexes, certificates and folders.
     for path in files:
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             named.append(path.read_text(encoding="utf-8", errors="replace"))
     mounts = [Mount(path=path, read_only=True) for path in files]
     mounts += [mount for text in named for mount in named_files(text)]
@@ -220,7 +220,7 @@ def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
         if is_folder:
             paths = sorted(Path(top, name) for top, _, names in os.walk(mount.path) for name in names)
         for path in paths:
-            with contextlib.suppress(OSError), open(path, "rb") as file:
+            with gone_is_fine(), open(path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 # The end of a long archive: there a wheel lists its files with checksums. A folder's file is hashed whole.
                 file.seek(0 if is_folder else max(0, size - _READ_BYTES))
@@ -275,7 +275,7 @@ def read_layer(folder: Path, key: str) -> Layer | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLayer:
-    """A complete layer. used_at: seconds since 1970 when a run last held it."""
+    """A complete layer, and when a run last held it."""
 
     key: str
     layer: Layer
@@ -368,7 +368,4 @@ def _lock(folder: Path, key: str) -> Path:
 
 
 def _used_at(folder: Path, key: str) -> float:
-    try:
-        return os.stat(_lock(folder, key)).st_mtime
-    except OSError:
-        return 0.0
+    return changed_at(_lock(folder, key))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.errors import EnvironmentSpecError
 from paceline.system import processes
-from paceline.system.files import read_json, write_json
+from paceline.system.files import read_json, stamp_of, write_json
 
 _TIMEOUT_S = 60
 
@@ -79,7 +79,7 @@ class Base:
         }
 
     def installed(self) -> list[str]:
-        """List name and version of each distribution from folder names, without reading files.
+        """List distributions from folder names, without reading files.
 
         An editable package adds its modification time: the name does not change with its requirements.
         """
@@ -137,15 +137,11 @@ def _made(values: dict[str, object]) -> Base:
 
 
 def _stamp(path: str) -> str:
-    """Return a value that changes with the interpreter, its venv or the user's folder."""
+    """Return a value that changes with the interpreter."""
     # These two determine the folder of the user's packages.
     stamps = [os.environ.get("PYTHONUSERBASE", ""), os.path.expanduser("~")]
     for each in (path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):
-        try:
-            found = os.stat(each)
-            stamps.append(f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}")
-        except OSError:
-            stamps.append("-")
+        stamps.append("-".join(map(str, stamp_of(each) or ("-",))))
     return " ".join(stamps)
 
 

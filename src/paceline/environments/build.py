@@ -14,6 +14,7 @@ from paceline.environments.pip_install import Installer
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
+from paceline.system.files import gone_is_fine
 
 
 def check(environment: EnvironmentSpec, base: Base) -> None:
@@ -107,15 +108,11 @@ def _is_of(version: str, wanted: str) -> bool:
 
 
 def _size(folder: Path) -> int:
-    total, seen = 0, set()
+    blocks: dict[int, int] = {}
     for top, _, names in os.walk(folder):
         for name in names:
-            try:
-                found = os.lstat(os.path.join(top, name))
-            except OSError:
-                continue
-            # uv and conda hard-link files: count each file once, by its blocks.
-            if found.st_ino not in seen:
-                seen.add(found.st_ino)
-                total += found.st_blocks * 512
-    return total
+            with gone_is_fine():
+                status = os.lstat(os.path.join(top, name))
+                # uv and conda hard-link files: count each file once, by its blocks.
+                blocks[status.st_ino] = status.st_blocks
+    return 512 * sum(blocks.values())

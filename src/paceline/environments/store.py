@@ -24,7 +24,7 @@ from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
 from paceline.system import locks
-from paceline.system.files import names_in, read_json, remove_tree, write_json, write_whole
+from paceline.system.files import changed_at, gone_is_fine, names_in, read_json, remove_tree, write_json, write_whole
 
 
 class EnvironmentStore:
@@ -43,7 +43,7 @@ class EnvironmentStore:
         return None if found is None else found.asked_as(environment)
 
     def ensure(self, environment: EnvironmentSpec, base_python: str, say: Say) -> Built:
-        """Return the environment, building it or waiting for another process that builds it.
+        """Return the environment, built if necessary.
 
         Args:
             environment: The request.
@@ -157,13 +157,10 @@ class EnvironmentStore:
     def _read(self, key: str) -> Built | None:
         if not _is_key(key):
             return None
-        data: object = read_json(self._folder / key / RECORD)
-        if not isinstance(data, dict):
-            return None
         try:
-            built = Built.from_json(data)
-        except (KeyError, TypeError, ValueError):
-            return None  # written by another version
+            built = Built.from_json(read_json(self._folder / key / RECORD))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None  # none, or written by another version
         # The workspace may have been moved, but environments can't be.
         if built.prefix != self._folder / key or not os.path.exists(built.python):
             return None
@@ -189,7 +186,7 @@ class EnvironmentStore:
                 remove_tree(prefix)
                 raise self._failed(key, str(error)) from error
             except BaseException:
-                with contextlib.suppress(OSError):
+                with gone_is_fine():
                     remove_tree(prefix)
                 raise
         log.unlink(missing_ok=True)
@@ -208,7 +205,7 @@ class EnvironmentStore:
         return EnvironmentBuildError(f"the environment could not be built: {reason}{more}")
 
     def _lock(self, key: str) -> Path:
-        """Return the lock file. It outlives the environment: a new file would be another lock."""
+        """Return the lock file, which outlives the environment."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{key}.lock"
 
@@ -229,14 +226,11 @@ class EnvironmentStore:
                 os.close(fd)
 
     def _touch(self, key: str) -> None:
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             os.utime(self._folder / f"{key}.lock")
 
     def _used(self, key: str) -> float:
-        try:
-            return os.stat(self._folder / f"{key}.lock").st_mtime
-        except OSError:
-            return 0.0
+        return changed_at(self._folder / f"{key}.lock")
 
     def _remove(self, key: str) -> None:
         # The record first, so that an interrupted removal leaves nothing valid.
@@ -245,14 +239,14 @@ class EnvironmentStore:
 
     def _sweep(self) -> None:
         """Remove the rest of interrupted builds, and dangling aliases."""
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             for name in os.listdir(self._folder):
                 if _is_key(name) and self._read(name) is None:
                     with self._free(name) as is_free:
                         # Check again with the lock: a build may have finished.
                         if is_free and self._read(name) is None:
                             self._remove(name)
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             for alias in (self._folder / "aliases").iterdir():
                 if self._read(alias.read_text().strip()) is None:
                     alias.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models.sources import ModelSourceFile
+from paceline.system.files import gone_is_fine, names_in, stamp_of
 
 #: Modification time of every kept file: 2001-09-09T01:46:40Z, whole seconds for the coarsest file system.
 STAMP_NS = 10**18
@@ -75,7 +76,7 @@ def keep(
 
 
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
-    """Link an existing content to `target`, after reading it. Return False if it is missing."""
+    """Link an existing content to `target`, if it is whole."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
 
 
@@ -93,12 +94,12 @@ def drop(blob: Path) -> int:
     """
     freed = 0
     for name in _names(blob):
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             found = os.lstat(name)
             if found.st_nlink == 1:
                 os.unlink(name)
                 freed += found.st_size
-    with contextlib.suppress(OSError):
+    with gone_is_fine():
         blob.parent.rmdir()
     return freed
 
@@ -109,7 +110,7 @@ def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
 
 
 def is_untouched(found: os.stat_result, size_bytes: int) -> bool:
-    """Return True if size and modification time of a kept file are unchanged."""
+    """Return True if a kept file is unchanged."""
     return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes and found.st_mtime_ns == STAMP_NS
 
 
@@ -126,7 +127,8 @@ def sha256_of(path: Path, on_read: Callable[[int], object] = lambda size: None) 
 def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[[int], object]) -> KeptFile:
     fd = source.open()
     try:
-        before = os.fstat(fd)
+        # No ctime: a new hard link changes it as well.
+        stamp, before = stamp_of(fd), os.fstat(fd)
         sha256 = whole = None
         # Only hash a file that resembles an existing content, to need no space for a copy. Otherwise, or if the hash differs,
         # copy and hash in one pass.
@@ -137,7 +139,7 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[
         if is_new:
             sha256 = _copy(fd, target, on_read)
         # Stat the open file, not the path: the hash must belong to a state of this file.
-        if _stamp(os.fstat(fd)) != _stamp(before):
+        if stamp_of(fd) != stamp:
             raise _ChangedError
     finally:
         os.close(fd)
@@ -147,20 +149,11 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[
     return KeptFile(sha256=sha256, size_bytes=before.st_size, is_new=is_new)
 
 
-def _stamp(found: os.stat_result) -> tuple[int, int, int]:
-    # No ctime: a new hard link changes it as well.
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def _alike(fd: int, size: int, blobs: Path) -> Path | None:
-    """Return a content of this size with the same bytes at start, middle and end, or None."""
-    try:
-        names = os.listdir(blobs / str(size))
-    except OSError:
-        return None
+    """Return a content with the same samples, or None."""
     mine = _samples(fd, size)
-    for name in names:
-        with contextlib.suppress(OSError):
+    for name in names_in(blobs / str(size)):
+        with gone_is_fine():
             other = os.open(blobs / str(size) / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 if _samples(other, size) == mine:
@@ -183,14 +176,11 @@ def _hash(fd: int, on_read: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
-    """Return the hash of the open file, and the blob if it has the same hash.
-
-    Both are read at once, which takes no longer than one.
-    """
+    """Return the file's hash, and the equal blob. Both are read at once, which takes no longer than one."""
     kept: list[str] = []
 
     def hash_kept() -> None:
-        with contextlib.suppress(OSError):  # gone by now, or a disk that can't read it: it is no whole content then
+        with gone_is_fine():  # gone by now, or a disk that can't read it: it is no whole content then
             kept.append(sha256_of(blob))
 
     other = threading.Thread(target=hash_kept, name="paceline-model-hash")
@@ -266,7 +256,7 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
 
 
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
-    """Link a content to `target`. Return False if it is missing or damaged.
+    """Link a whole content to `target`, if there.
 
     All bytes are read, unless `whole` is a blob that was just read: a disk may lose bytes without a change of size or time.
     """
@@ -306,20 +296,12 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
 
 
 def _names(blob: Path) -> list[Path]:
-    """Return the possible paths of a content, one per user.
-
-    Linux forbids links to another user's file.
-    """
+    """Return the possible paths of a content, one per user. Linux forbids links to another user's file."""
     return [blob, blob.with_name(f"{blob.name}-{os.geteuid()}")]
 
 
 def _all(blobs: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    try:
-        sizes = sorted(os.listdir(blobs))
-    except OSError:
-        return
-    for size in sizes:
-        with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(blobs / size)):
-                with contextlib.suppress(OSError):
-                    yield blobs / size / name, os.lstat(blobs / size / name)
+    for size in names_in(blobs):
+        for name in names_in(blobs / size):
+            with gone_is_fine():
+                yield blobs / size / name, os.lstat(blobs / size / name)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from paceline.models.record import FILES
 from paceline.system import locks, processes
-from paceline.system.files import remove_tree, tree_size
+from paceline.system.files import gone_is_fine, names_in, remove_tree, tree_size
 
 #: Prefix of a version that is being removed; any process may finish the removal.
 GONE = "gone-"
@@ -31,10 +31,7 @@ _ABANDONED_S = 3600.0
 
 @contextlib.contextmanager
 def staged(parts: Path) -> Iterator[Path]:
-    """Create a folder `files` in a new locked folder, which is removed at the end.
-
-    The caller may rename the parent folder away.
-    """
+    """Create a locked folder `files`, removed at the end. The caller may rename the parent folder away."""
     top = parts / f"{processes.boot_id()[:8] or 'unknown'}-{secrets.token_hex(8)}"
     try:
         (top / FILES).mkdir(parents=True)
@@ -45,35 +42,25 @@ def staged(parts: Path) -> Iterator[Path]:
 
 
 def ready(files: Path) -> Path:
-    """Remove the lock and return the folder to rename.
-
-    From now on only age makes it abandoned.
-    """
+    """Remove the lock and return the folder to rename. From now on only age makes it abandoned."""
     (files.parent / _LOCK).unlink(missing_ok=True)
     return files.parent
 
 
 def abandoned(parts: Path) -> Iterator[tuple[Path, int]]:
     """Yield (path, bytes) of each folder whose process has died."""
-    try:
-        names = sorted(os.listdir(parts))
-    except OSError:
-        return
-    for name in names:
+    for name in names_in(parts):
         path = parts / name
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             if _is_abandoned(path):
                 yield path, tree_size(path)
 
 
 def sweep(parts: Path) -> int:
-    """Remove what killed registrations and removals left. Never raise.
-
-    Return the freed bytes.
-    """
+    """Remove what killed registrations and removals left. Never raise. Return the freed bytes."""
     total = 0
     for path, size in abandoned(parts):
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             remove_tree(path)
             total += size
     return total
@@ -93,7 +80,7 @@ def _last_change_s(path: Path) -> float:
     latest = os.lstat(path).st_mtime
     for folder, _, names in os.walk(path):
         for name in ("", *names):
-            with contextlib.suppress(OSError):
+            with gone_is_fine():
                 # The ctime: the modification time of a kept file is fixed.
                 latest = max(latest, os.lstat(os.path.join(folder, name)).st_ctime)
     return latest

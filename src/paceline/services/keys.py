@@ -9,13 +9,13 @@ import secrets
 
 from paceline.errors import ServiceError
 from paceline.services.folder import ServiceFolder
-from paceline.system.files import PRIVATE, read_json, write_json
+from paceline.system.files import PRIVATE, read_json, stamp_of, write_json
 
 NAMES = ("primary", "secondary")
 
 
 def new() -> str:
-    """Return a random key of 256 bits, in letters, digits, `-` and `_`."""
+    """Return a random key of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
@@ -42,15 +42,12 @@ def read(folder: ServiceFolder) -> tuple[str, str]:
 
 
 def changed_ns(folder: ServiceFolder) -> int:
-    """Return the time of the last change of the keys, or 0 without keys."""
-    try:
-        return folder.keys.stat().st_mtime_ns
-    except OSError:
-        return 0
+    """Return when the keys last changed, or 0."""
+    return (stamp_of(folder.keys) or (0, 0, 0))[1]
 
 
 def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
-    """Replace one key and return it; a random one by default. Needs `store.editing`.
+    """Replace one key and return it.
 
     Raises:
         ServiceError: The service has no keys, or `which` is neither "primary" nor "secondary".

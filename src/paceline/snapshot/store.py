@@ -5,7 +5,6 @@ A snapshot never changes; runs work on copies of it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -18,7 +17,7 @@ from typing import TypeAlias
 
 from paceline.errors import SnapshotError
 from paceline.snapshot.scan import Tree, scan, stamp_of
-from paceline.system.files import write_json
+from paceline.system.files import gone_is_fine, write_json
 from paceline.system.linked import NotCopied
 
 _CHUNK = 1 << 20
@@ -30,7 +29,7 @@ Progress: TypeAlias = "Callable[[int, int], None]"
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A copy of a source directory. is_new: made by this call. not_copied: excluded names."""
+    """A copy of a source directory."""
 
     id: str
     path: Path
@@ -57,7 +56,7 @@ def take(
     wanted: frozenset[str] = frozenset(),
     is_whole: bool = False,
 ) -> Snapshot:
-    """Return the snapshot of `source` with uncommitted edits, copying it if it is new.
+    """Return the snapshot of `source`, copied if new.
 
     Args:
         source: The folder.
@@ -103,7 +102,7 @@ def take(
                 "Fix that, or name the file in .amlignore."
             ) from error
     # Mark it as used before a record refers to it.
-    with contextlib.suppress(OSError):
+    with gone_is_fine():
         os.utime(target)
     if not unchanged or tree.last_id != snapshot_id:
         try:
@@ -129,7 +128,7 @@ class _ChangedError(Exception):
 
 
 class _Meter:
-    """A counter of read bytes: once to hash a file, again to copy it."""
+    """A counter of read bytes."""
 
     def __init__(self, tree: Tree, progress: Progress | None) -> None:
         self._progress = progress
@@ -143,7 +142,7 @@ class _Meter:
 
 
 def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
-    """Return the hash of a file, copying it to `target` on the way if given.
+    """Return a file's hash, copying it on the way.
 
     Raises:
         _ChangedError: The file differs from the scan, before or after.
@@ -216,10 +215,7 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
 
 
 def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
-    """Hard-link an equal file of the last snapshot.
-
-    So a small edit makes a small snapshot.
-    """
+    """Hard-link an equal file of the last snapshot. So a small edit makes a small snapshot."""
     try:
         found = os.lstat(old)
         if stat.S_IMODE(found.st_mode) != stat.S_IMODE(tree.files[path][4]) or found.st_size != tree.files[path][0]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -16,6 +15,7 @@ from paceline.runs.folder import RunFolder, metric_logs
 from paceline.runs.metric_reader import FolderListing, LogTail
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
+from paceline.system.files import gone_is_fine
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Series:
     steps: tuple[float | None, ...] = ()
 
     def before(self, steps: Sequence[float | None]) -> Series:
-        """Return the part that remains when a later run has logged these steps.
+        """Return the part before the first step of a later run.
 
         Attempts of one run are joined the same way: the values before the first new step remain, and values without a step.
         """
@@ -77,7 +77,7 @@ class CurveReader:
 
     @property
     def steps(self) -> tuple[float | None, ...]:
-        """Steps of the values that `look` returned last; None for a value without one."""
+        """Steps of the values that `look` returned last."""
         rank = self._rank
         return () if rank is None else tuple(self._steps[rank])
 
@@ -88,7 +88,7 @@ class CurveReader:
 
     @property
     def by_rank(self) -> dict[int, tuple[float, ...]]:
-        """Values of each rank that has logged the metric, as of the last `look`."""
+        """Values by rank, as of the last `look`."""
         return {rank: tuple(series) for rank, series in sorted(self._series.items()) if series}
 
     @property
@@ -98,7 +98,7 @@ class CurveReader:
 
     def _read_on(self, rank: int, path: Path) -> None:
         tail = self._tails.setdefault(path, LogTail(path))
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             for data in tail.chunks():
                 for line in data.split(b"\n"):
                     if self._needle in line:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -27,7 +25,7 @@ from paceline.sweeps.curves import CurveReader, Series
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Leg, Trial
-from paceline.system.files import append_line
+from paceline.system.files import append_line, json_lines, stamp_of
 
 #: Tags of a child: why it was paused, the rung up to which it was promoted while live, and why.
 PAUSED, RUNG, PROMOTED = "paused", "rung", "promoted"
@@ -40,10 +38,7 @@ _DEFAULTS = {
 
 
 def child_id(sweep_id: str, number: int, leg: int = 1) -> str:
-    """Return the run id of a trial: `<sweep>_<number from 0>`, as in the Azure SDK.
-
-    `leg`: Number of the trial's run, from 1.
-    """
+    """Return the run id of a trial: `<sweep>_<number from 0>`."""
     return f"{sweep_id}_{number}" if leg == 1 else f"{sweep_id}_{number}_{leg}"
 
 
@@ -60,7 +55,7 @@ def count(sweep: RunFolder) -> int:
 
 
 def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
-    """Yield the current records of the trials' first runs, from number `first` on."""
+    """Yield the trials' first runs from number `first` on."""
     # Numbers have no gaps.
     while (record := record_of(child_folder(sweep, first))) is not None:
         yield record
@@ -79,13 +74,13 @@ def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) ->
 
 
 def runs_of(sweep: RunFolder, number: int) -> list[RunRecord]:
-    """Return the records of one trial's runs; none if the trial was removed."""
+    """Return the records of one trial's runs."""
     first = record_of(child_folder(sweep, number))
     return [] if first is None else [first, *_later(sweep, number)]
 
 
 def has_more(sweep: RunFolder, trial: Trial) -> bool:
-    """Return whether a trial has a later run than its last known one."""
+    """Return whether a trial has one more run."""
     return child_folder(sweep, trial.number, len(trial.earlier) + 2).state.exists()
 
 
@@ -138,7 +133,7 @@ def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
 
 
 def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list[RunRecord]]]:
-    """Yield each trial with the records of its runs, or none if it is cached."""
+    """Yield each trial with its runs' records, if not cached."""
     # Not cached if trials are paused: they may continue in another run.
     ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
     for number in itertools.count():
@@ -174,15 +169,13 @@ class EndedTrials:
     def __init__(self, sweep: RunFolder) -> None:
         self._sweep = sweep
         self._lines: dict[int, dict[str, Any]] = {}
-        with contextlib.suppress(OSError):
-            for line in (sweep.path / _FILE).read_bytes().split(b"\n"):
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    kept = json.loads(line)
-                    # Later lines win: the child may have been made again.
-                    self._lines[kept["number"]] = kept
+        for kept in json_lines(sweep.path / _FILE):
+            with contextlib.suppress(KeyError, TypeError):
+                # Later lines win: the child may have been made again.
+                self._lines[kept["number"]] = kept
 
     def get(self, number: int) -> Trial | None:
-        """Return a trial that has ended, or None if it must be read."""
+        """Return a cached trial, or None if it must be read."""
         kept = self._lines.get(number)
         if kept is None or kept.get("record") != stamp(self._sweep.path.parent, kept.get("run_id")):
             return None
@@ -192,7 +185,7 @@ class EndedTrials:
 
 
 def keep(sweep: RunFolder, trial: Trial) -> None:
-    """Add a trial that has ended to the cache. The caller holds the sweep's lock."""
+    """Cache a trial that has ended. The caller holds the lock."""
     found = stamp(sweep.path.parent, trial.run_id)
     changed = {name: getattr(trial, name) for name, default in _DEFAULTS.items() if getattr(trial, name) != default}
     # The cache is optional: errors only cost time later.
@@ -203,11 +196,8 @@ def keep(sweep: RunFolder, trial: Trial) -> None:
 
 def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
     """Return what identifies the current version of a run's state, or None."""
-    try:
-        found = os.stat(f"{runs_dir}/{run_id}/state.json")
-    except OSError:
-        return None
-    return [found.st_mtime_ns, found.st_size, found.st_ino]
+    found = stamp_of(f"{runs_dir}/{run_id}/state.json")
+    return None if found is None else list(found)
 
 
 def _read(name: str, value: Any) -> Any:

@@ -189,6 +189,37 @@ def names_in(folder: Path) -> list[str]:
         return []
 
 
+def gone_is_fine() -> contextlib.suppress:
+    """Return a context for files that are gone meanwhile, or not this user's: the first such file ends it."""
+    return contextlib.suppress(OSError)
+
+
+def stamp_of(file: Path | str | int) -> tuple[int, int, int] | None:
+    """Return (size, time, inode) of a file or an open one, or None if it is gone.
+
+    Two writes within one clock tick differ by the inode: writers replace files (`replacing`).
+    """
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def changed_at(path: Path) -> float:
+    """Return when a file was written or touched, in seconds since 1970, or 0 if it is gone."""
+    stamp = stamp_of(path)
+    return stamp[1] / 1e9 if stamp else 0.0
+
+
+def is_at(path: Path | str, fd: int) -> bool:
+    """Return whether a path still leads to an open file, and not to one that has replaced it."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except OSError:
+        return False
+
+
 def walk_files(
     top: Path, enters: Callable[[os.DirEntry[str]], bool] = lambda entry: True
 ) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
@@ -353,10 +384,7 @@ class OwnFolder:
 
     def is_there(self) -> bool:
         """Return whether the path still leads to this folder."""
-        try:
-            return os.path.samestat(os.lstat(self._path), os.fstat(self._fd))
-        except OSError:
-            return False
+        return is_at(self._path, self._fd)
 
     def remove(self) -> None:
         """Remove the folder and its files, but nothing that replaced it."""

@@ -27,7 +27,7 @@ from paceline.data.stores.filesystem import working_path
 from paceline.data.transfer.partial import Partial, is_claimed
 from paceline.errors import DataError
 from paceline.system import locks, processes
-from paceline.system.files import names_in, remove_tree
+from paceline.system.files import gone_is_fine, is_at, names_in, remove_tree
 from paceline.system.units import size_bytes
 
 FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
@@ -46,7 +46,7 @@ _MOMENT_S = 0.03
 
 @dataclass(frozen=True)
 class CacheUse:
-    """The size of the cache. linked: bytes of files with links from a view or another name."""
+    """The size of the cache and of its linked files."""
 
     files: int
     bytes: int
@@ -96,10 +96,7 @@ class DataCache:
         return self._partial / f"{key}.part"
 
     def link(self, key: str, size: int, target: str) -> bool:
-        """Hard-link a whole file to `target`. Return False if it is missing or modified.
-
-        size: -1 matches any size.
-        """
+        """Hard-link a whole, unmodified file, if there."""
         source = self._path(key)
         try:
             found = os.lstat(source)
@@ -121,7 +118,7 @@ class DataCache:
             return False
 
     def keep(self, key: str, partial: Partial, target: str | None = None) -> None:
-        """Move a whole file into the cache, and link it to `target`, unless it is evicted at once."""
+        """Move a whole file into the cache, and link it."""
         path = self._path(key)
         try:
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
@@ -136,7 +133,7 @@ class DataCache:
 
     def forget(self, key: str) -> None:
         """Remove a file that must be fetched again. Views keep their links."""
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             os.unlink(self._path(key))
 
     # --- size
@@ -157,7 +154,7 @@ class DataCache:
         unused_for_s: float = 0.0,
         dry_run: bool = False,
     ) -> int:
-        """Remove the least recently used files down to the limit. Return the removed bytes.
+        """Remove the least recently used files down to the limit.
 
         Args:
             limit_bytes: Default: the cache's own limit.
@@ -177,7 +174,7 @@ class DataCache:
             if removed >= excess or (unused_for_s and status.st_atime_ns > newest_ns):
                 # All following files were used later than this one.
                 break
-            with contextlib.suppress(OSError):
+            with gone_is_fine():
                 # Check again: a run may have linked it since the listing.
                 if os.lstat(path).st_nlink == 1:
                     if not dry_run:
@@ -186,7 +183,7 @@ class DataCache:
         return removed
 
     def make_room(self, needed_bytes: int) -> None:
-        """Make room for this many bytes below the limit, as far as unused files allow."""
+        """Make room below the limit, if unused files allow."""
         if needed_bytes > 0:
             self.prune(make_room_bytes=needed_bytes)
 
@@ -200,7 +197,7 @@ class DataCache:
         return self.views / run_id / str(node_rank)
 
     def hold_view(self, run_id: str) -> int:
-        """Lock the views of a run. Once the fd is closed, anybody may remove them."""
+        """Lock a run's views until the fd is closed."""
         # Check the id.
         assert self.view_dir(run_id, 0)
         path = self._held / run_id
@@ -209,13 +206,9 @@ class DataCache:
             # Shared: several supervisors on this machine may hold it. The kernel releases the lock when a process ends, however
             # it ends.
             fcntl.flock(fd, fcntl.LOCK_SH)
-            try:
-                # The removal of dead views may have unlinked this file after the open. A lock on an unlinked file protects
-                # nothing.
-                if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                    return fd
-            except FileNotFoundError:
-                pass
+            # The removal of dead views may have unlinked this file after the open. A lock on an unlinked file protects nothing.
+            if is_at(path, fd):
+                return fd
             os.close(fd)
 
     def is_unheld(self, run_id: str) -> bool:
@@ -231,7 +224,7 @@ class DataCache:
         return fd is not None
 
     def note_unheld(self, fd: int) -> None:
-        """Keep the views of a run in use after `fd`, their lock, is closed.
+        """Keep a run's views in use after `fd` is closed.
 
         They count as in use while a process of the run is on this machine, and for a day after they were filled.
         """
@@ -247,7 +240,7 @@ class DataCache:
         """Remove the views of a run. The files stay in the cache."""
         assert self.view_dir(run_id, 0)
         remove_tree(self.views / run_id)
-        with contextlib.suppress(OSError):
+        with gone_is_fine():
             os.truncate(self._held / run_id, 0)  # what `note_unheld` said is over
 
     def drop_dead_views(self) -> None:
@@ -260,7 +253,7 @@ class DataCache:
             if fd is None:
                 continue  # a living run holds it
             # The next removal retries what fails.
-            with contextlib.suppress(OSError), open(fd, "rb"):
+            with gone_is_fine(), open(fd, "rb"):
                 if not self._is_used_unheld(fd, name):
                     remove_tree(self.views / name)
                     # While locked: a process that has opened the file detects the unlink, and creates another.
@@ -274,16 +267,16 @@ class DataCache:
 
     def _all(self) -> Iterator[tuple[Path, os.stat_result]]:
         for folder in names_in(self._objects):
-            with contextlib.suppress(OSError), os.scandir(self._objects / folder) as entries:
+            with gone_is_fine(), os.scandir(self._objects / folder) as entries:
                 for entry in entries:
-                    with contextlib.suppress(OSError):
+                    with gone_is_fine():
                         yield Path(entry.path), entry.stat(follow_symlinks=False)
 
     def _drop_abandoned(self) -> None:
         now = time.time()
         for name in names_in(self._partial):
             path = self._partial / name
-            with contextlib.suppress(OSError):
+            with gone_is_fine():
                 # A .ranges file is covered by the lock of its .part.
                 is_old = now - os.lstat(path).st_mtime > _ABANDONED_S
                 if is_old and not is_claimed(path.with_suffix(".part")):
@@ -291,7 +284,7 @@ class DataCache:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as "100GB", "1.5 TiB" or "1000".
+    """Return the bytes of a size such as "1.5 TiB".
 
     Raises:
         DataError: The text is not a size.

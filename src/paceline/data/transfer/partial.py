@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.system import locks
+from paceline.system.files import is_at
 
 #: Larger files are fetched in several concurrent ranges.
 SINGLE_BYTES = 32 << 20
@@ -70,7 +72,7 @@ class Partial:
         self._done = []
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write bytes at their offset. A file without ranges must be written from the front."""
+        """Write bytes at their offset, or from the front without ranges."""
         view = memoryview(data)
         while view:
             # An almost full disk writes a part, and fails only at the next call.
@@ -95,7 +97,7 @@ class Partial:
         return os.fstat(self._fd).st_size
 
     def finish(self, target: str | Path, *, mode: int, mtime_ns: int | None) -> None:
-        """Rename the whole file to `target`. Set its times if `mtime_ns` is given."""
+        """Rename the whole file to `target`, and set its times."""
         os.fchmod(self._fd, mode)
         if mtime_ns is not None:
             os.utime(self._fd, ns=(time.time_ns(), mtime_ns))
@@ -125,8 +127,7 @@ class Partial:
 
     def _unlink_ranges(self) -> None:
         if self._ranges is not None:
-            with contextlib.suppress(FileNotFoundError):
-                self._ranges.unlink()
+            self._ranges.unlink(missing_ok=True)
 
     def _read_ranges(self) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
@@ -135,11 +136,8 @@ class Partial:
         with contextlib.suppress(OSError):
             # A truncated last line has no line end.
             for line in self._ranges.read_bytes().split(b"\n")[:-1]:
-                words = line.split()
-                if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-                    start, end = int(words[0]), int(words[1])
-                    if 0 <= start < end <= self.size:
-                        found.append((start, end))
+                if (words := re.fullmatch(rb"(\d+) (\d+)", line)) and int(words[1]) < int(words[2]) <= self.size:
+                    found.append((int(words[1]), int(words[2])))
         return found
 
 
@@ -161,10 +159,10 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
                 # The other process has renamed the file or failed. The caller checks, and calls again.
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 return None
-            status = os.fstat(fd)
-            if _is_still(status, path):
+            # Another process may have finished or removed it during the wait.
+            if is_at(path, fd):
                 # `Partial` owns the open file now; -1 keeps the block below from closing it.
-                partial, fd = Partial(path, fd, size, status.st_size), -1
+                partial, fd = Partial(path, fd, size, os.fstat(fd).st_size), -1
                 return partial
         finally:
             if fd >= 0:
@@ -174,18 +172,6 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
 def is_claimed(path: Path) -> bool:
     """Return True if a process is fetching this file now."""
     return locks.is_held(path)
-
-
-def _is_still(status: os.stat_result, path: Path) -> bool:
-    """Return True if the path still names the open file.
-
-    Another process may have finished or removed it during the wait.
-    """
-    try:
-        named = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return False
-    return (named.st_dev, named.st_ino) == (status.st_dev, status.st_ino)
 
 
 @dataclass(frozen=True, kw_only=True)
