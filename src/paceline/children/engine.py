@@ -36,7 +36,7 @@ _LOCK_S = 20.0
 
 
 class ParentState(abc.ABC):
-    """The record of a run with children. The caller holds the run's lock."""
+    """The locked record of a run with children."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class ParentState(abc.ABC):
     def refused(
         self, child: str, begun: Iterable[RunFolder], refusals: Refusals, error: EngineError, advice: str = ""
     ) -> None:
-        """Remove children that the engine did not accept, and plan the next attempt.
+        """Remove children that the engine refused, and plan again.
 
         `child`: For messages, such as "trial 3".
         `begun`: Folders of these children. They have no process yet.
@@ -85,7 +85,7 @@ State = TypeVar("State", bound=ParentState)
 
 
 class ParentController(abc.ABC, Generic[State]):
-    """The control loop of a run with children. The caller holds the run's lock.
+    """The control loop of a run with children.
 
     Each tick reads the children and repeats cancel requests that failed. Then it cancels all children if the run must end, else
     starts the children that may begin.
@@ -162,7 +162,7 @@ class ParentController(abc.ABC, Generic[State]):
     @staticmethod
     @abc.abstractmethod
     def living(folder: RunFolder) -> Iterable[RunFolder]:
-        """Return the folders of children that have not ended, by their records alone."""
+        """Return the folders of children that have not ended."""
 
     @staticmethod
     def reopens(folder: RunFolder) -> bool:
@@ -171,7 +171,7 @@ class ParentController(abc.ABC, Generic[State]):
 
 
 def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -> RunRecord:
-    """Write down how a run ended whose children have all ended. Return its record.
+    """Write down how a run with ended children ended.
 
     `failure`: None for a Completed run. A cancel request takes precedence: it is why the run ended.
     """
@@ -190,7 +190,7 @@ def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None) -
 
 
 def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: Exception) -> None:
-    """Cancel the children of a run whose controller has failed, and mark the run Failed."""
+    """Cancel a failed controller's children, and mark its run Failed."""
     kind = store.stored(folder).kind
     is_bug = not isinstance(error, PacelineError)
     message = f"{'The controller has failed' if is_bug else f'The {kind} can not go on'}: {error}"
@@ -209,7 +209,7 @@ def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: E
 
 
 def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
-    """Control one run as `python -m MODULE RUN_DIR [FD]`. Return the exit code.
+    """Control one run as `python -m MODULE RUN_DIR [FD]`.
 
     FD is the run's open lock. Without it, an engine has started this process as a job: the process takes the lock itself, and
     ends at a signal while its children run on. The engine then restarts it or reports how it ended.

@@ -25,7 +25,7 @@ def call(
     say: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, list[str]]:
-    """Run the client, and return its exit code and last lines of output.
+    """Run the client; return exit code and last lines.
 
     say: called with each line. If it raises, the client is killed.
 
@@ -80,7 +80,7 @@ def reason(lines: Sequence[str]) -> str:
 def start_failure(
     engine: ContainerEngine, image: str, program: str, exit_code: int, lines: Sequence[str]
 ) -> str | None:
-    """Return why no container ran `program`, or None for a script's exit code.
+    """Return why no container ran `program`, or None.
 
     Call it only for a worker that has not reported its start: a script may return any code.
 

@@ -36,7 +36,7 @@ INSIDE = str(Path(inside.__file__).resolve())
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A mount of a host's folder or file, under its own or another path."""
+    """A mount of a host's folder or file."""
 
     path: Path
     read_only: bool = False
@@ -212,7 +212,7 @@ def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, 
 
 
 def _library(library_dir: Path) -> list[Path]:
-    """Return the targets of the links in the folder on the workers' PYTHONPATH."""
+    """Return the targets of links on the workers' PYTHONPATH."""
     links = sorted(library_dir.iterdir()) if library_dir.is_dir() else []
     package = Path(INSIDE).parent.parent
     # Skip a broken link: engines refuse to mount a missing path.
@@ -244,10 +244,7 @@ def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
 
 
 def _mount_word(mount: Mount) -> str:
-    """Format a mount as a CSV line, as engines parse it.
-
-    A path may contain colons, commas and quotes.
-    """
+    """Format a mount as a CSV line, as engines parse it. A path may contain colons, commas and quotes."""
     # Engines parse one CSV line, which can't contain a line break.
     for path in (str(mount.path), str(mount.target)):
         if not path.startswith("/") or "\n" in path or "\r" in path:
@@ -288,7 +285,7 @@ def _who() -> dict[str, str]:
 
 
 def _user(engine: ContainerEngine) -> list[str]:
-    """Return the options for the same user inside, mapped for a rootless engine."""
+    """Return the options for the same user inside."""
     uid, gid = os.getuid(), os.getgid()
     if engine.kind == "podman":
         # Without keep-id, rootless podman would map this number to a subordinate id, which can't write to the run's folder.

@@ -139,7 +139,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
 
 
 def is_rootless(engine: ContainerEngine) -> bool:
-    """Return whether the engine is rootless, asking podman if needed. False without an answer."""
+    """Return whether the engine is rootless, if it tells."""
     if engine.is_rootless is None:
         try:
             found = _podman(engine.path, engine.version, os.environ, to_start=True)

@@ -26,7 +26,7 @@ _MARK = "paceline-probe:"
 
 
 def check_image_name(image: str) -> None:
-    """Raise LauncherError if the text can't be the name of an image. Needs no engine."""
+    """Raise LauncherError if no image can have this name."""
     if _is_file(image) or _NAME.fullmatch(image):
         return
     raise LauncherError(
@@ -36,14 +36,14 @@ def check_image_name(image: str) -> None:
 
 
 def check_shm_size(shm_size: str) -> None:
-    """Raise LauncherError unless the size is a positive number with a unit b, k, m or g."""
+    """Raise LauncherError unless the size is valid."""
     found = _SIZE.fullmatch(shm_size)
     if found is None or float(found[1]) == 0:
         raise LauncherError(f"shm_size={shm_size!r} is not a size. Write a number and a unit, such as '512m' or '8g'.")
 
 
 def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None]) -> str:
-    """Return the image's id, so that all workers of all attempts run the same image.
+    """Return the image's id, equal for all workers.
 
     Pull a missing image, with the pull's output passed to `say`. For apptainer return the name: it fetches and converts an
     image when it first runs it.
@@ -77,7 +77,7 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
 
 
 def full_name(image: str) -> str:
-    """Add Docker's default registry to a name without one. Podman would ask, or refuse."""
+    """Add Docker's default registry to a name without one."""
     if _REGISTRY.match(image):
         return image
     return f"docker.io/{image}" if "/" in image else f"docker.io/library/{image}"

@@ -65,7 +65,7 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
 
 
 def home(images: str, others: "list[str]") -> str:
-    """Return the image's HOME if writable, else a new folder in the first writable parent.
+    """Return a writable HOME in the image.
 
     It goes with the container: caches of libraries neither fill the run's folder nor mix with those of the host's interpreters.
     """

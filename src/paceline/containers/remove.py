@@ -18,7 +18,7 @@ SETTLE_S = 2.0
 
 
 def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) -> int:
-    """Kill and remove every container of the run, and return their number. Never raise.
+    """Kill and remove every container of the run.
 
     Call it only when no worker of the run is needed any more.
 

@@ -30,7 +30,7 @@ _LISTEN_S = _CONNECT_S + 15.0
 
 
 def check_network(examination: Examination) -> Iterator[Finding]:
-    """Find the network over which the nodes will talk, and keep it for later checks."""
+    """Find the network over which the nodes will talk."""
     interfaces = {patient.name: patient.link.hello.interfaces for patient in examination.well}
     examination.places = places = common_network(interfaces, examination.interface)
     if places:

@@ -48,7 +48,7 @@ class Offset:
 
 
 def check_clocks(examination: Examination) -> Iterator[Finding]:
-    """Return a finding for each node, and one for the nodes among each other."""
+    """Return findings for each node, and among the nodes."""
     found, failed = examination.ask_all("clock", _offset, _SAMPLES * _QUESTION_S)
     yield from failed
     for name, offset in found.items():
@@ -225,7 +225,7 @@ def _check_status(target: Examined) -> Iterator[Finding]:
 def _open(
     target: Examined, node_count: int | None, limit_s: float
 ) -> tuple[list[Link], str | None, Callable[[], None]]:
-    """Return the links or the failure, and the stack that releases the nodes.
+    """Return the links or the failure, and a release.
 
     The waiting thread releases nodes that arrive after the timeout.
     """

@@ -13,7 +13,7 @@ from paceline.system.names import counted
 
 
 def check_environment(examination: Examination) -> Iterator[Finding]:
-    """Return a finding for each package and for Open MPI, one for nodes that agree."""
+    """Return findings on packages and Open MPI."""
     for module in MODULES:
         found = {
             name: modules.get(module) or PackageFacts(error=str(modules.get("error", "gave no answer")))

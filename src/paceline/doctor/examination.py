@@ -38,7 +38,7 @@ Interfaces = Mapping[str, tuple[str, int]]
 
 
 class PythonFacts(TypedDict, total=False):
-    """The scripts' interpreter on a node, or the reason why it can't run."""
+    """The scripts' interpreter on a node, if it runs."""
 
     path: str
     version: str
@@ -127,7 +127,7 @@ class Examination:
     def ask_all(
         self, check: str, question: Callable[[Patient], Result], timeout_s: float
     ) -> tuple[dict[str, Result], list[Finding]]:
-        """Ask each node that still answers. Return answers by name, and a failure for each other node."""
+        """Ask each node that still answers."""
         found: dict[str, Result] = {}
         failed = []
         # The node is `gone` from now on, so that later checks do not wait for it.
@@ -193,7 +193,7 @@ class NoAnswerError(Exception):
 
 @dataclass
 class Patient:
-    """A node under examination. `gone` is the reason why it gets no further requests."""
+    """A node under examination, or why it is gone."""
 
     link: Link
     gone: str | None = None
@@ -208,7 +208,7 @@ class Patient:
         return str(self.link.hello.python[0])
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
-        """Run a command on the node, and return its exit code, stdout and stderr.
+        """Run a command on the node, and return its output.
 
         Raises:
             NoAnswerError: It did not end in time, or the node is lost.
@@ -241,7 +241,7 @@ class Patient:
         python: str | None = None,
         timeout_s: float = 60.0,
     ) -> dict[str, object]:
-        """Run a program of this folder on the node, and return its answer.
+        """Run a program of this folder on the node.
 
         `program` is "on_node" or "reduce_on_node", and `python` the interpreter, by default the agent's own.
 
@@ -275,7 +275,7 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object
 def everywhere(
     patients: Sequence[Patient], question: Callable[[Patient], Result], timeout_s: float
 ) -> dict[str, Result | NoAnswerError]:
-    """Ask all nodes at once, and return their answers by name. Give up on a node after `timeout_s`."""
+    """Ask all nodes at once, each up to `timeout_s`."""
     answers = all_within({patient.name: partial(question, patient) for patient in patients}, timeout_s + _SLACK_S)
     found: dict[str, Result | NoAnswerError] = {}
     for patient in patients:
@@ -294,7 +294,7 @@ def everywhere(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPlace:
-    """The address at which others reach a node, in a network such as "10.0.0.0/24"."""
+    """The address at which others reach a node."""
 
     interface: str
     address: str
@@ -302,7 +302,7 @@ class NetworkPlace:
 
 
 def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -> dict[str, NetworkPlace] | None:
-    """Return an address for each node in a network common to all, or None.
+    """Return each node's address in a common network.
 
     With `wanted` only that interface counts. The largest network wins, then the first. A single node has its loopback.
     """

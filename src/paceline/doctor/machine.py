@@ -33,7 +33,7 @@ _NOFILE = (256, 4096)
 
 
 def learn_facts(examination: Examination) -> Iterator[Finding]:
-    """Ask each node for its facts. Return a finding for each node that can't tell."""
+    """Ask each node for its facts."""
 
     def question(patient: Patient) -> Facts:
         asked = {
@@ -80,7 +80,7 @@ def check_python(examination: Examination) -> Iterator[Finding]:
 
 
 def check_space(examination: Examination) -> Iterator[Finding]:
-    """Check the space in the folder for runs, in /tmp and in shared memory."""
+    """Check the space for runs, in /tmp and in memory."""
     wanted = {examination.folder: _FOLDER_BYTES, "/tmp": _TMP_BYTES, "/dev/shm": _SHM_BYTES}
     for name, facts in examination.facts.items():
         for path, (fails, warns) in wanted.items():
@@ -137,7 +137,7 @@ def check_limits(examination: Examination) -> Iterator[Finding]:
 
 
 def check_stacks(examination: Examination) -> Iterator[Finding]:
-    """Check what `paceline stacks` can see on each node. Stacks by signal always work, so nothing is a warning."""
+    """Check what `paceline stacks` can see on each node."""
     for name, facts in examination.facts.items():
         seen, advice = _stacks(facts["stacks"])
         yield Finding(check="stacks", node=name, level=OK, seen=seen, advice=advice)
@@ -164,7 +164,7 @@ def _stacks(found: StackFacts) -> tuple[str, str]:
 
 
 def check_gpus(examination: Examination) -> Iterator[Finding]:
-    """Check that all nodes have the same number, model and driver of GPUs, by nvidia-smi."""
+    """Check that all nodes have the same GPUs."""
     summaries = {}
     for name, facts in examination.facts.items():
         gpus = facts["gpus"]
@@ -198,7 +198,7 @@ def check_gpus(examination: Examination) -> Iterator[Finding]:
 
 
 def differing_nodes(values: dict[str, str]) -> str:
-    """Return the values with their nodes, "2.13.0 on host1, host2; 2.12.1 on host3", or "" if all are equal."""
+    """Return the values with their nodes, or "" if equal."""
     by_value: dict[str, list[str]] = {}
     for name, value in values.items():
         by_value.setdefault(value, []).append(name)

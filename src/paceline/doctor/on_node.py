@@ -61,7 +61,7 @@ sys.stdout.write("\nPACELINE-MODULES " + json.dumps(found) + "\n")
 
 
 def facts(asked: Asked) -> Answer:
-    """Return the facts of this node: the scripts' python, space of folders, modules."""
+    """Return this node's facts: python, space, modules."""
     python = asked["python"]
     timeout_s = float(asked["timeout_s"])
     found: Answer = {
@@ -87,7 +87,7 @@ def facts(asked: Asked) -> Answer:
 
 
 def space(path: str) -> Answer:
-    """Return free and total bytes of the file system of `path`, and whether it is writable."""
+    """Return a file system's free and total bytes."""
     there = path  # create nothing: of a missing folder, the nearest existing parent counts
     while not os.path.isdir(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
@@ -102,7 +102,7 @@ def space(path: str) -> Answer:
 
 
 def gpus() -> Answer:
-    """Return the GPUs of nvidia-smi, {"devices": [[name, driver, MiB], ...]}, or its failure."""
+    """Return the GPUs of nvidia-smi, or its failure."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {"devices": [], "has_tool": False}
@@ -153,7 +153,7 @@ def listen(asked: Asked) -> Answer:
 
 
 def connect(asked: Asked) -> Answer:
-    """Connect to all peers at once: {name: {"ms": of the round trip} or {"error": ...}}."""
+    """Connect to all peers at once."""
     results: Answer = {}
     # At once: a firewall that drops packets costs the time limit once.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
@@ -220,7 +220,7 @@ def marked(text: str, error: str) -> Answer:
 
 
 def stacks(python: str) -> Answer:
-    """Return what py-spy may see here: its path, Yama's rule, the right to ignore it, and py-spy's refusal.
+    """Return what py-spy may see here.
 
     The refusal is that for a process which py-spy has not started, such as a worker; "" means that it may look.
     """

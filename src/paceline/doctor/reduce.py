@@ -42,13 +42,13 @@ Answers = Mapping[int, Answer | Exception]
 
 
 def check_gloo(examination: Examination) -> Iterator[Finding]:
-    """Reduce 4 MiB among the nodes by Gloo, one process each. Skip it unless all have torch."""
+    """Reduce 4 MiB by Gloo, if all nodes have torch."""
     lacks = "" if has_module(examination, "torch") else "torch is not on all nodes"
     yield from _check(examination, "gloo all-reduce", lacks, _over_gloo, _GLOO_ADVICE)
 
 
 def check_mpi(examination: Examination) -> Iterator[Finding]:
-    """Reduce 4 MiB among the nodes by MPI, one process each. Skip it unless all have mpi4py and Open MPI."""
+    """Reduce 4 MiB by MPI, if all nodes have mpi4py."""
     mpirun = open_mpi_of(examination)
     has_all = mpirun is not None and has_module(examination, "mpi4py")
     lacks = "" if has_all else "mpi4py and the same Open MPI are not on all nodes"
@@ -67,7 +67,7 @@ def _check(
     reduce: Callable[[Examination, Sequence[Patient], Mapping[str, NetworkPlace]], Answers],
     advice: str,
 ) -> Iterator[Finding]:
-    """Run the all-reduce. Return one finding, or one for each failed rank. `lacks` names missing packages."""
+    """Run the all-reduce, and return its findings."""
     places, patients = examination.places, examination.well
     if lacks:
         yield skipped(check, lacks)

@@ -22,7 +22,7 @@ _POLL_S = 0.1
 
 
 def open_mpi_of(examination: Examination) -> tuple[str, int] | None:
-    """Return path and major version of mpirun, if all nodes have the same."""
+    """Return the nodes' common mpirun and its major version."""
     mpis = [facts.get("open_mpi", {}) for facts in examination.facts.values()]
     found = {(mpi["path"], int(mpi["version"].split(".")[0])) if "version" in mpi else None for mpi in mpis}
     return found.pop() if len(found) == 1 else None
@@ -35,7 +35,7 @@ def over_mpi(
     mpirun: tuple[str, int],
     elements: int,
 ) -> dict[str, object]:
-    """Return rank 0's measurement: {"ms": ..., "size": ...}. `mpirun` has path and major version.
+    """Return rank 0's measurement: {"ms": ..., "size": ...}.
 
     Raises:
         NoAnswerError: mpirun failed; the message has its last words.
@@ -106,7 +106,7 @@ def _reduced(
 
 
 def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -> list[str]:
-    """Return mpirun's options as in a run (`paceline.launchers.mpi_hosts`): one process a node, two on a single node."""
+    """Return mpirun's options as in a run."""
     words = ["--bind-to", "none"]
     if len(places) == 1:
         return [*words, *(["--map-by", "slot:OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]), "-n", "2"]

@@ -21,7 +21,7 @@ _ROUNDS = 3
 
 
 def gloo(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return milliseconds of the fastest all-reduce among `size` ranks, after checking its sum."""
+    """Return the milliseconds of the fastest all-reduce."""
     # Before the import of torch, which reads the variable.
     os.environ["OMP_NUM_THREADS"] = "1"
     if asked["interface"]:

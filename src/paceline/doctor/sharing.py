@@ -20,7 +20,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 def check_sharing(examination: Examination) -> Iterator[Finding]:
-    """Check the folder on the nodes, if there are several, and the workspace."""
+    """Check the folder and the workspace on the nodes."""
     if len(examination.well) > 1:
         yield from _check_folder(examination)
     yield from _check_workspace(examination)

@@ -19,7 +19,7 @@ class Environment(EnvironmentSpec):
     def from_pip_requirements(
         cls, name: str | None, file_path: str | os.PathLike[str], *, python: str | None = None, layered: bool = False
     ) -> Environment:
-        """Create an environment from a requirements file, with the files it includes (`-r`, `-c`).
+        """Create an environment from a requirements file.
 
         Args:
             name: Name of the environment.

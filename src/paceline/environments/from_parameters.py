@@ -104,19 +104,24 @@ def _check_types(source_directory: object, given: Mapping[str, object], layered:
 
 def _check_sense(given: Mapping[str, object], layered: bool) -> None:
     """Refuse options without effect: the caller expects one."""
-    if given["shm_size"] is not None and given["custom_docker_image"] is None:
-        raise JobError(
-            f"shm_size={given['shm_size']!r} without custom_docker_image: it is the size of a container's /dev/shm. "
-            "Name an image, or leave it out."
-        )
-    if given["custom_docker_image"] is not None and given["user_managed"]:
-        raise JobError(
-            "custom_docker_image with user_managed=True: an image is used as it is anyway. Leave user_managed out."
-        )
-    if given["conda_channels"] and not given["conda_packages"] and not given["conda_dependencies_file"]:
-        raise JobError(
-            f"conda_channels={given['conda_channels']!r} without conda_packages: nothing would come from there. Name packages."
-        )
+    image, shm_size, channels = given["custom_docker_image"], given["shm_size"], given["conda_channels"]
+    for is_senseless, text in (
+        (
+            shm_size is not None and image is None,
+            f"shm_size={shm_size!r} without custom_docker_image: it is the size of a container's /dev/shm. Name an image, or "
+            "leave it out.",
+        ),
+        (
+            image is not None and given["user_managed"],
+            "custom_docker_image with user_managed=True: an image is used as it is anyway. Leave user_managed out.",
+        ),
+        (
+            channels and not given["conda_packages"] and not given["conda_dependencies_file"],
+            f"conda_channels={channels!r} without conda_packages: nothing would come from there. Name packages.",
+        ),
+    ):
+        if is_senseless:
+            raise JobError(text)
 
 
 def _checked(environment: EnvironmentSpec) -> EnvironmentSpec:

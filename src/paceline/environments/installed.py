@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Visible:
-    """The distributions in some folders; of two with one name the first counts.
+    """The distributions in some folders, the first of each.
 
     base: evaluates markers for this Python.
     """
@@ -123,7 +123,7 @@ def bare(requirement: Requirement) -> Requirement:
 
 
 def name_of_project(folder: Path) -> str | None:
-    """Return the distribution name of a source folder, or None if only a build can tell."""
+    """Return a source folder's distribution name, if declared."""
     import configparser
 
     try:

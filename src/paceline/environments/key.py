@@ -33,7 +33,7 @@ _FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
 
 
 def key(environment: EnvironmentSpec, base: Base) -> str:
-    """Return the key of an environment: 20 hex digits, equal for equal content.
+    """Return an environment's key, 20 hex digits.
 
     Name, version, variables and image are not part of it.
 

@@ -39,6 +39,8 @@ _LONGEST = 600
 _ERROR = re.compile(r"(?:[A-Za-z_.]*(?:Error|Exception)\b|error:|fatal(?: error)?:)")
 #: Build stages in pip's output, which say nothing about the cause.
 _STAGES = ("error: metadata-generation-failed", "error: subprocess-exited-with-error", "error: failed-wheel-build")
+#: Options of a requirement that uv does not have.
+_OF_PIP = ("--config-setting", "--global-option", "-C")
 _NOISE = re.compile(r"^(warning|hint|DEBUG|WARNING|\[notice\]|note|Using Python|Resolved |Prepared |   Building )")
 
 
@@ -144,7 +146,7 @@ class Installer:
         self._pip(wanted)
 
     def _warn(self, now: Visible, before: Visible) -> None:
-        """Report packages of the base that now see an unsuitable version, as pip does."""
+        """Report packages of the base with an unsuitable version."""
         own = set(self.own().found)
         for name, requirement in now.broken(set(before.found) - own):
             if canonical(requirement.name) in own:
@@ -161,9 +163,7 @@ class Installer:
             return False
         command = [self.uv, "pip", "install", "--python", str(self.python), *more]
         command += ["--requirements", str(self._write("requirements.txt", [line.text for line in lines]))]
-        # --no-deps means a lock, which needs no constraints.
-        if self._constraints and not more:
-            command += ["--constraints", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
+        command += self._limits("--constraints", more)
         if excluded:
             command += ["--excludes", str(self._write("excludes.txt", excluded))]
         command += _refreshed(lines)
@@ -204,14 +204,19 @@ class Installer:
             "-r",
             str(file),
         ]
-        if self._constraints and not more:
-            command += ["-c", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
+        command += self._limits("-c", more)
         secrets = [*self._settings_of_pip().secrets(), *_secrets_in([*self._options, *lines])]
         # pip's mark for a call by another interpreter; without it pip searches the interpreter again.
         variables = {**build_environment(), **self._added, "_PIP_RUNNING_IN_SUBPROCESS": "1"}
         code, output = program.run(command, variables, self.say, lock_fd=self.lock_fd, secrets=secrets)
         if code != 0:
             raise EnvironmentBuildError(_sentence(of_pip(output)))
+
+    def _limits(self, option: str, more: Sequence[str]) -> list[str]:
+        # --no-deps means a lock, which needs no constraints.
+        if not self._constraints or more:
+            return []
+        return [option, str(self._write("constraints.txt", [line.text for line in self._constraints]))]
 
     def _write(self, name: str, lines: Sequence[str]) -> Path:
         folder = self.prefix / "paceline"
@@ -228,16 +233,13 @@ def _line(requirement: Requirement) -> RequirementLine:
 
 
 def _check_variables(lines: Sequence[RequirementLine]) -> None:
-    """Raise EnvironmentBuildError for an unset `${NAME}`.
-
-    Otherwise the request would fail later and elsewhere.
-    """
-    for line in lines:
-        for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text):
-            if not os.environ.get(name):
-                raise EnvironmentBuildError(
-                    f"{line.text!r} needs the variable {name}, which is not set. Set it and submit again."
-                )
+    """Raise EnvironmentBuildError for an unset `${NAME}`. Otherwise the request would fail later and elsewhere."""
+    names = [(line.text, name) for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)]
+    for text, name in names:
+        if not os.environ.get(name):
+            raise EnvironmentBuildError(
+                f"{text!r} needs the variable {name}, which is not set. Set it and submit again."
+            )
 
 
 def _pip_folder() -> Path:
@@ -269,7 +271,7 @@ def _name_of(line: RequirementLine) -> str | None:
 
 
 def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
-    """Return the requested local packages with extras, by name: their extras must be met too."""
+    """Return the requested local packages with extras."""
     from packaging.requirements import Requirement
 
     return [
@@ -299,10 +301,8 @@ def _for_uv(environment: Mapping[str, str], translated: Mapping[str, str]) -> di
 
 
 def _for_pip(lines: Sequence[RequirementLine]) -> str:
-    for line in lines:
-        if any(option in line.tail for option in ("--config-setting", "--global-option", "-C")):
-            return f"{line.text!r} has an option of pip's own"
-    return ""
+    own = (line.text for line in lines for option in _OF_PIP if option in line.tail)
+    return next((f"{text!r} has an option of pip's own" for text in own), "")
 
 
 def _secrets_in(lines: Sequence[RequirementLine]) -> list[str]:
@@ -316,7 +316,7 @@ def _sentence(reason: str) -> str:
 
 
 def of_uv(lines: Sequence[str]) -> str:
-    """Return uv's first error in a sentence or two, from the output of any version."""
+    """Return uv's first error in a sentence or two."""
     for number, line in enumerate(lines):
         found = re.match(r"\s*(?:error:|×)\s*(.*)", line)
         if found is None:
@@ -339,7 +339,7 @@ def of_uv(lines: Sequence[str]) -> str:
 
 
 def of_pip(lines: Sequence[str]) -> str:
-    """Return pip's error lines, the conflict, and the last error of a build."""
+    """Return pip's error lines and conflicts."""
     reasons: list[str] = []
     for number, line in enumerate(lines):
         # The indented lines below may name the package.

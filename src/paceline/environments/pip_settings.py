@@ -29,6 +29,12 @@ _WITHOUT_EFFECT = frozenset(
         *("target", "prefix", "root", "python"),
     }
 )
+_FLAGS = {
+    "pre": {"UV_PRERELEASE": "allow"},
+    "require-hashes": {"UV_REQUIRE_HASHES": "1"},
+    "no-cache-dir": {"UV_NO_CACHE": "1"},
+}
+_KEYRINGS = {"disabled": {}, "auto": {}, "subprocess": {"UV_KEYRING_PROVIDER": "subprocess"}}
 _TRUE = ("1", "true", "yes", "on", "y", "t")
 _FALSE = ("0", "false", "no", "off", "n", "f", "")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
@@ -47,16 +53,24 @@ class PipSettings:
     def add(self, lines: Iterable[RequirementLine]) -> None:
         """Merge the options of a requirements file as pip does."""
         for line in lines:
-            name, value = (line.option or "").lstrip("-"), _filled_in(line.value)
-            if name == "index-url":
-                # Replaces all configured indexes, including the extra ones.
-                self.values |= {"index-url": [value], "extra-index-url": []}
-            elif name in ("extra-index-url", "find-links", "trusted-host", "no-binary", "only-binary", "use-feature"):
-                self.values[name] = [*self.values.get(name, []), value]
-            elif name == "no-index":
-                self.values |= {"no-index": ["1"], "index-url": [], "extra-index-url": []}
-            elif name in ("pre", "require-hashes", "prefer-binary", "build-constraint"):
-                self.values[name] = [value or "1"]
+            value = _filled_in(line.value)
+            match (line.option or "").lstrip("-"):
+                case "index-url":
+                    # Replaces all configured indexes, including the extra ones.
+                    self.values |= {"index-url": [value], "extra-index-url": []}
+                case "no-index":
+                    self.values |= {"no-index": ["1"], "index-url": [], "extra-index-url": []}
+                case "pre" | "require-hashes" | "prefer-binary" | "build-constraint" as name:
+                    self.values[name] = [value or "1"]
+                case (
+                    "extra-index-url"
+                    | "find-links"
+                    | "trusted-host"
+                    | "no-binary"
+                    | "only-binary"
+                    | "use-feature" as name
+                ):
+                    self.values[name] = [*self.values.get(name, []), value]
 
     def uv_variables(self) -> dict[str, str]:
         """Return uv's variables. Set `for_pip` for a setting without a counterpart."""
@@ -74,7 +88,7 @@ class PipSettings:
         return self._flag("no-index", value)
 
     def secrets(self) -> list[str]:
-        """Return the users, passwords and tokens in the values, to mask them in output."""
+        """Return the users, passwords and tokens to mask."""
         found = [one for values in self.values.values() for one in credentials_in(" ".join(values))]
         return [*found, *map(unquote, found)]
 
@@ -101,28 +115,22 @@ class PipSettings:
                 return {"SSL_CLIENT_CERT": value}
             case "proxy":
                 return dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), value)
-            case "timeout" | "default-timeout":
+            case "timeout" | "default-timeout" if _is_number(value):
                 # uv takes whole seconds.
-                return {"UV_HTTP_TIMEOUT": str(max(1, int(float(value))))} if _is_number(value) else self._no(name)
-            case "retries":
-                return {"UV_HTTP_RETRIES": value} if value.isdigit() else self._no(name)
-            case "pre":
-                return {"UV_PRERELEASE": "allow"} if self._flag(name, value) else {}
-            case "require-hashes":
-                return {"UV_REQUIRE_HASHES": "1"} if self._flag(name, value) else {}
-            case "no-cache-dir":
-                return {"UV_NO_CACHE": "1"} if self._flag(name, value) else {}
-            case "no-deps":
-                return {} if not self._flag(name, value) else self._no(name)
-            case "constraint" | "build-constraint":
-                # uv splits the variable at spaces.
-                if any(" " in each for each in values):
-                    return self._no(name)
-                return {"UV_CONSTRAINT" if name == "constraint" else "UV_BUILD_CONSTRAINT": " ".join(values)}
+                return {"UV_HTTP_TIMEOUT": str(max(1, int(float(value))))}
+            case "retries" if value.isdigit():
+                return {"UV_HTTP_RETRIES": value}
+            case "pre" | "require-hashes" | "no-cache-dir":
+                return _FLAGS[name] if self._flag(name, value) else {}
+            case "no-deps" if not self._flag(name, value):
+                return {}
+            # uv splits the variable at spaces.
+            case "constraint" | "build-constraint" if not any(" " in each for each in values):
+                return {f"UV_{name.upper().replace('-', '_')}": " ".join(values)}
             case "only-binary" | "no-binary":
                 return self._binary(name, values)
-            case "keyring-provider":
-                return self._keyring(value)
+            case "keyring-provider" if value in _KEYRINGS:
+                return _KEYRINGS[value]
             case "use-feature" if set(values) <= {"fast-deps", "truststore"}:
                 return {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"} if "truststore" in values else {}
             case _:
@@ -130,19 +138,12 @@ class PipSettings:
 
     def _binary(self, name: str, values: list[str]) -> dict[str, str]:
         packages = [each for value in values for each in re.split(r"[,\s]+", value) if each]
-        everything, some = ("UV_NO_BUILD", "UV_NO_BUILD_PACKAGE")
-        if name == "no-binary":
-            everything, some = ("UV_NO_BINARY", "UV_NO_BINARY_PACKAGE")
+        variable = {"no-binary": "UV_NO_BINARY", "only-binary": "UV_NO_BUILD"}[name]
         if packages == [":all:"]:
-            return {everything: "1"}
+            return {variable: "1"}
         if any(each.startswith(":") for each in packages):
             return {} if packages[-1] == ":none:" else self._no(name)
-        return {some: " ".join(packages)}
-
-    def _keyring(self, value: str) -> dict[str, str]:
-        if value in ("disabled", "auto"):
-            return {}
-        return {"UV_KEYRING_PROVIDER": "subprocess"} if value == "subprocess" else self._no("keyring-provider")
+        return {f"{variable}_PACKAGE": " ".join(packages)}
 
     def _flag(self, name: str, value: str) -> bool:
         if value.lower() not in (*_TRUE, *_FALSE):
@@ -167,10 +168,7 @@ def read(environment: Mapping[str, str]) -> PipSettings:
 
 
 def parse(listed: str) -> dict[str, list[str]]:
-    """Parse the output of `pip config list`.
-
-    The section install overrides global, variables override both.
-    """
+    """Parse the output of `pip config list`. The section install overrides global, variables override both."""
     sections: dict[str, dict[str, list[str]]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listed.splitlines():
         left, equals, right = line.partition("=")
@@ -209,7 +207,7 @@ def _merged(sections: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[s
 
 
 def _has_files(environment: Mapping[str, str]) -> bool:
-    """Return True if pip would read a configuration file; a test is cheaper than running pip."""
+    """Return True if pip would read a configuration file."""
     if named := environment.get("PIP_CONFIG_FILE"):
         # With the null device pip reads no file at all: https://pip.pypa.io/en/stable/topics/configuration/.
         return named != os.devnull

@@ -27,7 +27,7 @@ def run(
     secrets: Iterable[str] = (),
     stdin: str | None = None,
 ) -> tuple[int, list[str]]:
-    """Run a program in the root folder, and return (exit code, output lines).
+    """Run a program, and return (exit code, output lines).
 
     Args:
         command: Program and arguments.

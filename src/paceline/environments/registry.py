@@ -77,7 +77,7 @@ def all_latest(kind: type[Spec], workspace: Any) -> dict[str, Spec]:
 
 
 def existing(python: str | os.PathLike[str]) -> str:
-    """Return the absolute path of an interpreter, or of that in an environment's folder.
+    """Return the absolute path of an interpreter.
 
     Raises:
         EnvironmentSpecError: The interpreter does not exist.

@@ -73,7 +73,7 @@ class RequirementLine:
 
 
 def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a requirements file with all included files, and its constraints.
+    """Return requirements with included files, and the constraints.
 
     Raises:
         EnvironmentSpecError: A file is missing or not UTF-8, includes itself, or pip can't parse a line.
@@ -264,7 +264,7 @@ class CondaFile(TypedDict):
 
 
 def read_conda_file(file_path: str | os.PathLike[str]) -> CondaFile:
-    """Read an environment file as the fields of an `Environment`, without name and prefix.
+    """Read an environment file as fields of an `Environment`.
 
     Raises:
         EnvironmentSpecError: The file is missing, not YAML, or has an unknown entry.
@@ -321,25 +321,25 @@ def _conda_pip(items: list[object], path: Path) -> tuple[str, tuple[str, ...]]:
     lines: list[str] = []
     constraints: list[str] = []
     for item in items:
-        if not isinstance(item, str) or not item.strip():
-            raise EnvironmentSpecError(f"{str(path)!r}: the list under pip has {item!r}, which is not a requirement.")
-        for line in parse(item, f"{path}, pip: {item!r}", path.parent, numbered=False):
+        text = _text(item, f"{str(path)!r}: the list under pip has {item!r}, which is not a requirement.")
+        for line in parse(text, f"{path}, pip: {item!r}", path.parent, numbered=False):
             if line.option in ("--requirement", "--constraint"):
-                text, more = read(path.parent / os.path.expanduser(line.value))
+                included, more = read(path.parent / os.path.expanduser(line.value))
+                (lines if line.option == "--requirement" else constraints).extend(included.splitlines())
                 constraints += more
-                if line.option == "--requirement":
-                    lines += text.splitlines()
-                else:
-                    constraints += text.splitlines()
             else:
                 lines.append(line.text)
     return "".join(f"{line}\n" for line in lines), tuple(constraints)
 
 
-def _channel(item: object, path: Path) -> str:
+def _text(item: object, refusal: str) -> str:
     if not isinstance(item, str) or not item.strip():
-        raise EnvironmentSpecError(f"{str(path)!r}: channels has {item!r}, which is not a name or a URL.")
-    text = item.strip()
+        raise EnvironmentSpecError(refusal)
+    return item.strip()
+
+
+def _channel(item: object, path: Path) -> str:
+    text = _text(item, f"{str(path)!r}: channels has {item!r}, which is not a name or a URL.")
     # A channel's folder is relative to the file.
     if text.startswith(("./", "../")) or text in (".", ".."):
         return os.path.abspath(path.parent / text)

@@ -18,7 +18,7 @@ _INSTEAD = {"azureml-mlflow": ("mlflow-skinny",), "azureml-dataset-runtime": (),
 
 
 def without_sdk_packages(environment: Spec) -> tuple[Spec, list[str]]:
-    """Return the environment without SDK packages, and a sentence about each removed one."""
+    """Return the environment without SDK packages, and the removals."""
     notices: dict[str, str] = {}
     lines = environment.pip_requirements
     if lines is not None:

@@ -97,7 +97,7 @@ def site_packages(prefix: Path) -> Path:
 
 
 def show(folders: Sequence[Path], prefix: Path) -> None:
-    """Add these folders of packages behind the environment's own, with their .pth files."""
+    """Add these folders of packages, with their .pth files."""
     # `site` runs a line that begins with `import` at each start (https://docs.python.org/3/library/site.html).
     lines = [f"import site; site.addsitedir({os.fspath(folder)!r})" for folder in folders]
     (site_packages(prefix) / LAYER_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

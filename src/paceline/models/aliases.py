@@ -20,7 +20,7 @@ _LOG = "aliases.jsonl"
 
 
 class AliasChange(TypedDict):
-    """A change of an alias. version is None for a removed alias, was for a new one."""
+    """A change, removal or creation of an alias."""
 
     alias: str
     version: int | None
@@ -51,7 +51,7 @@ def history(versions: VersionFolders, name: str, alias: str | None = None) -> li
 
 
 def move(versions: VersionFolders, name: str, alias: str, version: int | None) -> int | None:
-    """Move an alias to a version, or remove it with None. Return its previous version.
+    """Move or remove an alias, and return its previous version.
 
     Raises:
         ModelNotFoundError: The version does not exist, or the alias to remove does not.

@@ -31,7 +31,7 @@ class Changed:
 def changes(
     folder: Path, record: ModelRecord, *, whole: bool = True, on_read: Callable[[int], object] = lambda size: None
 ) -> list[Changed]:
-    """Return the files in a version's folder that changed, and those not registered.
+    """Return the version's files that changed or are not registered.
 
     Args:
         folder: The version's folder of files.
@@ -84,7 +84,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = False) -> Path:
-    """Copy the registered file or folder into `target`, and return the path of the copy.
+    """Copy the registered files into `target`, and return the path.
 
     The copy is atomic: after a kill the old one is still there, or none.
 

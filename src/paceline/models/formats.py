@@ -96,7 +96,7 @@ _SKLEARN_VERSION = re.compile(
 
 
 def format_of(path: Path, name: str | None = None) -> str:
-    """Return the format of a file, a key of `TITLES`, or "" if it is unknown.
+    """Return a file's format, a key of `TITLES`, or "".
 
     name: the original name, if the path has another.
 
@@ -147,10 +147,7 @@ def _of_head(head: bytes, ending: str) -> str:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Return True for the first bytes of a pickle of protocol 2 or later.
-
-    They are the PROTO opcode and an opcode that may follow it.
-    """
+    """Return True for a pickle of protocol 2 or later. They are the PROTO opcode and an opcode that may follow it."""
     return (
         len(head) > 2
         and head[0] == 0x80
@@ -248,7 +245,7 @@ def _canonical(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """A tensor of a safetensors file, with the dtype in the format's notation, such as "BF16"."""
+    """A tensor of a safetensors file, with its dtype as written."""
 
     name: str
     dtype: str
@@ -274,7 +271,7 @@ class Header:
 
 
 def header(path: Path) -> Header | None:
-    """Read the header of a safetensors file. Return None for other or truncated files.
+    """Read a safetensors header; None for other files.
 
     Raises:
         OSError: The file can't be read.

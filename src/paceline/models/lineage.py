@@ -101,7 +101,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> RunEnvironment:
 
 
 def _is_own(record: RunRecord) -> bool:
-    """Return True in a process of the run, or in the program that logs it."""
+    """Return True in a process of the run."""
     if record.kind == "interactive" and store.was_here(record) and record.owner.get("pid") == os.getpid():
         return True
     return os.environ.get("PACELINE_RUN_ID") == record.run_id
@@ -148,7 +148,7 @@ def add_with_lineage(
     progress: Progress | None,
     **more: Any,
 ) -> ModelRecord:
-    """Register a source as the next version of a model, with its run and training data."""
+    """Register a source as a model's next version."""
     used = [_training_data(pair) for pair in datasets or ()]
     run = None if came_from is None else of_run(came_from, read.record(came_from))
     meter = Meter(progress, source.size_bytes, len(source.files))
@@ -238,5 +238,5 @@ def ask(python: str, variables: dict[str, str]) -> dict[str, object]:
 
 
 def _prefix(python: str) -> str:
-    """Return the environment of an interpreter. The link in a venv belongs to the venv."""
+    """Return the environment of an interpreter."""
     return os.path.dirname(os.path.dirname(os.path.abspath(python)))

@@ -28,7 +28,7 @@ _DIGEST, _MODEL = "paceline.digest", "paceline.model"
 
 @dataclass(frozen=True, kw_only=True)
 class PushedToMlflow:
-    """The result of a push. version: MLflow's number. is_new: False if the same model existed."""
+    """The result of a push, with MLflow's version number."""
 
     name: str
     version: int

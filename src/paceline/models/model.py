@@ -27,7 +27,7 @@ _Changes: TypeAlias = "list[aliases.AliasChange]"
 
 
 class Model:
-    """A registered version of a model: the latest, or the one of a version or alias.
+    """A registered version of a model.
 
     Args:
         workspace: Workspace that the model is registered in.
@@ -68,7 +68,7 @@ class Model:
         run: Run | str | None = None,
         progress: Progress | None = None,
     ) -> Model:
-        """Register a copy of a local file or folder as a new version.
+        """Register a copy of a local file or folder.
 
         Args:
             workspace: Workspace to register it in.
@@ -193,7 +193,7 @@ class Model:
 
     @property
     def framework(self) -> str | None:
-        """Such as "pytorch", "sklearn", "tensorflow", "onnx" and so on, or None if unknown."""
+        """Its framework, such as "pytorch", or None."""
         return self._record.framework
 
     @property
@@ -251,7 +251,7 @@ class Model:
 
     @property
     def artifact(self) -> Path:
-        """The registered file or folder, below `path` and checked in the same way."""
+        """The registered file or folder, below `path`."""
         return self.path / self._record.top
 
     def verify(self) -> None:
@@ -263,7 +263,7 @@ class Model:
         check.refuse(self._record, check.changes(self._files(), self._record))
 
     def download(self, target_dir: str | os.PathLike[str] = ".", exist_ok: bool = False) -> str:
-        """Copy the registered file or folder into a folder, and verify the copy.
+        """Copy the registered files, and verify the copy.
 
         Args:
             target_dir: Destination folder.
@@ -315,7 +315,7 @@ class Model:
         return Model._of(workspace, record)
 
     def push_to_mlflow(self, uri: str) -> int:
-        """Push this version to an MLflow model registry, and return MLflow's version number.
+        """Push this version to MLflow, and return its number there.
 
         Args:
             uri: Address of MLflow's registry.
@@ -375,10 +375,7 @@ class Model:
         aliases.move(registry.versions_of(self._dir), self.name, alias, None)
 
     def alias_history(self, alias: str | None = None) -> _Changes:
-        """Return the changes of one or all aliases of the model, oldest first.
-
-        Each has alias, version, was, time_utc and by.
-        """
+        """Return the changes of aliases, oldest first. Each has alias, version, was, time_utc and by."""
         return aliases.history(registry.versions_of(self._dir), self.name, alias)
 
     def delete(self) -> None:

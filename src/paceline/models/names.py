@@ -17,7 +17,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class ModelReference:
-    """A parsed reference with a version, an alias, or neither for the latest version."""
+    """A reference with a version, an alias, or neither."""
 
     name: str
     version: int | None = None
@@ -39,7 +39,7 @@ def check_model_name(name: object) -> str:
 
 
 def check_alias(alias: object) -> str:
-    """Return the alias, or raise ModelError if it is invalid or looks like a version."""
+    """Return a valid alias, or raise ModelError."""
     if not isinstance(alias, str) or not _ALIAS.fullmatch(alias):
         raise ModelError(
             f"the alias {alias!r}: give letters, digits, '.', '_' and '-', at most 64, beginning with a letter or a digit, "

@@ -121,7 +121,7 @@ def push(
 def pull(
     workspace_dir: Path, place_of_models: Source, name: str, version: int, progress: Progress | None = None
 ) -> ModelRecord:
-    """Fetch a version under the same name and number, without contents that exist here.
+    """Fetch a version under the same name and number.
 
     Raises:
         ModelNotFoundError: The version is not there; the message lists those that are.
@@ -212,7 +212,7 @@ def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
 
 
 def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, dict[str, object]]]:
-    """Parse a stored record and its notes, trusting no name that could leave a folder."""
+    """Parse a stored record, whose names stay in its folder."""
     try:
         data = json.loads(content)
         record = ModelRecord.from_json(data)

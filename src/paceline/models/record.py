@@ -160,6 +160,6 @@ class ModelRecord:
 
 
 def digest_of(files: Sequence[ModelFile]) -> str:
-    """Return the SHA-256 of all hashes and names, sorted, in the format of `sha256sum`."""
+    """Return the SHA-256 of all hashes and names, sorted."""
     lines = (f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

@@ -172,7 +172,7 @@ def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRec
 
 
 def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecord]:
-    """Yield all versions, or those of one model: by name, latest first. Skip unreadable ones."""
+    """Yield readable versions by name, latest first."""
     versions = versions_of(workspace_dir)
     for each in versions.names() if name is None else [check_model_name(name)]:
         for version in reversed(versions.versions(each)):
@@ -181,7 +181,7 @@ def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecor
 
 
 def ids_of_run(folder: RunFolder) -> list[str]:
-    """Return the versions that a run made, such as "digits:3": by name, latest first."""
+    """Return a run's model versions, such as "digits:3"."""
     return [record.id for record in records(folder.path.parent.parent) if record.run_id == folder.run_id]
 
 
@@ -191,7 +191,7 @@ def notes_of(workspace_dir: Path, record: ModelRecord) -> Notes:
 
 
 def remove(workspace_dir: Path, record: ModelRecord) -> int:
-    """Remove a version and return the freed bytes. Its number is never reused.
+    """Remove a version and return the freed bytes.
 
     Raises:
         ModelError: An alias points at it, or it can't be removed.
@@ -241,7 +241,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
 
 
 def listed(found: Sequence[object]) -> str:
-    """List the first items, and the number of others; "none" for an empty sequence."""
+    """List the first items, and the number of others."""
     return some([*map(str, found)], _MAX_LISTED) or "none"
 
 
@@ -272,7 +272,7 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
 
 
 def matches(notes: Notes, tags: Any, properties: Mapping[str, object] | None) -> bool:
-    """Return True if a version has all these tags and properties; a tag may have any value."""
+    """Return True if a version has these tags and properties."""
     wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
     for one in wanted:
         if isinstance(one, str):

@@ -47,7 +47,7 @@ class ModelSourceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """The source of a model. top: its own name. label: the caller's text, for messages."""
+    """The source of a model, with the caller's text."""
 
     top: str
     is_folder: bool
@@ -65,7 +65,7 @@ class ModelSource:
 
 
 def local(path: object) -> ModelSource:
-    """Return a local file or folder as a source. Links count as their targets.
+    """Return a local file or folder as a source.
 
     Raises:
         ModelError: It is missing, empty, or contains an entry that is not a file.
@@ -92,7 +92,7 @@ def local(path: object) -> ModelSource:
 
 
 def of_run(folder: RunFolder, name: object) -> ModelSource:
-    """Return a run's file or folder as a source, by its name such as `outputs/model`.
+    """Return a run's file or folder as a source.
 
     A link to another file of the run counts as its target.
 

@@ -152,7 +152,7 @@ class _Dispatcher:
         say(f"step {spec.name} begins: {step.folder.run_id}")
 
     def _is_reused(self, step: StepState, job: Job, entry: StepEntry) -> bool:
-        """Take over the outputs of a former run, if any. Put the cache key into `entry`."""
+        """Take over a former run's outputs, and note the cache key."""
         try:
             entry["key"] = reuse.key_of(step.spec, job, self._workspace_dir)
         except PacelineError as error:
@@ -176,7 +176,7 @@ class _Dispatcher:
 
 
 def _first_failed(pipeline: PipelineState) -> StepState:
-    """Return the step that ended first: a failed step if any has failed, else a canceled one."""
+    """Return the step that failed first, else was canceled first."""
 
     def key(step: StepState) -> tuple[bool, str]:
         try:

@@ -16,7 +16,7 @@ NOWHERE = (Source(path="/pipeline"),)
 
 
 class PipelineData:
-    """A folder in a datastore that one step leaves and later steps find.
+    """A folder in a datastore between steps.
 
     In the arguments of the step that leaves it, it is an empty folder. In all other places it is the folder that the step has
     left.
@@ -61,7 +61,7 @@ class PipelineData:
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """Use the folder in place if the step's machine sees it, else download it."""
+        """Use the folder in place if possible, else download it."""
         return PendingReference(name=self.name, sources=NOWHERE, inside=self.inside, data=self)
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
@@ -73,7 +73,7 @@ class PipelineData:
         return self.as_mount().as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Give each node or rank of the step a part of the files.
+        """Give each node or rank a part of the files.
 
         Args:
             by: "node": a part for each node. "rank": a part for each rank.

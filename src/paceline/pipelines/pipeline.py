@@ -77,7 +77,7 @@ class Pipeline:
     def spec(
         self, run_id: str, default_store: str, parameters: Mapping[str, object], *, regenerate_outputs: bool = False
     ) -> tuple[PipelineSpec, list[Path]]:
-        """Return the spec for its record, and the source directory of each step.
+        """Return the spec, and each step's source directory.
 
         Args:
             run_id: Id of the pipeline's run.

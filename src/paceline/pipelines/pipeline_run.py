@@ -37,7 +37,7 @@ class StepRow(TypedDict):
 
 
 class PipelineRun(Run):
-    """A pipeline's run. Its steps are child runs, and `logs/driver.log` is its log.
+    """A pipeline's run, whose children are the steps.
 
     Raises:
         PipelineError: The run is no pipeline.
@@ -85,14 +85,11 @@ class PipelineRun(Run):
         return {step.name: self._handle(self._experiment, record) for step, record in found if record is not None}
 
     def step_rows(self) -> list[StepRow]:
-        """Return a mapping for each step.
-
-        Keys: number, step, run_id, status, after, reused_from, target, started_utc, duration_s, failure.
-        """
+        """Return a mapping for each step."""
         return rows(self._folder, self.record())
 
     def output(self, name: str, step: str | None = None) -> DataReference:
-        """Return an output of the pipeline or of a step, as an input for other runs.
+        """Return an output as an input for other runs.
 
         Args:
             name: Name of the output.
@@ -126,7 +123,7 @@ def _left_by(job: Job) -> list[str]:
 
 
 def step_records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
-    """Return the record of each step's run; None if it has not begun or was removed."""
+    """Return the record of each step's run, or None."""
     return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
 
 

@@ -130,7 +130,7 @@ def flat(steps: Iterable[Any]) -> list[Any]:
 
 
 def ordered(steps: Sequence[T], needs: Callable[[T], Iterable[T]], name: Callable[[T], str]) -> list[T]:
-    """Return the steps and those they need, each after all that it needs.
+    """Return the steps in order, each after all its needs.
 
     `name`: For messages.
 

@@ -28,7 +28,7 @@ _VERSION = "paceline step 1"
 
 
 def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
-    """Return the cache key of a step: a hash of all that its outputs depend on.
+    """Return the hash of all that a step's outputs depend on.
 
     `job`: With the actual places of its inputs.
 
@@ -48,7 +48,7 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
 
 
 def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
-    """Return a run of another pipeline whose outputs may be reused, or None."""
+    """Return a reusable run of another pipeline, or None."""
     named = read_json(_path(key, workspace_dir))
     run_id = named.get("run_id") if isinstance(named, dict) else None
     if not isinstance(run_id, str):
@@ -130,7 +130,7 @@ def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> d
 
 
 def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
-    """Return whether the run's outputs still exist in datastores, by names and sizes."""
+    """Return whether the run's outputs still exist in datastores."""
     data = read_json(RunFolder(workspace_dir / "runs" / record.run_id).data) or {}
     stored = {one["name"]: one for one in data.get("outputs", ())}
     for reference in record.job.inputs if record.job else ():

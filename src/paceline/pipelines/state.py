@@ -126,7 +126,7 @@ class PipelineState(ParentState):
 
 
 def _is_half_made(record: RunRecord, folder: RunFolder) -> bool:
-    """Return whether a run cannot continue: a reused step without its outputs, or a sweep without its source."""
+    """Return whether a run was interrupted before it could continue."""
     if record.is_terminal and record.status == states.COMPLETED:
         return False
     if record.kind == "sweep":

@@ -58,10 +58,7 @@ class BugReport(TypedDict, total=False):
 
 
 def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport:
-    """Return the facts for a bug report on a run, or on none.
-
-    `messages` includes the text of the run's failure and exception.
-    """
+    """Return the facts for a bug report."""
     found = BugReport(
         versions={"python": platform.python_version(), **versions()},
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",

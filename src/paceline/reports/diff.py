@@ -110,7 +110,7 @@ class RunDiff:
 
 
 def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
-    """Return the compared values of a run, by part and name, for tables of more than two runs."""
+    """Return a run's compared values, by part and name."""
     return {
         "parameters": _parameters(record),
         "topology": _topology(record),
@@ -299,7 +299,7 @@ def _part(name: str, a: MetricSeries, b: MetricSeries) -> MetricChange:
 
 
 def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[object]]:
-    """Return steps and values of the lowest rank with any: the order among ranks is random."""
+    """Return steps and values of the lowest rank."""
     lowest = min(found.ranks, default=0)
     kept = [number for number, rank in enumerate(found.ranks) if rank == lowest]
     return [found.steps[number] for number in kept], [found.values[number] for number in kept]
@@ -336,7 +336,7 @@ class FileChange:
 
 
 def file_changes(a: Path, b: Path) -> Iterator[FileChange]:
-    """Yield each file that differs between the folders `a` and `b`, by name, following links."""
+    """Yield each file that differs between two folders."""
     mine, theirs = _files(a), _files(b)
     for name in sorted(mine | theirs):
         status = "added" if name not in mine else "removed" if name not in theirs else "changed"

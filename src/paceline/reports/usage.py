@@ -86,7 +86,7 @@ class Usage:
 
 
 def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
-    """Return the usage of runs by a key: weeks from the last, others from the largest.
+    """Return the usage of runs by a key.
 
     `since` limits the time of submission. A sweep's trials count; the sweep itself holds nothing.
     """
@@ -105,7 +105,7 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
 
 
 def of_run(folder: RunFolder, record: RunRecord) -> Usage:
-    """Return the usage of a run, of a living one up to now."""
+    """Return the usage of a run, up to now."""
     sums: dict[str, float] = defaultdict(float)
     size = record.job.world_size if record.job else 1
 
@@ -157,7 +157,7 @@ def _preparing_s(folder: RunFolder) -> float:
 
 
 def _fetching_s(folder: RunFolder) -> float:
-    """Return the seconds of inputs on the slowest node: the others wait for it."""
+    """Return the seconds of inputs on the slowest node."""
     told = read_json(folder.data)
     by_node: dict[object, float] = defaultdict(float)
     for one in (told.get("inputs") if isinstance(told, dict) else None) or ():
@@ -185,7 +185,7 @@ def _week(created_utc: str) -> str:
 
 
 def gpu_looks(folder: RunFolder) -> Looks:
-    """Return samples of the run's GPUs: every 5 s for ten minutes, then every 30 s."""
+    """Return samples of the run's GPUs."""
     found: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for node, path in node_logs(folder.metrics).items():
         for line in json_lines(path):
@@ -196,7 +196,7 @@ def gpu_looks(folder: RunFolder) -> Looks:
 
 
 def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:
-    """Return GPU hours without a running kernel between start and end, in seconds since 1970.
+    """Return GPU hours without a running kernel.
 
     A sample stands for the time since the one before, and the samples for the whole time, so without samples the result is 0. If
     there are more GPUs than `held`, the run's own are unknown, and the result is 0, too.

@@ -38,7 +38,7 @@ _DRAIN_S = 30.0
 
 
 class Guardian:
-    """The process that restarts the supervisor and owns the lock and the socket."""
+    """The process that restarts the supervisor."""
 
     def __init__(self, folder: ServiceFolder) -> None:
         self.folder = folder
@@ -106,7 +106,7 @@ class Guardian:
                 return status
 
     def _give_up(self, how: str) -> bool:
-        """Mark a service that was never served as failed. Return False for any other."""
+        """Mark a service as failed that was never served."""
         record = store.stored(self.folder)
         if record.served:
             return False
@@ -115,7 +115,7 @@ class Guardian:
         return True
 
     def _listener(self) -> socket.socket | None:
-        """Return the service's socket, or None if it can't be opened or is no longer needed."""
+        """Return the service's socket, or None."""
         told = False
         while True:
             record = store.stored(self.folder)
@@ -137,7 +137,7 @@ class Guardian:
             time.sleep(_PAUSE_S)
 
     def _clear(self) -> None:
-        """End all server processes: first by SIGTERM, because they may have open requests."""
+        """End all server processes, first by SIGTERM."""
         deadline = time.monotonic() + _DRAIN_S
         is_told = False
         while left := [*processes.descendants(os.getpid()), *processes.with_variable(MARK, str(self.folder.path))]:

@@ -17,7 +17,7 @@ _SHOWN = 2000
 def call(
     uri: str, data: object, *, key: str | None = None, timeout_s: float = _TIMEOUT_S, certificate: str | None = None
 ) -> object:
-    """Send a request to the service and return its response, parsed if it is JSON.
+    """Send a request to the service and return its response.
 
     Args:
         uri: URL of the scoring endpoint.

@@ -102,7 +102,7 @@ def update(
     why: str,
     source_of: Revision | None = None,
 ) -> DesiredState:
-    """Request a new revision. The served revision stays until the new one is ready.
+    """Request a new revision; the served one stays meanwhile.
 
     source_of: Copy the source of this revision instead of the current source folder.
     """
@@ -117,7 +117,7 @@ def update(
 
 
 def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
-    """Request an earlier revision; by default the one served before the present one.
+    """Request an earlier revision.
 
     Raises:
         ServiceError: The service has no such revision.
@@ -181,7 +181,7 @@ def wait(
 
 
 def end(folder: ServiceFolder, state: str) -> None:
-    """Request DOWN or GONE, and block until no process of the service is left."""
+    """Request DOWN or GONE, and wait for the end."""
     # The open file outlives the folder, and stays locked until the last process of the supervisor has ended.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -276,10 +276,7 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
 
 
 def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Raise unless the target can serve.
-
-    Return whether other machines reach its nodes.
-    """
+    """Raise unless the target can serve. Return whether other machines reach its nodes."""
     config = configured.read(workspace_dir, target)
     if config.kind == configured.LOCAL:
         return False

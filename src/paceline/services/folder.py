@@ -26,7 +26,7 @@ MARK = "PACELINE_SERVICE_DIR"
 
 @dataclass(frozen=True)
 class ServiceFolder:
-    """The folder of one service. called: its name, if the folder has another."""
+    """The folder of one service."""
 
     path: Path
     called: str | None = None
@@ -72,12 +72,9 @@ class RevisionFolder:
         return int(self.path.name)
 
     def model(self, index: int) -> Path:
-        """Return the copy of a model that was given by path.
-
-        index: position in `Revision.models`.
-        """
+        """Return the copy of a model that was given by path."""
         return self.models / str(index)
 
     def hashes(self, index: int) -> Path:
-        """Return the list of a registered model's SHA-256 digests, in the format of sha256sum."""
+        """Return a model's SHA-256 digests as sha256sum does."""
         return self.path / "hashes" / str(index)

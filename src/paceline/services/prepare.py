@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[str], None]) -> tuple[Built, NodeSetup]:
-    """Return the environment, built if necessary, and the setup of a process in it.
+    """Return a built environment, and its processes' setup.
 
     say: called with each line of progress.
 

@@ -173,7 +173,7 @@ class ServiceRecord(_Data):
 
     @property
     def url(self) -> str | None:
-        """Return the base URL, such as "http://127.0.0.1:8123", or None while the port is unknown."""
+        """Return the base URL, or None without a port."""
         if not self.port:
             return None
         host = (

@@ -209,7 +209,7 @@ class RemoteServer:
         write_json(self._memory, {"run_id": served.folder.run_id, "tag": served.tag, "keys": served.keys_time})
 
     def _adopted(self, tag: str, revision: Revision, workers: int) -> _Served | None:
-        """Return the run of a previous supervisor if it serves this revision, else cancel it."""
+        """Return a previous supervisor's run of this revision."""
         known = read_json(self._memory)
         if not isinstance(known, dict):
             return None

@@ -94,7 +94,7 @@ def _fill(
 
 
 def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
-    """Return the spec that a revision was made from, as a base for changes."""
+    """Return the spec that a revision was made from."""
     return RevisionSpec(
         models=tuple(
             model.id or folder.revision(revision.number).model(index) / str(model.file)
@@ -121,7 +121,7 @@ def check_served(folder: ServiceFolder, revision: Revision) -> None:
 
 
 def _model(place: RevisionFolder, index: int, model: FoundModel) -> RevisionModel:
-    """Describe a model for the revision. Copy its files unless the registry has them."""
+    """Describe a model, and copy it unless registered."""
     if model.id is None:
         model.copy_into(place.model(index))
     else:

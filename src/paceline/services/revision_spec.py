@@ -44,7 +44,7 @@ def make_spec(
     environment_variables: Mapping[str, object] | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> RevisionSpec:
-    """Check the values of a request and return its spec, with an absolute source folder.
+    """Check a request's values and return its spec.
 
     Raises:
         ServiceError: No model is given, the script is missing, or a value is not valid.
@@ -135,7 +135,7 @@ def check_environment(environment: object) -> None:
 
 
 def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
-    """Return (script relative to its folder, folder), or (None, None) without a script.
+    """Return the script's relative path, and its folder.
 
     Raises:
         ServiceError: The script is missing, or is not in that folder.
@@ -190,7 +190,7 @@ class FoundModel:
     known_environment: dict[str, Any] = field(default_factory=dict)
 
     def copy_into(self, folder: Path) -> None:
-        """Copy the file or folder under its own name into a new folder."""
+        """Copy a file or folder into a new folder."""
         target = folder / self.path.name
         if self.path.is_dir():
             shutil.copytree(self.path, target)
@@ -203,7 +203,7 @@ class FoundModel:
 
 
 def find_model(workspace_dir: Path, reference: object) -> FoundModel:
-    """Find a registered model, a reference ("digits:3"), or the path of a file or folder.
+    """Find a registered model, or a file or folder.
 
     A string is a path if it has a `/` or begins with a dot.
 

@@ -98,7 +98,7 @@ class Server:
         self.reload()
 
     def keep(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Write the configuration that the server reads at its start and on `reload`."""
+        """Write the configuration that the server reads."""
         folder = self._folder
         shell = {**os.environ, "PYTHONPATH": os.environ.get("PACELINE_SHELL_PYTHONPATH", "")}
         config = config_of(
@@ -142,16 +142,13 @@ class Server:
         return state is not None and (state["state"], state["revision"]) == (READY, tag)
 
     def refusal(self, tag: str) -> str | None:
-        """Return why the running server refused the configuration with this tag, or None."""
+        """Return why the server refused a configuration, or None."""
         state = self.state()
         refused = None if state is None else state["refused"]
         return refused["error"] if refused is not None and refused["revision"] == tag else None
 
     def ended(self) -> str | None:
-        """Return how the server ended, with its last log lines; None while it runs.
-
-        Kill a hung server.
-        """
+        """Return how the server ended, or None while it runs. Kill a hung server."""
         if self._process is None:
             return None
         if self._process.poll() is None:
@@ -227,7 +224,7 @@ class Heartbeat:
         os.close(self.fd)
 
     def is_silent(self) -> bool:
-        """Return True if the server has sent heartbeats before, but none for `SILENT_S`."""
+        """Return True if heartbeats have stopped for `SILENT_S`."""
         with contextlib.suppress(BlockingIOError):
             if os.read(self._read_fd, 4096):
                 self._heard_s = time.monotonic()

@@ -185,7 +185,7 @@ class Service:
 
     @property
     def error(self) -> str | None:
-        """Why the start or the last update failed; None if it did not."""
+        """Why the start or the last update failed, or None."""
         return self.record().failure
 
     @property
@@ -349,7 +349,7 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def reload(self, wait: bool = True) -> ServiceRecord:
-        """Serve the same models with the current script and the files beside it.
+        """Serve the same models with the current script.
 
         Args:
             wait: Block until the revision is served.
@@ -377,7 +377,7 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def rollback(self, revision: int | None = None, wait: bool = True) -> ServiceRecord:
-        """Serve an earlier revision; by default the one served before the present one.
+        """Serve an earlier revision.
 
         Args:
             revision: Number of the revision.
@@ -412,7 +412,7 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def delete(self, wait: bool = True) -> None:
-        """Stop the service and remove its files. A missing service is no error.
+        """Stop the service and remove its files.
 
         Args:
             wait: Block until it is gone.
@@ -424,7 +424,7 @@ class Service:
                 deploy.request(self._folder, state=GONE)
 
     def _present(self) -> Revision:
-        """Return the served revision, or the desired one before the first was served."""
+        """Return the served revision, or the first desired one."""
         found = store.stored(self._folder)
         return store.revision(self._folder, found.revision or store.desired(self._folder).revision)
 

@@ -99,10 +99,7 @@ def stored(folder: ServiceFolder) -> ServiceRecord:
 
 
 def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> ServiceRecord:
-    """Write the changed record, log a new state in `events.jsonl`, and return the record.
-
-    Only the holder of the lock may call it.
-    """
+    """Write the changed record, and log a new state. Only the holder of the lock may call it."""
     now = utc_now()
     new = dataclasses.replace(record, **changes)
     if new == record:
@@ -168,7 +165,7 @@ def editing(folder: ServiceFolder) -> Iterator[None]:
 
 
 def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
-    """Write the next desired state: the last one with these changes. Needs `editing`."""
+    """Write the next desired state. Needs `editing`."""
     last = desired(folder)
     new = dataclasses.replace(
         last, serial=last.serial + 1, by=user_name(), time_utc=utc_now(), **{"why": "", **changes}
@@ -287,7 +284,7 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
 
 
 def services_using(workspace_dir: Path, model_id: str) -> list[str]:
-    """Return the services that serve this model version ("digits:3") or will serve it.
+    """Return the services that serve this model version.
 
     A service reads the model's files again whenever it starts a model process.
     """

@@ -67,7 +67,7 @@ class _Change:
 
 
 class Supervisor:
-    """The supervisor of one service. The caller holds its lock and its socket."""
+    """The supervisor of one locked service."""
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
         self.folder = folder
@@ -130,7 +130,7 @@ class Supervisor:
             self._watch()
 
     def _begin_start(self, target: DesiredState) -> None:
-        """Start the served revision, or the desired revision if the service has none or it fails."""
+        """Start the served revision, else the desired one."""
         known = self.record.revision
         is_new = target.serial != self.record.settled
         if known is None or (is_new and self.deaths % 2):
@@ -203,7 +203,7 @@ class Supervisor:
         )
 
     def _failed(self, reason: str) -> None:
-        """Drop the change. The previous revision is still served, or is started next."""
+        """Drop the change, and keep the previous revision."""
         change = self.change
         assert change is not None
         self._drop()
@@ -282,7 +282,7 @@ class Supervisor:
             self._note(state=STOPPED, settled=target.serial, failure=None, server_pid=None)
 
     def _close(self, *, keeps_up: bool = False) -> None:
-        """End all processes. keeps_up: a supervisor will take over, so only this process ends."""
+        """End all processes, or only this one for a successor."""
         self._drop()
         if keeps_up:
             self.server.leave()

@@ -76,7 +76,7 @@ def instructions(folder: ServiceFolder) -> list[str]:
 
 
 def _plain(value: str) -> str:
-    """Escape a value that extends to the end of its line: `%` starts a specifier."""
+    """Escape a value up to its line's end."""
     return value.replace("%", "%%")
 
 

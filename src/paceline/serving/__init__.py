@@ -17,7 +17,7 @@ _flag: mmap.mmap | None = None
 
 
 def watch_client(fd: int) -> None:
-    """Map the byte in which the front says whether the client is still connected."""
+    """Map the byte that says whether the client is connected."""
     global _flag
     _flag = mmap.mmap(fd, 1)
 

@@ -51,7 +51,7 @@ def bench(
     headers: Mapping[str, str] | None = None,
     cafile: str | None = None,
 ) -> list[BenchResult]:
-    """POST `body` to `url` with each number of clients in turn, for `seconds` each.
+    """POST `body` with each number of clients in turn.
 
     headers: such as Authorization. cafile: CA certificate of a server whose authority the system does not know. All clients share
     this process: at several thousand requests a second, they are the bottleneck.
@@ -78,7 +78,7 @@ def bench(
 
 
 def table(results: Sequence[BenchResult]) -> list[list[str]]:
-    """Return rows for people: a header, and one row for each number of clients."""
+    """Return a header, and a row for each number of clients."""
     rows = [["CLIENTS", "REQ/S", "P50 MS", "P95 MS", "P99 MS", "REQUESTS", "FAILURES"]]
     for each in results:
         times = [f"{value:.2f}" for value in (each.p50_ms, each.p95_ms, each.p99_ms)]

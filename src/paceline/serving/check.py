@@ -42,7 +42,7 @@ class CheckResult:
 
 
 def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
-    """Load a configuration, and POST the sample to /score as JSON. Its paths must be absolute."""
+    """Load a configuration, and POST the sample to /score."""
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
         folder = Path(name)
         try:

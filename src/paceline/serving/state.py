@@ -53,7 +53,7 @@ class ServerState(TypedDict):
 
 
 def read_state(folder: Path) -> ServerState | None:
-    """Return the state of the server with this folder; None before its start."""
+    """Return the server's state, or None before its start."""
     value = read_json(folder / STATE_FILE)
     return cast(ServerState, value) if isinstance(value, dict) else None
 

@@ -41,7 +41,7 @@ Documents: TypeAlias = "dict[str, object]"
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """The payload of SETUP. shared: a folder that all model processes of this machine share."""
+    """The payload of SETUP, with the processes' shared folder."""
 
     config: ServerConfig
     shared: str
@@ -74,7 +74,7 @@ class RequestHead(TypedDict, total=False):
 
 
 class ModelCall(NamedTuple):
-    """A request to a model. head: {} for a POST, unless the model needs it."""
+    """A request to a model, with its head if needed."""
 
     number: int
     operation: int
@@ -103,7 +103,7 @@ def json_frame(kind: int, value: object) -> bytes:
 
 
 def receive(link: socket.socket) -> tuple[int, bytes] | None:
-    """Return kind and payload of the next frame; None after the other side has closed.
+    """Return the next frame, or None at the end.
 
     The socket must block and have at most one frame in flight.
 
@@ -181,5 +181,5 @@ class Servable(Protocol):
         ...
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        """Return a response to each request; never raise for a request's content or user code."""
+        """Return a response to each request; never raise for content."""
         ...

@@ -47,7 +47,7 @@ def git_state(source: Path) -> dict[str, object]:
 
 
 def tracked_files(source: Path) -> list[str]:
-    """Return the tracked files below `source`, or none if git is missing or too slow."""
+    """Return the tracked files below `source`."""
     text = _output(_git(source, "ls-files", "-z", "--cached"))
     return [name for name in (text or "").split("\0") if name]
 

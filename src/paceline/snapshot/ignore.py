@@ -19,7 +19,7 @@ AT_THE_TOP = frozenset({"outputs"})
 
 
 class Ignore:
-    """The rules of one tree, compiled on the first name that is not in a cache."""
+    """The rules of one tree, compiled when needed."""
 
     def __init__(self, source: Path) -> None:
         self._source = source

@@ -230,10 +230,7 @@ class _Scan:
             return False
 
     def _has_tracked(self, path: str) -> bool:
-        """Return True if git tracks the path or a file below it.
-
-        Its own ignore files must count.
-        """
+        """Return True if git tracks the path or a file below it. Its own ignore files must count."""
         return self._is_git and self._ignore.file_name == ".gitignore" and self._is_tracked(path)
 
     def _is_tracked(self, path: str) -> bool:
@@ -335,7 +332,7 @@ class _Scan:
             self._tree.hashes[path] = before[5]
 
     def _link_target(self, path: str) -> str | None:
-        """Return the link's target in the copy, or None if it leaves the tree."""
+        """Return the link's target in the copy, or None."""
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)

@@ -55,10 +55,7 @@ def check_script(
 def check(
     space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Check one script, as `check_script`.
-
-    `given`: Other words that the script gets; None if unknown.
-    """
+    """Check one script, as `check_script`."""
     known = declared(script)
     if known is None:
         return tuple(switches)
@@ -79,7 +76,7 @@ def check(
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return how the script takes all lists of the space, or None if uncertain."""
+    """Return how the script takes the space's lists, if certain."""
     if (known := declared(script)) is None:
         return None
     lists = [one for one in space.parameters if any(isinstance(v, (list, tuple)) for v in _values(one.expression))]
@@ -139,15 +136,12 @@ def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[
 
 
 def _may_be(name: str, option: DeclaredOption) -> bool:
-    """Return whether argparse may match a name to this option.
-
-    Names may be abbreviated, and `-d5` is `-d 5`.
-    """
+    """Return whether argparse may match a name to this option. Names may be abbreviated, and `-d5` is `-d 5`."""
     return any(other.startswith(name if name.startswith("--") else name[:2]) for other in option.names)
 
 
 def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
-    """Return the options that argparse matches to a name, or None if unknown."""
+    """Return the options that argparse matches to a name."""
     exact = [option for option in known.options if name in option.names]
     if exact:
         return exact
@@ -197,7 +191,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return how the script gets values, or None for `--name value` or if uncertain."""
+    """Return how the script gets values, if certain."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if parsers <= {"hydra", "omegaconf"} and "hydra" in parsers:
@@ -233,7 +227,7 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
-    """Return the way of a script that splits `sys.argv` at `=` in its own code.
+    """Return the way of a script that splits `sys.argv` itself.
 
     The code may be in a file that the script runs: `exec(open("configurator.py").read())`.
     """

@@ -64,7 +64,7 @@ class DeclaredOption:
     is_required: bool = False
 
     def opposite(self, name: str) -> str | None:
-        """Return the word that turns this switch off, or None if omitting it does."""
+        """Return the word that turns this switch off."""
         if self.off or not self.is_pair:
             return self.off
         words = [other for other in self.names if other.startswith("--")]
@@ -96,7 +96,7 @@ def declared(script: Path) -> Declared | None:
 
 
 def nodes_of(script: Path) -> list[ast.AST]:
-    """Return all syntax nodes of a script; none if it is for a later Python, or no Python at all."""
+    """Return a script's syntax nodes; none if it cannot be parsed."""
     try:
         with tokenize.open(script) as file:
             return list(ast.walk(ast.parse(file.read())))
@@ -222,7 +222,7 @@ class _Reader:
     # --- where the parser goes
 
     def _follow(self, node: ast.expr) -> None:
-        """Follow an expression whose value is the parser, a part of it, or a group."""
+        """Follow an expression whose value is the parser or a part."""
         parent = self._parent[node]
         if isinstance(parent, ast.Attribute):
             self._used(parent)
@@ -256,13 +256,13 @@ class _Reader:
         self._waiting += calls or ()
 
     def _calls(self, function: str) -> list[ast.Call] | None:
-        """Return all calls of a function, or None if it is also used otherwise."""
+        """Return a function's calls, or None for other uses."""
         uses = [(node, self._parent[node]) for node in self._nodes if _name(node) == function]
         calls = [call for node, call in uses if isinstance(call, ast.Call) and call.func is node]
         return calls if len(calls) == len(uses) else None
 
     def _handed(self, node: ast.expr, call: ast.AST, keyword: str | None) -> None:
-        """Follow the parser into a function of the script. Any other function may do anything with it."""
+        """Follow the parser into a function of the script."""
         name = None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in self._functions:
             name = keyword or next(iter(_parameters(self._functions[call.func.id])[call.args.index(node) :]), None)
@@ -301,7 +301,7 @@ class _Reader:
         )
 
     def _is_given(self, node: ast.AST) -> bool:
-        """Return whether this `sys.argv` is only read: the program's name, or the rest."""
+        """Return whether this `sys.argv` is only read."""
         taken = self._parent.get(node)
         is_read = isinstance(taken, ast.Subscript) and isinstance(taken.ctx, ast.Load)
         return is_read and ast.unparse(taken.slice) in ("1:", "0")  # type: ignore[union-attr]
@@ -377,7 +377,7 @@ class _Reader:
         return (function, above) == self._place(self._made) or above == [*mains, function]
 
     def _place(self, node: ast.AST) -> tuple[ast.AST, list[ast.AST]]:
-        """Return the function or module of a node, and the conditions around it."""
+        """Return a node's function or module, and the conditions around it."""
         above: list[ast.AST] = []
         while not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
             node = self._parent[node]
@@ -414,7 +414,7 @@ class _Reader:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last name of an expression, or "" if it has no name."""
+    """Return the last name of an expression, or ""."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 

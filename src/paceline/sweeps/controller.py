@@ -120,7 +120,7 @@ class Controller(ParentController[SweepState]):
                 say(f"trial {number} is paused: {verdict.why}")
 
     def _promote(self, number: int, rung: int, why: str) -> None:
-        """Let a running trial continue beyond a rung. Its tags tell this to a later controller."""
+        """Let a running trial continue beyond a rung, by its tags."""
         sweep = self.state
         notes = sweep.folder_of(number).notes
         with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ class Controller(ParentController[SweepState]):
             say(f"trial {trial.number} has the best {spec.metric} so far: {value:g}")
 
     def _take_more(self) -> None:
-        """Add the trials that `paceline sweep more` has requested for a running sweep."""
+        """Add the trials that `paceline sweep more` has requested."""
         sweep = self.state
         path = sweep.folder.path / results.MORE
         request = read_json(path)
@@ -165,7 +165,7 @@ class Controller(ParentController[SweepState]):
 
 
 def end_reason(sweep: SweepState) -> str | None:
-    """Return why the sweep must end before all trials have run, or None."""
+    """Return why the sweep must end early, or None."""
     if sweep.folder.cancel_request.exists():
         return "the sweep is canceled"
     limit, started = sweep.spec.max_duration_seconds, sweep.spec.counted_utc or sweep.record.started_utc
@@ -180,7 +180,7 @@ def end_reason(sweep: SweepState) -> str | None:
 
 
 def write_end(sweep: SweepState) -> None:
-    """Write the results and the end of a sweep whose trials have all ended."""
+    """Write the results and the end of a sweep."""
     # Readers must not take the sweep for ended before its table is in the outputs.
     sweep.record = store.change(sweep.folder, sweep.record, states.FINALIZING)
     dispatch.tag_waiting(sweep)

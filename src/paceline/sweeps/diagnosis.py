@@ -54,7 +54,7 @@ def cause(folder: RunFolder) -> Cause:
 
 
 def common(sweep: SweepState, failed: Sequence[Trial]) -> Cause:
-    """Return the most frequent error: "7 of 8 failed with the same error: ...".
+    """Return the most frequent error of failed trials.
 
     Errors that differ only in numbers count as the same, such as addresses and sizes.
     """
@@ -80,7 +80,7 @@ def _text(report: FailureReport) -> str:
 
 
 def warn_of(sweep: SweepState, trial: Trial) -> None:
-    """Warn about strange metrics of a trial that has ended, once for each kind."""
+    """Warn once about each kind of strange metric."""
     for kind, text in _remarks(sweep, trial):
         if not any(kind in warning for warning in sweep.record.warnings):
             sweep.warn(text)

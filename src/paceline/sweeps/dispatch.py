@@ -61,7 +61,7 @@ class Dispatcher:
         self._submission: Submission | None = None
 
     def fill(self) -> None:
-        """Submit trials until the limit is reached: paused trials first, then new ones.
+        """Submit trials up to the limit, paused trials first.
 
         Raises:
             PacelineError: A trial cannot be submitted, or the engine has accepted nothing for an hour.
@@ -89,11 +89,11 @@ class Dispatcher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the engine has refused a trial that is still to be submitted."""
+        """Whether a refused trial is still to be submitted."""
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
-        """Call `start`, which makes the folders `begun`, and handle a refusal of the engine."""
+        """Make the folders `begun` by `start`; handle a refusal."""
         sweep = self._sweep
         try:
             start()
@@ -116,7 +116,7 @@ class Dispatcher:
         self._sweep.wait_for(None)
 
     def _count(self) -> int:
-        """Return how many trials to submit now: 1, or the size of the next array."""
+        """Return the size of the next submission, of an array too."""
         sweep = self._sweep
         number, spec = len(sweep.trials), sweep.spec
         if spec.array_size is None:
@@ -126,7 +126,7 @@ class Dispatcher:
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:
-        """Return up to `count` new trials, limited by the points that are left."""
+        """Return up to `count` new trials."""
         sweep = self._sweep
         known = list(sweep.trials)
         for ahead in range(count):
@@ -192,7 +192,7 @@ class Dispatcher:
         say(f"trial {number} begins: its submission was cut off before")
 
     def _prepared(self, job: Job) -> Submission:
-        """Return the submission of all trials, after a check that the target can run this one."""
+        """Return the trials' submission, checked for this one."""
         sweep, record = self._sweep, self._sweep.record
         if self._submission is not None:
             self._submission.check_again(job)
@@ -221,7 +221,7 @@ class Dispatcher:
 
 
 def _resumed(job: Job, former: RunFolder | None) -> Job:
-    """Add a former trial's outputs to the job, at the place that the Azure SDK uses."""
+    """Add a former trial's outputs to the job."""
     if former is None:
         return job
     outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))
@@ -243,7 +243,7 @@ def next_run(sweep: SweepState) -> Next | None:
 
 
 def without_checkpoints(sweep: SweepState) -> str | None:
-    """Return why a sweep fails whose paused trials have left no checkpoints, or None."""
+    """Return why paused trials without checkpoints fail the sweep, or None."""
     found = sweep.has_checkpoint
     if any(found.values()) or len(found) < min(_WITHOUT, sweep.spec.trials):
         return None
@@ -251,7 +251,7 @@ def without_checkpoints(sweep: SweepState) -> str | None:
 
 
 def tag_waiting(sweep: SweepState) -> None:
-    """Tag each trial that still waits with the reason why it was not continued."""
+    """Tag each waiting trial with the reason."""
     policy = pausing(sweep.spec.stop)
     if policy is None:
         return

@@ -100,7 +100,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Range:
-    """A continuous distribution of two numbers, with a variant of its logarithm and one that is rounded to multiples of q."""
+    """A continuous distribution of two numbers, perhaps logarithmic or rounded."""
 
     KIND: ClassVar[str]
 
@@ -296,7 +296,7 @@ def quniform(low: float, high: float, q: float) -> Uniform:
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """Draw a number from [low, high] whose logarithm is uniform. The bounds are no logarithms."""
+    """Draw a number whose logarithm is uniform, between plain bounds."""
     return Uniform(low, high, is_log=True)
 
 
@@ -326,7 +326,7 @@ def qlognormal(mu: float, sigma: float, q: float) -> Normal:
 
 
 def randint(low: int, high: int | None = None) -> Integers:
-    """Draw an integer from [low, high - 1]; with one argument, from [0, low - 1]."""
+    """Draw an integer from [low, high - 1] or [0, low - 1]."""
     return Integers(0, low) if high is None else Integers(low, high)
 
 
@@ -374,7 +374,7 @@ def parse(text: str) -> Expression:
 
 
 def call_of(text: str) -> tuple[str, list[tuple[str, object]]] | None:
-    """Return the name and arguments of a call, or None if the text is no call.
+    """Return a call's name and arguments, or None.
 
     "bandit(slack_factor=0.1)" gives ("bandit", [("slack_factor", 0.1)]). A positional argument has the name "".
     """

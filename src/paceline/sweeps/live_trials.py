@@ -46,7 +46,7 @@ _STYLES = {states.COMPLETED: "green", states.FAILED: "red", states.CANCELED: "ye
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A sweep at one moment: its record, its spec, and its trials by number."""
+    """A sweep's record, spec and trials at one moment."""
 
     record: RunRecord
     spec: SweepSpec
@@ -122,7 +122,7 @@ class Shown:
 
 
 def shown(standing: Standing, most: int) -> Shown:
-    """Return a table of at most `most` rows: the best trials and some live ones."""
+    """Return a table of the best trials and some live ones."""
     spec = standing.spec
     order = ordered(standing.trials, spec.goals)
     # Up to half of the rows are live trials.
@@ -191,10 +191,7 @@ def _said(trial: Trial) -> str:
 
 
 def follow_in_notebook(folder: RunFolder) -> RunRecord:
-    """Show the sweep in a notebook until it has ended. Return its record.
-
-    One output is replaced, and stays in the saved notebook.
-    """
+    """Show the sweep in a notebook until it has ended. One output is replaced, and stays in the saved notebook."""
     from IPython.display import HTML, display
 
     board = Board(folder)
@@ -235,10 +232,7 @@ def _text(text: str) -> str:
 
 
 def follow_on_terminal(folder: RunFolder, stream: IO[str], *, stays: bool = True) -> RunRecord:
-    """Show the sweep on a terminal until it has ended. Return its record.
-
-    `stays`: Leave the last table on the screen.
-    """
+    """Show the sweep on a terminal until it has ended."""
     from rich.console import Console
     from rich.live import Live
 

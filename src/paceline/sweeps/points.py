@@ -73,7 +73,7 @@ def job_of(
 
 
 def way(given: object) -> str:
-    """Return a way's name, given the name, a form (`--name=value`) or a file."""
+    """Return the way of a name, a form or a file."""
     return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 
@@ -140,7 +140,7 @@ def as_switch(name: object) -> str:
 
 
 def is_of_switch(dimension: Dimension) -> bool:
-    """Return whether all values are True, False, or None, which omits the argument."""
+    """Return whether all values are True, False or None."""
     count = dimension.expression.count
     if count is None or not isinstance(dimension.expression, (Choice, Fixed)):
         return False
@@ -184,15 +184,12 @@ def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: s
 
 
 def text_of(value: object) -> str:
-    """Return a value as the script gets it: by `str`, lists and mappings as JSON."""
+    """Return a value as the script's text, nested ones as JSON."""
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
 
 
 def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
-    """Return the arguments without those of these names and their values.
-
-    `switches`: Names without a value.
-    """
+    """Return the arguments without those of these names and their values."""
     alone = {word for switch in switches for word in switch.split("/")}
     left: list[str] = []
     skipping = False
@@ -209,7 +206,7 @@ def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[s
 
 
 def _is_name(word: str) -> bool:
-    """Whether a word is an argument's name, not a value: -0.5 is a value."""
+    """Return whether a word is a name: -0.5 is none."""
     if not word.startswith("-") or word == "-":
         return False
     try:

@@ -33,15 +33,12 @@ FRONT = "front"
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
-    """Return the best trial, or the first of the Pareto front; None without a value."""
+    """Return the best trial or the front's first, or None."""
     return next(iter(best_trials(trials, spec)), None)
 
 
 def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
-    """Return the best trial, or with several metrics the trials on the Pareto front.
-
-    The front is sorted by the first metric.
-    """
+    """Return the best trial, or the trials on the Pareto front."""
     if spec.further:
         return front(trials, spec.goals)
     order = ranked(trials, spec.goal)[:1]
@@ -49,7 +46,7 @@ def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
 
 
 def values_of(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """Return a trial's best value, or with several metrics the last value of each."""
+    """Return a trial's best value, or its last values."""
     if spec.further:
         return tuple(curve[-1] if curve else None for curve in trial.curves)
     return (trial.best(spec.goal),)
@@ -87,7 +84,7 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 
 def best_row(trial: Trial, spec: SweepSpec) -> dict[str, object]:
-    """Return the row of a trial, with the run and hyperparameters of its best value."""
+    """Return a trial's row with the run of its best value."""
     leg = trial.best_leg(spec.goal)
     return rows([dataclasses.replace(trial, run_id=leg.run_id, values=leg.values)], spec)[0]
 
@@ -151,12 +148,12 @@ def _cell(value: object) -> object:
 
 
 def metric_column(metric: str) -> str:
-    """Return the metric's column: `status (metric)` if the name is a fixed column's."""
+    """Return the metric's column, renamed if the name is taken."""
     return f"{metric} (metric)" if metric in (*BEFORE, *AFTER, FRONT) else metric
 
 
 def parameter_column(name: str, metrics: Iterable[str]) -> str:
-    """Return the hyperparameter without dashes, or with them if the name is taken."""
+    """Return the hyperparameter's column, with dashes if the name is taken."""
     plain = name.lstrip("-")
     if plain not in {*BEFORE, *AFTER, FRONT, *map(metric_column, metrics)}:
         return plain

@@ -88,7 +88,7 @@ class Space:
         return values
 
     def chosen(self, values: Mapping[str, object]) -> dict[str, Raw]:
-        """Return the raw values of a point. Its names show which branch is meant.
+        """Return a point's raw values; its names show the branch.
 
         Raises:
             SweepError: A value is not in the space, or a name is missing or unknown.
@@ -216,7 +216,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _branch(dimension: Dimension, known: Mapping[str, object]) -> int:
-    """Return the branch with the most of these names, of those with none missing."""
+    """Return the branch with the most of these names."""
     fits = []
     for index, branch in enumerate(dimension.branches):
         for names in _names(branch):

@@ -165,7 +165,7 @@ class SweepSpec:
 
 
 def objectives(metric: object, goal: object) -> dict[str, Any]:
-    """Return `metric`, `goal` and `further` of a spec, from one of each or lists.
+    """Return `metric`, `goal` and `further` of a spec.
 
     Raises:
         SweepError: The lists differ in length.
@@ -181,7 +181,7 @@ def objectives(metric: object, goal: object) -> dict[str, Any]:
 
 
 def listed(name: str, given: object) -> tuple[Any, ...]:
-    """Return a tuple of the items, of which a single one may be given alone.
+    """Return a tuple of the items, or of the only item.
 
     Raises:
         SweepError: It is no list.

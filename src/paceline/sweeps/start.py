@@ -172,10 +172,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
 
 
 def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
-    """Return the sweep with the way in which the script certainly reads its values.
-
-    A way that the user has chosen stays.
-    """
+    """Return the sweep with the script's certain way."""
     script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
     if script is None:
         return spec
@@ -215,7 +212,7 @@ def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
 
 
 def more(folder: RunFolder, trials: int) -> None:
-    """Request more trials of a sweep. Start it again if it has ended.
+    """Request more trials of a sweep that runs or has ended.
 
     A sweep that has ended gets this many more than it has, and its limits count from now on (`count_anew`).
 
@@ -260,7 +257,7 @@ def more(folder: RunFolder, trials: int) -> None:
 
 
 def count_anew(folder: RunFolder) -> None:
-    """Apply a request for more trials to an ended sweep, and restart its limits.
+    """Extend an ended sweep by a request, and restart its limits.
 
     Time, failed trials and trials without a metric count from now on. The caller holds the lock.
     """

@@ -20,7 +20,7 @@ from paceline.sweeps.trial import Trial
 
 
 class SweepRun(Run):
-    """A sweep's run. Its trials are child runs, and `logs/driver.log` is its log.
+    """A sweep's run, whose children are the trials.
 
     Raises:
         SweepError: The run is no sweep.
@@ -36,7 +36,7 @@ class SweepRun(Run):
         return Run._handle(experiment, record)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the sweep as any run, and its trials."""
+        """Return the sweep and its trials for a notebook."""
         return super()._repr_html_() + live_trials.html_of(Board(self._folder).look())
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
@@ -97,16 +97,13 @@ class SweepRun(Run):
         return results.lineage(self._trials(), self.spec)
 
     def best_children(self) -> list[Run]:
-        """Return the best trial, or with several metrics the trials on the Pareto front.
-
-        The front is sorted by the first metric.
-        """
+        """Return the best trial, or the trials on the Pareto front."""
         spec = self.spec
         best = results.best_trials(self._trials(), spec)
         return [Run(self._experiment, trial.best_leg(spec.goal).run_id) for trial in best]
 
     def best_child(self) -> Run | None:
-        """Return the run that has logged the best value of the metric, or None.
+        """Return the run with the metric's best value, or None.
 
         Raises:
             SweepError: The sweep has several metrics.
@@ -124,7 +121,7 @@ class SweepRun(Run):
         return None if best is None else dict(best.best_leg(self.spec.goal).values)
 
     def draw(self, folder: str | os.PathLike[str]) -> list[str]:
-        """Draw the sweep as it is now into a folder, and return the paths.
+        """Draw the sweep into a folder, and return the paths.
 
         One HTML file holds the history, parallel coordinates and importance. With matplotlib they are PNG files too. At
         its end the sweep draws them into its outputs.
@@ -136,7 +133,7 @@ class SweepRun(Run):
         return draw.into(Path(folder), draw.sketched(f"Sweep {self.id}", self.spec, trials))
 
     def more(self, trials: int) -> None:
-        """Request more trials. A sweep that has ended continues, and its limits restart.
+        """Request more trials, also of a sweep that has ended.
 
         Args:
             trials: How many more. If the sweep has ended, they are added to the trials that it has.

@@ -54,7 +54,7 @@ class SweepState(ParentState):
         return RunFolder(self.runs_dir / self.trials[number].run_id)
 
     def former(self, number: int) -> RunFolder | None:
-        """Return the folder of the former sweep's trial that a trial resumes, or None."""
+        """Return the former sweep's trial to resume, or None."""
         resumed = self.spec.resumed
         return RunFolder(self.runs_dir / resumed[number]) if number < len(resumed) else None
 
@@ -146,7 +146,7 @@ class SweepState(ParentState):
         self.note(warnings=(*self.record.warnings, text))
 
     def no_metric(self, trial: Trial) -> str:
-        """Return a message about a trial that ended without a value of a metric."""
+        """Return a message about a trial without a metric's value."""
         missing = [metric for metric, curve in zip(self.spec.metrics, trial.curves, strict=False) if not curve]
         names = sorted(CurveReader(self.folder_of(trial.number).metrics, self.spec.metric).names)
         logged = (

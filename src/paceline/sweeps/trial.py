@@ -21,7 +21,7 @@ SHOWN_PAUSED = "Paused"
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """One run of a trial. A trial that is paused and continued has several.
+    """One of a trial's runs.
 
     Attributes:
         chosen: As of a trial; so are values and status.
@@ -60,7 +60,7 @@ class Next:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial of a sweep: a run, or several if its policy pauses and continues it.
+    """One trial of a sweep, with its run or runs.
 
     Attributes:
         number: From 0.
@@ -100,7 +100,7 @@ class Trial:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from the start to the end, or to now; None before the start."""
+        """Seconds from the start to the end, or to now."""
         return duration_s(self.started_utc, self.ended_utc)
 
     @property
@@ -115,7 +115,7 @@ class Trial:
 
     @property
     def shown(self) -> str:
-        """The state to display: Paused while it may continue. Its last run is Canceled."""
+        """The state to display: Paused while it may continue."""
         return SHOWN_PAUSED if self.is_paused and self.stopped is None else self.status
 
     @property
@@ -151,7 +151,7 @@ class Trial:
         )
 
     def best_leg(self, goal: Goal) -> Leg:
-        """Return the run with the best value. Of ties, or without a value, the last."""
+        """Return the run with the best value, else the last."""
         # `min` returns the first of equal values.
         return min(reversed(self.legs), key=lambda leg: cost(best(leg.curve, goal), goal))
 
@@ -162,7 +162,7 @@ class Trial:
 
     @property
     def last(self) -> tuple[float, ...] | None:
-        """The last value of each metric, or None unless all exist and are finite.
+        """The last values of all metrics, if finite.
 
         A trial of several metrics is ranked by these: the best values of each may come from different moments of the model.
         """
@@ -172,10 +172,7 @@ class Trial:
         return found if all(map(math.isfinite, found)) else None
 
     def best(self, goal: Goal, interval: int | None = None) -> float | None:
-        """Return the best finite value among the first `interval` values, or None.
-
-        `interval`: Default: all values.
-        """
+        """Return the best finite value among the first `interval` values, or None."""
         so_far = self._maxima if goal == "maximize" else self._minima
         count = len(so_far) if interval is None else min(interval, len(so_far))
         if count < 1 or math.isnan(value := so_far[count - 1]):
@@ -215,7 +212,7 @@ def best(values: Iterable[float], goal: Goal) -> float | None:
 
 
 def cost(value: float | None, goal: Goal) -> float:
-    """Return the value as a number to minimize. None costs more than any value."""
+    """Return the value as a number to minimize."""
     if value is None:
         return math.inf
     return -value if goal == "maximize" else value
@@ -226,7 +223,7 @@ def is_better(one: float, other: float, goal: Goal) -> bool:
 
 
 def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
-    """Return the trials by their best values, those without one last. Ties by number."""
+    """Return the trials by their best values, then by number."""
     return sorted(trials, key=lambda trial: (cost(trial.best(goal), goal), trial.number))
 
 

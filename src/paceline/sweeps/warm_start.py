@@ -28,7 +28,7 @@ _UNTAUGHT = ("random", "grid")
 
 
 class KnownResult(TypedDict):
-    """A former trial's point in the new space, and a value of each metric."""
+    """A former trial's point in the new space, with its values."""
 
     run_id: str
     chosen: dict[str, Raw]
@@ -59,7 +59,7 @@ def keep(folder: RunFolder, results: Sequence[KnownResult]) -> None:
 
 
 def prior_trials(folder: RunFolder, spec: SweepSpec) -> list[Trial]:
-    """Return the results in the sweep's folder as trials with numbers below zero."""
+    """Return the former results as trials below number zero."""
     results = read_json(folder.path / _FILE)
     if results is None:
         # The submission may have been killed before it wrote them.

@@ -26,7 +26,7 @@ D = TypeVar("D", bound="AnyDataset")
 # No `eq`: it would hash all fields, and `tags` is not hashable.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnyDataset:
-    """A lazy reference to files and a selection among them, made by `Dataset`.
+    """A lazy reference to files, made by `Dataset`.
 
     Attributes:
         sources: The places of the files.
@@ -98,7 +98,7 @@ class AnyDataset:
         tags: Mapping[str, str] | None = None,
         create_new_version: bool = False,
     ) -> D:
-        """Register a version of this dataset, with the current fingerprint of its files.
+        """Register a version of this dataset.
 
         If the latest version has the same files and steps, return that version.
 
@@ -135,7 +135,7 @@ class AnyDataset:
         return placed._of(registered.add(folder, record, files, create_new_version=create_new_version))
 
     def update(self: D, description: str | None = None, tags: Mapping[str, str] | None = None) -> D:
-        """Set the description and the tags of this registered version, and return the dataset with them.
+        """Set the description and tags of this registered version.
 
         Args:
             description: Text for people; None keeps the current one.
@@ -185,7 +185,7 @@ class AnyDataset:
         return list_files(self.sources, self._workspace_dir())
 
     def as_named_input(self, name: str) -> DataReference:
-        """Return a named input of this dataset, for a job's `inputs=` or arguments.
+        """Return a named input of this dataset for a job.
 
         The run finds the dataset under `name` in `run.input_datasets`. With `.as_mount()` or `.as_download()` the script gets
         the path of a folder instead of the dataset.
@@ -207,7 +207,7 @@ class AnyDataset:
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """Return a reference to the files as a folder: a local folder itself, else a download."""
+        """Return a reference to the folder, in place or downloaded."""
         return self.as_named_input(self._input_name()).as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
@@ -215,7 +215,7 @@ class AnyDataset:
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Return a reference that gives each node or rank its part of the files."""
+        """Return a reference to each node's or rank's part."""
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 
     def _with(self: D, step: Step) -> D:
@@ -234,7 +234,7 @@ class AnyDataset:
 
     @property
     def _identity(self) -> tuple[str, str | None] | None:
-        """ID and fingerprint of this registered dataset, or of the one that it selects from."""
+        """Return id and fingerprint of the registered dataset."""
         return self.origin if self.name is None else (f"{self.name}:{self.version}", self.fingerprint)
 
     def _of(self: D, record: registered.DatasetRecord) -> D:
@@ -256,7 +256,7 @@ class AnyDataset:
         return self.sources
 
     def _reference_table(self) -> str | None:
-        """Return the JSON text from which a worker reads the table; None for plain files."""
+        """Return the JSON from which a worker reads the table."""
         return None
 
     def _input_name(self) -> str:

@@ -28,7 +28,7 @@ _BUSY_S = 30.0
 
 
 def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInfo]:
-    """Return the files, with the content hash as the version of each local file.
+    """Return the files, versioned by content if local.
 
     Raises:
         TransferError: A file can't be read.
@@ -45,7 +45,7 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
 
 
 def content_fingerprint(infos: Sequence[FileInfo]) -> str:
-    """Return a hash of the relative names, sizes and contents of all files, in any order.
+    """Return a hash of all files' names, sizes and contents.
 
     Names are relative to the deepest common folder, so a copy elsewhere has the same fingerprint.
 
@@ -109,7 +109,7 @@ class _Digests:
 
 @contextlib.contextmanager
 def _known() -> Iterator[_Digests]:
-    """Open the hash cache in `<data cache>/digests.sqlite`, or an empty one on failure."""
+    """Open `<data cache>/digests.sqlite`, or an empty cache on failure."""
     database: sqlite3.Connection | None = None
     try:
         database = sqlite3.connect(DataCache().folder / "digests.sqlite", timeout=_BUSY_S)

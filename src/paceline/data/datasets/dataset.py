@@ -151,7 +151,7 @@ class _Tables:
         partition_format: str | None = None,
         workspace: Workspace | None = None,
     ) -> TabularDataset:
-        """Create a dataset of files with one JSON object per line, as `from_delimited_files` does."""
+        """Create a dataset of files with JSON lines."""
         reading: Reading = {
             "format": "json_lines",
             "encoding": encoding,
@@ -168,7 +168,7 @@ class _Tables:
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
     ) -> TabularDataset:
-        """Store a pandas frame as Parquet and register it as a new version of `name`.
+        """Register a pandas frame as Parquet, a version of `name`.
 
         Each call stores into a new folder below `target`.
 
@@ -249,15 +249,12 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """Return the dataset of a direct input downloaded to `path`, for a worker's script."""
+    """Return the dataset of an input downloaded to `path`."""
     return (TabularDataset if reference.table else FileDataset).from_folder(reference, path)
 
 
 def _columns(types: Mapping[str, str] | None, include_path: bool, partition_format: str | None) -> Reading:
-    """Return the column options that are set.
-
-    Unset ones are left out, to keep equal records equal.
-    """
+    """Return the column options that are set. Unset ones are left out, to keep equal records equal."""
     for name, kind in (types or {}).items():
         if str(kind).partition(":")[0] not in TYPES:
             raise DataError(f"set_column_types: the type {kind!r} of {name!r} must be one of {', '.join(TYPES)}.")

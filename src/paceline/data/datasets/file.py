@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileDataset(AnyDataset):
-    """Files as they are; take, skip and random_split select files in order of path.
+    """Files without a format, in order of path.
 
     `reading` is empty, or {"partition_format": "/{city}/{day}.csv"}.
     """
@@ -37,11 +37,11 @@ class FileDataset(AnyDataset):
         return self._selected(super().list_files())
 
     def to_path(self) -> list[str]:
-        """Return the files' paths below the dataset's folder, each with a leading `/`."""
+        """Return the files' paths, each with a leading `/`."""
         return [f"/{info.relative}" for info in self.list_files()]
 
     def download(self, target_path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> list[str]:
-        """Copy the files into a folder and return the paths of the copies.
+        """Copy the files into a folder and return the copies.
 
         Args:
             target_path: Destination, created if missing; a new temporary folder by default.
@@ -129,7 +129,7 @@ class TabularDataset(AnyDataset):
         return replace(super().from_folder(reference, path), reading=table.get("reading") or Reading(), steps=taken)
 
     def to_pandas_dataframe(self) -> object:
-        """Read all rows into one pandas frame with a new index from 0.
+        """Read all rows into one pandas frame.
 
         Raises:
             DataError: pandas is missing, a file can't be read, or lacks a column to keep.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.data.datasets.sources import LocalFile
 from paceline.data.datasets.steps import COLUMNS, Reading, Step, Steps, chosen
@@ -20,6 +20,8 @@ _ENDINGS = {
     **{".parquet": "parquet", ".pq": "parquet", ".jsonl": "json_lines", ".ndjson": "json_lines", ".json": "json_lines"},
 }
 
+#: Conditions of conditions.
+_JOINED: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "not": operator.invert}
 _COMPARED = {
     **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
     **{"==": operator.eq, "!=": operator.ne},
@@ -140,26 +142,21 @@ def _after(table: pandas.DataFrame, step: Step) -> pandas.DataFrame:
     if verb not in COLUMNS:
         return table.iloc[list(chosen(step, len(table)))]
     names = list(step[1])
-    if missing := [name for name in names if name not in table.columns]:
-        raise DataError(f"{verb}_columns: there is no column {missing[0]!r}; there are {[*map(str, table.columns)]}.")
+    _check_columns(table, names, f"{verb}_columns")
     return table[names] if verb == "keep" else table.drop(columns=names)
 
 
 def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
-    """Return the rows that match a condition. A missing value matches no comparison.
+    """Return the rows that match a condition.
 
     Raises:
         DataError: A column does not exist, or can't be compared with the value.
     """
     verb, *values = condition
-    if verb in ("and", "or"):
-        left, right = (mask(table, each) for each in values)
-        return left & right if verb == "and" else left | right
-    if verb == "not":
-        return ~mask(table, values[0])
+    if verb in _JOINED:
+        return _JOINED[verb](*(mask(table, each) for each in values))
     name = values[0]
-    if name not in table.columns:
-        raise DataError(f"filter: there is no column {name!r}; there are {[*map(str, table.columns)]}.")
+    _check_columns(table, [name], "filter")
     column = table[name]
     if verb == "null":
         return column.isna()
@@ -177,7 +174,7 @@ def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
 
 
 def typed(frame: pandas.DataFrame, reading: Reading) -> pandas.DataFrame:
-    """Convert columns to the requested types. Values that can't be converted are missing.
+    """Convert columns to types; failed values are missing.
 
     Raises:
         DataError: A column does not exist.
@@ -185,20 +182,34 @@ def typed(frame: pandas.DataFrame, reading: Reading) -> pandas.DataFrame:
     import pandas
 
     for name, wanted in (reading.get("types") or {}).items():
-        if name not in frame.columns:
-            raise DataError(f"set_column_types: there is no column {name!r}; there are {[*map(str, frame.columns)]}.")
-        column, (kind, _, form) = frame[name], wanted.partition(":")
+        _check_columns(frame, [name], "set_column_types")
+        kind, _, form = wanted.partition(":")
         if kind == "datetime":
-            frame[name] = pandas.to_datetime(column, format=form or None, errors="coerce")
-        elif kind in ("float", "int"):
-            numbers = pandas.to_numeric(column, errors="coerce")
-            # Only the nullable Int64 can hold missing integers.
-            frame[name] = numbers.astype("float64") if kind == "float" else numbers.round().astype("Int64")
-        elif kind == "bool":
-            frame[name] = column.map(lambda value: _TRUTH.get(str(value).lower())).astype("boolean")
+            frame[name] = pandas.to_datetime(frame[name], format=form or None, errors="coerce")
         else:
-            frame[name] = column.where(column.isna(), column.astype(str))
+            frame[name] = _CONVERTED[kind](frame[name])
     return frame
+
+
+def _number(column: pandas.Series) -> pandas.Series:
+    import pandas
+
+    return pandas.to_numeric(column, errors="coerce")
+
+
+#: Columns converted to a type.
+_CONVERTED: dict[str, Callable[[pandas.Series], pandas.Series]] = {
+    "float": lambda column: _number(column).astype("float64"),
+    # Only the nullable Int64 can hold missing integers.
+    "int": lambda column: _number(column).round().astype("Int64"),
+    "bool": lambda column: column.map(lambda value: _TRUTH.get(str(value).lower())).astype("boolean"),
+    "str": lambda column: column.where(column.isna(), column.astype(str)),
+}
+
+
+def _check_columns(frame: pandas.DataFrame, names: Sequence[str], what: str) -> None:
+    if missing := [name for name in names if name not in frame.columns]:
+        raise DataError(f"{what}: there is no column {missing[0]!r}; there are {[*map(str, frame.columns)]}.")
 
 
 def with_path(frame: pandas.DataFrame, file: LocalFile, reading: Reading) -> pandas.DataFrame:

@@ -61,7 +61,7 @@ class DatasetRecord:
 
     @property
     def definition(self) -> tuple[object, ...]:
-        """The values that are equal for the same data and the same selection."""
+        """The values that identify the data and the selection."""
         return self.kind, self.sources, self.reading, self.steps, self.fingerprint
 
     @classmethod
@@ -187,7 +187,7 @@ def versions(workspace_dir: Path, name: str) -> list[int]:
 
 
 def remove(workspace_dir: Path, name: str) -> None:
-    """Remove all versions. The data files stay, and the version numbers are not reused."""
+    """Remove all versions, but no data files."""
     registry = _registry(workspace_dir)
     with registry.locked():
         registry.remove(check_dataset_name(name))
@@ -242,7 +242,7 @@ def _number(version: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentCheck:
-    """The differences between two states of a dataset, as sorted paths. True without any."""
+    """The differences between two states of a dataset."""
 
     dataset: str
     added: tuple[str, ...] = ()

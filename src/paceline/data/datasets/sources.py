@@ -21,7 +21,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def sources_of(path: object) -> Where:
-    """Return the sources that `path` names, and the workspace of their datastores if known.
+    """Return the sources that `path` names, and their workspace.
 
     Args:
         path: A URL, a local path (folder, file, or pattern with `*`, `?` or `**`), a pair (datastore, path), a
@@ -55,7 +55,7 @@ def workspace_dir_of(workspace: object) -> Path:
 
 
 def is_local(source: Source) -> bool:
-    """Return True for one local folder or file, without store, URL or pattern."""
+    """Return True for one local folder or file."""
     return source.datastore is None and source.path.startswith("/") and not set(source.path) & {"*", "?"}
 
 
@@ -111,7 +111,7 @@ class LocalFile:
 
 @contextlib.contextmanager
 def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list[LocalFile]]:
-    """Yield the local files, sorted by relative path; remote files come through the cache.
+    """Yield the local files, sorted by relative path.
 
     Raises:
         DataError: A place does not exist.

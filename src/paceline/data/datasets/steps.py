@@ -22,7 +22,7 @@ Steps: TypeAlias = "tuple[Step, ...]"
 
 
 class Reading(TypedDict, total=False):
-    """The options that a dataset's files are read with. A table has a format, files only a partition_format."""
+    """The options that a dataset's files are read with."""
 
     format: str
     separator: str
@@ -55,17 +55,17 @@ def count_step(verb: str, count: Any) -> Step:
 
 
 def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
-    """Return the two parts of a random split; a missing seed is drawn and recorded.
+    """Return the two parts of a random split.
 
     Raises:
         DataError: percentage is not between 0 and 1.
     """
-    if isinstance(percentage, bool) or not isinstance(percentage, (int, float)) or not 0 <= percentage <= 1:
-        raise DataError(f"random_split(percentage={percentage!r}): give the first part's share, between 0 and 1.")
+    share = _share(
+        percentage, f"random_split(percentage={percentage!r}): give the first part's share, between 0 and 1."
+    )
     # Draw now: the parts are read independently and must come from the same split.
-    if seed is None:
-        seed = secrets.randbelow(1 << 32)
-    return ("split", float(percentage), seed, 0), ("split", float(percentage), seed, 1)
+    seed = _drawn(seed)
+    return ("split", share, seed, 0), ("split", share, seed, 1)
 
 
 def sample_step(probability: object, seed: int | None) -> Step:
@@ -74,9 +74,18 @@ def sample_step(probability: object, seed: int | None) -> Step:
     Raises:
         DataError: probability is not between 0 and 1.
     """
-    if isinstance(probability, bool) or not isinstance(probability, (int, float)) or not 0 <= probability <= 1:
-        raise DataError(f"take_sample(probability={probability!r}): give a number between 0 and 1.")
-    return "sample", float(probability), secrets.randbelow(1 << 32) if seed is None else seed
+    share = _share(probability, f"take_sample(probability={probability!r}): give a number between 0 and 1.")
+    return "sample", share, _drawn(seed)
+
+
+def _share(value: object, refusal: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise DataError(refusal)
+    return float(value)
+
+
+def _drawn(seed: int | None) -> int:
+    return secrets.randbelow(1 << 32) if seed is None else seed
 
 
 def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
@@ -92,7 +101,7 @@ def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
 
 
 def chosen(step: Step, count: int) -> Sequence[int]:
-    """Return the ascending indices that a step selects of `count` rows or files.
+    """Return the ascending indices that a step selects.
 
     The first part of a split has the first round(share x count) indices of `GlobalOrder(count, seed)`.
     """

@@ -40,7 +40,7 @@ _LEAST_BITS = 8
 
 
 class GlobalOrder(Sequence[int]):
-    """The samples 0 .. length - 1 of one epoch in a pseudo-random order.
+    """The samples of one epoch in a pseudo-random order.
 
     `order[position]` is a sample number. A slice is an `array.array('q')`, which numpy and torch take without a copy
     (`numpy.asarray(order[:100])`).
@@ -88,7 +88,7 @@ class GlobalOrder(Sequence[int]):
         return f"GlobalOrder({self.length}, seed={self.seed}, epoch={self.epoch}{shown})"
 
     def samples(self, positions: range) -> array[int]:
-        """Return the samples at these positions. Positions from `length` on wrap around to 0."""
+        """Return the samples at these positions, wrapping around."""
         out = array("q", [0]) * len(positions)
         done = 0
         for chunk in self.chunks(positions):
@@ -145,7 +145,7 @@ class _Network:
                 return value
 
     def permute(self, values: array[int]) -> array[int]:
-        """Return the images of `values`, in plain Python; small networks use cached tables."""
+        """Return the images of `values`, in plain Python."""
         if self._right_bits > _TABLE_BITS:
             return array("q", map(self.walk, values))
         if self._tables is None:

@@ -48,7 +48,7 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
 
 
 def partition(items: Any, rank: int | None = None, world_size: int | None = None) -> Any:
-    """Return this rank's items as a view: rank, rank + world_size, rank + 2 world_size, ...
+    """Return this rank's items as a view.
 
     Every item belongs to exactly one rank, and part lengths differ by at most one. `DistributedSampler` distributes in the same
     way. Round-robin gives each rank a mix of sorted items.
@@ -101,7 +101,7 @@ class Turns(Sequence[Any]):
 
 
 def _check_items(items: Any) -> None:
-    """Raise DataError unless all ranks see the same items under the same indices."""
+    """Raise DataError unless all ranks see the same items."""
     kind = type(items).__name__
     if isinstance(items, (Set, Mapping)):
         raise DataError(

@@ -29,7 +29,7 @@ _VERSION = 1
 
 
 class SamplerState(TypedDict):
-    """The state of a sampler, the same for all ranks. position: in the global order."""
+    """The state of a sampler, the same for all ranks."""
 
     version: int
     length: int
@@ -40,7 +40,7 @@ class SamplerState(TypedDict):
 
 
 class DistributedSampler:
-    """The sample numbers of this rank: positions rank, rank + world_size, ... of the order.
+    """The sample numbers of this rank.
 
     With a global batch size B, batch k of all ranks together is positions k B .. (k + 1) B - 1 of the order. So 8 workers of 32
     samples see the same batches as 4 workers of 64.
@@ -92,10 +92,7 @@ class DistributedSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration: 0, or that of the loaded state.
-
-        If the loaded state is at the end of its epoch, this is the next epoch.
-        """
+        """The epoch of the next iteration. If the loaded state is at the end of its epoch, this is the next epoch."""
         return self._order.epoch
 
     @property
@@ -103,13 +100,13 @@ class DistributedSampler:
         return self._order.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Switch to the start of this epoch. The current epoch continues at its position."""
+        """Switch to the start of this epoch."""
         if epoch != self.epoch:
             self._to(epoch, self._length if epoch == self._done else 0)
         self._is_set = True
 
     def __len__(self) -> int:
-        """Return the number of samples of the next iteration; fewer in a resumed epoch."""
+        """Return the number of samples of the next iteration."""
         return len(self._positions(self._next_start))
 
     def __iter__(self) -> Iterator[int]:
@@ -117,7 +114,7 @@ class DistributedSampler:
         return chain.from_iterable(self._pieces())
 
     def advance(self, samples: int) -> None:
-        """Count samples of this rank as used. Call it after each step with the batch size.
+        """Count samples of this rank as used, after each step.
 
         Raises:
             DataError: The count is not an integer, or exceeds the samples of this iteration.
@@ -197,7 +194,7 @@ class DistributedSampler:
         return own_positions(self._length, self.rank, self.world_size, start=start, **self._tail)
 
     def _pieces(self) -> Iterator[Iterator[int]]:
-        """Yield iterators of samples, chunk by chunk. The iteration begins with the first one."""
+        """Yield iterators of samples, chunk by chunk."""
         self._begin(self._next_start)
         iteration = self._iteration
         for chunk in self._order.chunks(self._positions(self._start)):

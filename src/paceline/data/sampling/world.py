@@ -85,7 +85,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _launcher(environment: Mapping[str, str]) -> str | None:
-    """Name the launcher that started this process as one of several, or return None."""
+    """Name the launcher of this process, or return None."""
     # A run's worker without the variable: the script has changed its environment.
     if environment.get("PACELINE_RUN_DIR") and not environment.get("PACELINE_WORLD_SIZE"):
         return f"Paceline's launcher (PACELINE_RUN_DIR={environment['PACELINE_RUN_DIR']})"
@@ -98,7 +98,7 @@ def _launcher(environment: Mapping[str, str]) -> str | None:
 def own_positions(
     length: int, rank: int, world_size: int, *, start: int = 0, drop_last: bool = False, pad: bool = False
 ) -> range:
-    """Return the positions of one rank: start + rank, start + rank + world_size, ...
+    """Return the positions of one rank.
 
         length 8, world_size 3     rank 0: 0 3 6    rank 1: 1 4 7    rank 2: 2 5
         drop_last                          0 3              1 4              2 5
@@ -125,7 +125,7 @@ def check_tail(drop_last: object, pad: object) -> None:
 
 
 def length_of(source: Any, where: str) -> int:
-    """Return a number of samples, given directly or as an object with a length.
+    """Return a number of samples, or an object's length.
 
     Raises:
         DataError: The source is neither.

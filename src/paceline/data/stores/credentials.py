@@ -55,7 +55,7 @@ class Secrets:
         return dict(self._values)
 
     def add(self, name: str, value: str) -> None:
-        """Also remove this value from messages; the store's library found it by itself."""
+        """Also remove this value from messages."""
         self._others[name] = value
 
     def scrub(self, text: str) -> str:
@@ -90,7 +90,7 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
 
 
 def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None:
-    """Raise DataError unless each credential is a place; the place may be empty.
+    """Raise DataError unless each credential is a place.
 
     The message does not show the value: it may be the secret itself.
     """
@@ -107,7 +107,7 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
 
 
 def check_no_secrets(url: str, options: Mapping[str, object]) -> None:
-    """Raise DataError if a URL or an option holds a secret in clear text."""
+    """Raise DataError if a secret stands in clear text."""
     shown = hidden_url(url)
     found = [f"the option {name!r}" for name in _secret_names(options)]
     if shown != url:

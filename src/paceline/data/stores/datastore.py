@@ -31,7 +31,7 @@ __all__ = ["DataCache", "Datastore"]
 
 
 class Datastore:
-    """A handle on a registered store, without connection or secret, so it can be pickled.
+    """A picklable handle on a registered store.
 
     Args:
         workspace: Workspace that the datastore is registered in.
@@ -188,7 +188,7 @@ class Datastore:
         records.set_default(self._dir, str(self._record.name))
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
-        """Return a reference to a folder, file or pattern (`*`, `?`, `**`) of the store.
+        """Return a reference to a folder, file or pattern.
 
         Args:
             path: Path in the store; default: its top.
@@ -263,7 +263,7 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> DataReference:
-        """Store these files, and return a reference to them. Raise the errors of `upload`.
+        """Store these files, and return a reference to them.
 
         Args:
             files: Local files to upload.
@@ -297,7 +297,7 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy files into a folder under their paths in the store, and return their number.
+        """Copy files into a folder, and return their number.
 
         An interrupted download resumes.
 

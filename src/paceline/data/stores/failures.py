@@ -6,8 +6,9 @@ It imports none of them: the class name, status, errno and text identify an erro
 from __future__ import annotations
 
 import errno
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from paceline.data.stores.credentials import Secrets
 from paceline.data.stores.record import StoreRecord
@@ -35,10 +36,17 @@ _DENIED_CLASSES = frozenset(
     {
         *("PermissionDeniedError", "UnauthenticatedError", "AuthenticationException", "BadAuthenticationType"),
         *("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"),
-        *("ProfileNotFound", "PasswordRequiredException", "RefreshError", "CredentialRetrievalError"),
+        *(
+            "ProfileNotFound",
+            "PasswordRequiredException",
+            "RefreshError",
+            "CredentialRetrievalError",
+            "PermissionError",
+        ),
     }
 )
 _MISSING_CLASSES = frozenset({"FileNotFoundError", "NotFoundError", "ResourceNotFoundError"})
+_MISSING_CODES = ("NoSuchKey", "BlobNotFound")
 _TRANSIENT_CLASSES = frozenset(
     {
         *("ClientPayloadError", "ServerDisconnectedError", "ClientOSError", "ClientConnectorError", "ConnectionError"),
@@ -46,6 +54,7 @@ _TRANSIENT_CLASSES = frozenset(
         *("HTTPClientError", "ConnectionClosedError", "ResponseStreamingError", "IncompleteReadError", "ClosedSession"),
         *("FSTimeoutError", "ServiceRequestError", "ServiceResponseError", "EOFError", "TransferEncodingError"),
         *("NoValidConnectionsError", "ChannelException", "IncompleteRead", "ContentLengthError", "ShortError"),
+        "TimeoutError",
     }
 )
 _TRANSIENT_ERRNOS = frozenset(
@@ -54,13 +63,28 @@ _TRANSIENT_ERRNOS = frozenset(
         *(errno.ENETUNREACH, errno.EBUSY, errno.EAGAIN, errno.EINTR),
     }
 )
+_NAMELESS = frozenset({"GenericError", "BaseError"})
+_NO_STORE = "specified bucket does not exist"
+_NO_HOST = re.compile("failed to lookup address|Name or service not known|nodename nor servname")
+_BROKEN = re.compile("HTTP error|error sending|decod|body")
 _STATUS = re.compile(r"status code:? (\d{3})|\bHTTP (\d{3})\b|^(\d{3})\b")
 _CODE = re.compile(r"<Code>(\w+)</Code>|error occurred \((\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 
 
+#: Reasons by cause, with the library's message; other causes have only the message.
+_REASONS = {
+    "missing": "there is nothing there",
+    "no-store": "there is no such bucket or container",
+    "changed": "it was changed while it was read, again and again",
+    "denied": "the store refuses these credentials ({})",
+    "no-host": "there is no such host ({})",
+    "host-key": "the host is not known here, or shows another key than before ({})",
+}
+
+
 class StoreUnreachableError(EngineError, TransferError):
-    """A store did not answer or broke the connection: host down, network down, or too busy."""
+    """A store did not answer or broke the connection."""
 
 
 class ChangedError(Exception):
@@ -77,16 +101,14 @@ def cause_of(error: BaseException) -> str:
     It is one of: missing, no-store, denied, no-host, host-key, changed, disk, transient, other. A "transient" failure may
     succeed on a retry.
     """
-    found = [_cause_of_one(link) for link in chain(error)]
+    causes = {_cause_of_one(link) for link in chain(error)}
     # The order matters: a full disk or a wrong key may also look like a lost connection, which would be retried in vain.
-    for cause in ("disk", "changed", "host-key", "no-store", "denied", "no-host", "transient", "missing"):
-        if cause in found:
-            return cause
-    return "other"
+    order = ("disk", "changed", "host-key", "no-store", "denied", "no-host", "transient", "missing")
+    return next((cause for cause in order if cause in causes), "other")
 
 
 def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what: str) -> PacelineError:
-    """Translate an error of a store library, and remove every secret from both errors.
+    """Translate a store library's error, without secrets.
 
     Args:
         error: The library's error. An error of Paceline is returned unchanged.
@@ -103,19 +125,8 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
     for link in chain(error):
         _scrub(link, secrets)
     cause = cause_of(error)
-    reason = {
-        "missing": "there is nothing there",
-        "no-store": "there is no such bucket or container",
-        "changed": "it was changed while it was read, again and again",
-    }.get(cause)
-    detail = secrets.scrub(_detail(error))
-    if cause == "denied":
-        reason = f"the store refuses these credentials ({detail})"
-    elif cause == "no-host":
-        reason = f"there is no such host ({detail})"
-    elif cause == "host-key":
-        reason = f"the host is not known here, or shows another key than before ({detail})"
-    text = f"{what} in {secrets.scrub(record.title)} failed: {reason or detail}. {_NEXT_STEP[cause]}"
+    reason = _REASONS.get(cause, "{}").format(secrets.scrub(_detail(error)))
+    text = f"{what} in {secrets.scrub(record.title)} failed: {reason}. {_NEXT_STEP[cause]}"
     kinds = {"missing": DataError, "transient": StoreUnreachableError, "no-host": StoreUnreachableError}
     return kinds.get(cause, TransferError)(text)
 
@@ -131,60 +142,52 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _cause_of_one(error: BaseException) -> str | None:
-    names = {cls.__name__ for cls in type(error).__mro__}
-    text = str(error)
-    if isinstance(error, ChangedError) or "PreconditionError" in names or "FileExpired" in names:
-        return "changed"
-    number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "disk"
-    if "BadHostKeyException" in names or "not found in known_hosts" in text:
-        return "host-key"
-    code = _code(error, text)
-    if code in ("NoSuchBucket", "ContainerNotFound") or "specified bucket does not exist" in text:
-        return "no-store"
-    if "gaierror" in names or "failed to lookup address" in text or "ClientConnectorDNSError" in names:
-        return "no-host"
-    if "Name or service not known" in text or "nodename nor servname" in text:
-        return "no-host"
-    status = _status(error, text)
-    if code in _DENIED_CODES or status in (401, 403) or names & _DENIED_CLASSES or isinstance(error, PermissionError):
-        return "denied"
-    if status == 412:
-        # If-Match failed: the object has changed since the listing.
-        return "changed"
-    if status in (404, 410) or names & _MISSING_CLASSES or code in ("NoSuchKey", "BlobNotFound"):
-        return "missing"
-    if status is not None and (status >= 500 or status in (408, 425, 429)):
-        return "transient"
-    if number in _TRANSIENT_ERRNOS or isinstance(error, TimeoutError) or names & _TRANSIENT_CLASSES:
-        return "transient"
+class _Evidence:
+    """What an error of any library says: class names, text, errno, and the code and status of the store's response."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.names = {cls.__name__ for cls in type(error).__mro__}
+        self.text = str(error)
+        self.number = error.errno if isinstance(error, OSError) else None
+        self.code = _code(error, self.text)
+        self.status = _status(error, self.text) or 0
+
+
+#: Causes and what tells them, the surest first.
+_RULES: tuple[tuple[str, Callable[[_Evidence], object]], ...] = (
+    ("changed", lambda seen: seen.names & {"ChangedError", "PreconditionError", "FileExpired"}),
+    ("disk", lambda seen: seen.number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+    ("host-key", lambda seen: "BadHostKeyException" in seen.names or "not found in known_hosts" in seen.text),
+    ("no-store", lambda seen: seen.code in ("NoSuchBucket", "ContainerNotFound") or _NO_STORE in seen.text),
+    ("no-host", lambda seen: seen.names & {"gaierror", "ClientConnectorDNSError"} or _NO_HOST.search(seen.text)),
+    ("denied", lambda seen: seen.code in _DENIED_CODES or seen.status in (401, 403) or seen.names & _DENIED_CLASSES),
+    # If-Match failed: the object has changed since the listing.
+    ("changed", lambda seen: seen.status == 412),
+    ("missing", lambda seen: seen.status in (404, 410) or seen.names & _MISSING_CLASSES or seen.code in _MISSING_CODES),
+    ("transient", lambda seen: seen.status >= 500 or seen.status in (408, 425, 429)),
+    ("transient", lambda seen: seen.number in _TRANSIENT_ERRNOS or seen.names & _TRANSIENT_CLASSES),
     # obstore raises these for errors without a class of their own. A status means that the server has answered, with another
     # error.
-    if (
-        names & {"GenericError", "BaseError"}
-        and status is None
-        and re.search(r"HTTP error|error sending|decod|body", text)
-    ):
-        return "transient"
-    return None
+    ("transient", lambda seen: seen.names & _NAMELESS and not seen.status and _BROKEN.search(seen.text)),
+)
+
+
+def _cause_of_one(error: BaseException) -> str | None:
+    seen = _Evidence(error)
+    return next((cause for cause, tells in _RULES if tells(seen)), None)
 
 
 def _status(error: BaseException, text: str) -> int | None:
-    for name in ("status", "status_code", "code"):
-        value = getattr(error, name, None)
-        # Numbers outside this range are not an HTTP status.
-        if isinstance(value, int) and 400 <= value < 600:
-            return value
     response: object = getattr(error, "response", None)
-    if isinstance(response, dict):
-        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        if isinstance(value, int):
-            return value
+    metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     match = _STATUS.search(text)
-    value = int(next(filter(None, match.groups()))) if match else None
-    return value if value is not None and 400 <= value < 600 else None
+    # Lazily: the property `code` of aiohttp's errors warns.
+    attributes = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+    known = itertools.chain(
+        attributes, [metadata.get("HTTPStatusCode")], map(int, filter(None, match.groups() if match else ()))
+    )
+    # Numbers outside this range are not an HTTP status.
+    return next((value for value in known if isinstance(value, int) and 400 <= value < 600), None)
 
 
 def _code(error: BaseException, text: str) -> str | None:
@@ -215,7 +218,7 @@ def _detail(error: BaseException) -> str:
 
 
 def _scrub(error: BaseException, secrets: Secrets) -> None:
-    """Remove the secrets from the foreign error as well: tracebacks and loggers show it."""
+    """Remove the secrets from the foreign error as well."""
     try:
         error.args = tuple(secrets.scrub(part) if isinstance(part, str) else part for part in error.args)
         # The class may render more than the arguments.

@@ -33,7 +33,7 @@ _READ_TIMEOUT_S = 60
 
 
 class Store:
-    """An opened store, not pickled or shared. `fs` is created on first use."""
+    """An opened store, not to be pickled or shared."""
 
     def __init__(self, record: StoreRecord) -> None:
         self.record = record
@@ -56,7 +56,7 @@ class Store:
         return self.record.title
 
     def full(self, path: str) -> str:
-        """Return a path of the store in the form of its file system."""
+        """Return a store's path for its file system."""
         root = self.record.root
         if self.kind != "http":
             path = path.strip("/")
@@ -152,9 +152,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
     """
     if source.datastore is not None:
         return read_record(workspace_dir, source.datastore), source.path
-    path = source.path
-    if path.startswith("file://"):
-        path = path.removeprefix("file://")
+    path = source.path.removeprefix("file://")
     if path.startswith("/"):
         return StoreRecord(name=None, url="/"), path.lstrip("/")
     if "://" not in path:
@@ -176,7 +174,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
 
 
 def check_installed(record: StoreRecord) -> None:
-    """Raise DataError if the library for this kind of store is not installed."""
+    """Raise DataError if the store's library is not installed."""
     if record.kind not in _ENGINES:
         return
     _, module, extra = _ENGINES[record.kind]

@@ -15,20 +15,19 @@ _MAX_PART_BYTES = 255
 
 
 def check_relative(path: str, where: str) -> str:
-    """Return the path, or raise DataError unless it names a file below a folder.
+    """Return the path of a file below a folder.
 
     It must be relative, without `..`, `.`, NUL, or empty or overlong parts.
     """
     for part in path.split("/"):
-        reason = ""
-        if part in ("", ".", ".."):
-            reason = f"has the part {part!r}, so it can't be a file below a folder"
-        elif "\0" in part:
-            reason = "has a NUL, which no file name may have"
-        elif len(part.encode("utf-8", "surrogateescape")) > _MAX_PART_BYTES:
-            reason = f"has a part of more than {_MAX_PART_BYTES} bytes, which no file system takes"
-        if reason:
-            raise DataError(f"the name {path!r} in {where} {reason}. Rename it there, or take a folder without it.")
+        size = len(part.encode("utf-8", "surrogateescape"))
+        for is_wrong, reason in (
+            (part in ("", ".", ".."), f"has the part {part!r}, so it can't be a file below a folder"),
+            ("\0" in part, "has a NUL, which no file name may have"),
+            (size > _MAX_PART_BYTES, f"has a part of more than {_MAX_PART_BYTES} bytes, which no file system takes"),
+        ):
+            if is_wrong:
+                raise DataError(f"the name {path!r} in {where} {reason}. Rename it there, or take a folder without it.")
     return path
 
 
@@ -49,7 +48,7 @@ def clean_path(path: str, where: str) -> str:
 
 
 def check_tree(names: Iterable[str], where: str) -> None:
-    """Raise DataError if a name is both a file and a folder, as object stores allow."""
+    """Raise DataError if a name is both file and folder."""
     known = set(names)
     for name in sorted(known):
         folder = name.rpartition("/")[0]
@@ -68,7 +67,7 @@ def is_pattern(path: str) -> bool:
 
 
 def pattern_base(pattern: str) -> str:
-    """Return the deepest folder of a pattern without `*` or `?`; "" for the top."""
+    """Return the deepest folder of a pattern, or ""."""
     parts = pattern.split("/")
     fixed = 0
     # The last part always names a file, not a folder.

@@ -66,7 +66,7 @@ class StoreRecord:
 
     @property
     def root(self) -> str:
-        """The prefix of every path in the file system, without a trailing `/`.
+        """The prefix of every path, without a trailing `/`.
 
         s3, azure, gcs: bucket and prefix. sftp, local, memory: the absolute folder. http: the whole URL.
         """
@@ -93,10 +93,7 @@ class StoreRecord:
 
     @property
     def identity(self) -> str:
-        """The cache's key of the store, equal for stores with the same files.
-
-        Credentials are not part of it.
-        """
+        """The cache's key of the store."""
         # Include the options: a bucket of the same name at another endpoint holds other files.
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 

@@ -35,10 +35,7 @@ _AT_ONCE = 4
 
 
 def object_store(store: Store) -> Any | None:
-    """Return the obstore store of an S3 bucket, or None to use s3fs.
-
-    Paths in it are whole keys.
-    """
+    """Return a bucket's obstore store, or None for s3fs."""
     if store.kind != "s3" or importlib.util.find_spec("obstore") is None:
         return None
     options: dict[str, Any] = {**store.record.options, **store.secrets.options()}
@@ -152,7 +149,7 @@ def is_multipart(size: int) -> bool:
 
 
 def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None:
-    """Upload a file under a content-addressed name, reusing the parts that are stored.
+    """Upload a file by content, reusing stored parts.
 
     Args:
         fs: An s3fs file system.
@@ -200,10 +197,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
 
 
 def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str, int]]]:
-    """Return (latest upload of this key, its parts), or (None, {}).
-
-    The parts map a number to (ETag, bytes).
-    """
+    """Return (latest upload of this key, its parts), or (None, {}). The parts map a number to (ETag, bytes)."""
     try:
         answer = fs.call_s3("list_multipart_uploads", Bucket=to["Bucket"], Prefix=to["Key"])
         begun = [each for each in answer.get("Uploads", ()) if each["Key"] == to["Key"]]

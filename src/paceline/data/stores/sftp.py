@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -53,29 +53,21 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
 
 
 def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
-    """Open the file system of a record.
-
-    Options: `username`, `port`, `password`, `key_filename`, `known_hosts`.
-    """
+    """Open the file system of a record. Options: `username`, `port`, `password`, `key_filename`, `known_hosts`."""
     # For fsspec's cache only; paramiko's `connect` would refuse it.
     options.pop("skip_instance_cache", None)
     timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)
     given = {**timeouts, **_from_url(record), **options}
-    if "key_filename" in given:
-        given["key_filename"] = os.path.expanduser(given["key_filename"])
+    converters: dict[str, Callable[[Any], object]] = {"key_filename": os.path.expanduser, "port": int}
+    given |= {name: convert(given[name]) for name, convert in converters.items() if name in given}
     # With a password or key, try no others: a server disconnects after a few attempts.
     if "password" in given or "key_filename" in given:
         given = {"allow_agent": False, "look_for_keys": False, **given}
-    if "port" in given:
-        given["port"] = int(given["port"])
     return KnownHostsSftp(given.pop("host"), **given)
 
 
 def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path below root, attributes) of every file.
-
-    Follow links, except into a parent folder.
-    """
+    """Yield (path below root, attributes) of every file. Follow links, except into a parent folder."""
     waiting: list[tuple[str, tuple[str, ...]]] = [("", (fs.ftp.normalize(root),))]
     while waiting:
         folder, above = waiting.pop()
@@ -98,9 +90,5 @@ def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
 
 def _from_url(record: StoreRecord) -> dict[str, Any]:
     parts = urlsplit(record.url)
-    found: dict[str, Any] = {"host": parts.hostname or ""}
-    if parts.port:
-        found["port"] = parts.port
-    if parts.username:
-        found["username"] = unquote(parts.username)
-    return found
+    optional = {"port": parts.port, "username": unquote(parts.username or "")}
+    return {"host": parts.hostname or "", **{name: value for name, value in optional.items() if value}}

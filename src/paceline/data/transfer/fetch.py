@@ -128,7 +128,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
 
 
 def _place_itself(sources: Sequence[Source], places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
-    """Return the real path of a single local folder or file, else None."""
+    """Return the real path of a single local source."""
     [(record, path), *others] = places
     if others or is_pattern(path):
         return None
@@ -136,7 +136,7 @@ def _place_itself(sources: Sequence[Source], places: Sequence[tuple[StoreRecord,
 
 
 def _check_names(reference: DataReference, infos: Sequence[FileInfo]) -> None:
-    """Raise DataError if two files get the same name, or a file is also a folder."""
+    """Raise DataError if names of files or folders collide."""
     seen: dict[str, FileInfo] = {}
     for info in infos:
         other = seen.setdefault(info.relative, info)
@@ -181,7 +181,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
-    """Create a folder that is renamed on success, replacing that of an earlier attempt."""
+    """Create a folder that is renamed on success."""
     target, beside = view_dir / name, view_dir / f".{name}.new"
     try:
         view_dir.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,8 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
     """
     path = clean_path(path, store.title)
     # In a plain http URL a "?" begins the query.
-    magic = is_pattern(path) and not (store.kind == "http" and source.datastore is None and "*" not in path)
+    is_url = store.kind == "http" and source.datastore is None
+    magic = is_pattern(path) and not (is_url and "*" not in path)
     base = pattern_base(path) if magic else path.rstrip("/")
     with store.translating(f"listing {path!r}"):
         entries = list(_entries(store, base, is_folder=magic or path.endswith("/") or not path))
@@ -80,11 +81,9 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
         raise DataError(f"{what} {path!r} in {store.title}. Look with `paceline data ls` what is there.")
     infos = []
     for entry in entries:
-        below = entry.path[len(base) + 1 :] if base else entry.path
-        if entry.path == base:
-            # A file that is named exactly loses the folders above it.
-            below = base.rpartition("/")[2]
-        if store.kind == "http" and source.datastore is None:
+        # A file that is named exactly loses the folders above it.
+        below = base.rpartition("/")[2] if entry.path == base else entry.path.removeprefix(f"{base}/")
+        if is_url:
             # "a%20b.csv?version=3" is the file "a b.csv".
             below = unquote(below.partition("?")[0])
         name = check_relative(below, store.title)
@@ -101,14 +100,14 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
 
 
 def path_in_store(info: FileInfo) -> str:
-    """Return the file's path in its store. For a plain URL, that is the part after the host."""
+    """Return the file's path in its store."""
     if info.datastore is not None:
         return info.path
     return info.path.split("/", 3)[3] if "://" in info.path else info.path.lstrip("/")
 
 
 def is_single_file(infos: Sequence[FileInfo], sources: Sequence[Source], workspace_dir: Path) -> bool:
-    """Return True if the sources name one file exactly, not a folder or pattern."""
+    """Return True if the sources name one exact file."""
     if len(infos) != 1 or len(sources) != 1:
         return False
     record, path = place_of(sources[0], workspace_dir)
@@ -116,7 +115,7 @@ def is_single_file(infos: Sequence[FileInfo], sources: Sequence[Source], workspa
 
 
 def fingerprint(infos: Iterable[FileInfo]) -> str:
-    """Return a hash of path, size and version of all files, in any order."""
+    """Return a hash of all files' paths, sizes and versions."""
     digest = hashlib.sha256(b"paceline files 1\0")
     for line in sorted((info.path, str(info.size), info.version, info.datastore or "") for info in infos):
         digest.update("\0".join(line).encode("utf-8", "surrogateescape") + b"\0\0")
@@ -130,12 +129,16 @@ class _Entry:
     version: str
 
 
+def _below(base: str, name: str) -> str:
+    return f"{base}/{name}".strip("/")
+
+
 def _plain(store: Store, path: str) -> str:
     return f"/{path}" if store.kind == "local" else f"{store.record.url}/{path}"
 
 
 def _may_be_empty(store: Store, base: str) -> bool:
-    """Return True if a folder without files can exist: the top, or a console's empty folder."""
+    """Return True if a folder without files can exist."""
     if not base:
         return True
     if store.kind == "local":
@@ -148,13 +151,9 @@ def _may_be_empty(store: Store, base: str) -> bool:
 
 def _entries(store: Store, base: str, *, is_folder: bool) -> Iterator[_Entry]:
     """Yield the file `base`, or all files below the folder `base`."""
-    if store.kind == "local":
-        return _local(store, base)
-    if store.kind == "sftp":
-        return _sftp(store, base)
     if store.kind == "http":
         return _http(store, base, is_folder)
-    return _objects(store, base)
+    return {"local": _local, "sftp": _sftp}.get(store.kind, _objects)(store, base)
 
 
 def _local(store: Store, base: str) -> Iterator[_Entry]:
@@ -166,13 +165,13 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
         return
     for name, entry, is_file in walk_files(top):
         if is_file:
-            yield _local_entry(f"{base}/{name}" if base else name, entry.stat())
+            yield _local_entry(_below(base, name), entry.stat())
         else:
             _check_seen(entry)
 
 
 def _check_seen(entry: os.DirEntry[str]) -> None:
-    """Ignore an entry that is not a file: a pipe, or a broken or circular link.
+    """Ignore pipes, and broken or circular links.
 
     Raises:
         OSError: The entry can't be read, such as a link into another user's folder.
@@ -201,7 +200,7 @@ def _sftp(store: Store, base: str) -> Iterator[_Entry]:
         yield _Entry(base, int(found.st_size or 0), f"{found.st_mtime}")
         return
     for path, entry in walk_sftp(store.fs, full.rstrip("/")):
-        yield _Entry(f"{base}/{path}" if base else path, int(entry.st_size or 0), f"{entry.st_mtime}")
+        yield _Entry(_below(base, path), int(entry.st_size or 0), f"{entry.st_mtime}")
 
 
 def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
@@ -239,10 +238,9 @@ def _http_entry(path: str, info: dict[str, Any]) -> _Entry:
 
 def _objects(store: Store, base: str) -> Iterator[_Entry]:
     root = store.record.root
-    found = _from_obstore(store, base)
-    if found is None:
-        found = _from_fsspec(store, base)
-    whole = f"{root}/{base}" if base else root
+    listed = _from_obstore(store, base)
+    found = _from_fsspec(store, base) if listed is None else listed
+    whole = f"{root}/{base}".rstrip("/")
     bucket = f"{root.partition('/')[0]}/"
     entries = []
     for key, size, version in found:
@@ -260,7 +258,7 @@ def _objects(store: Store, base: str) -> Iterator[_Entry]:
 
 
 def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
-    """Return (key, size, etag) of each object below, or None if obstore can't list."""
+    """Return (key, size, etag) of each object, if obstore can."""
     objects = object_store(store)
     if objects is None:
         return None

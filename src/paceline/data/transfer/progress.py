@@ -28,7 +28,7 @@ class Meter:
         self._guard = threading.Lock()
 
     def add(self, size: int, files: int = 0) -> None:
-        """Count bytes and whole files. A negative size uncounts bytes that must be fetched again."""
+        """Count bytes and files; negative to fetch again."""
         # Report under the lock, to keep the order of the threads. `progress` must not call back.
         with self._guard:
             self._bytes += size
@@ -51,10 +51,7 @@ class Meter:
 
 
 def terminal_bar(verb: str, stream: IO[str] | None = None) -> Progress | None:
-    """Return a function that draws a progress bar, or None without a terminal.
-
-    verb: such as "downloading".
-    """
+    """Return a function that draws a progress bar, or None."""
     out = stream or sys.stderr
     if not out.isatty():
         return None

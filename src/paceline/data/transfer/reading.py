@@ -25,7 +25,7 @@ class Reader(Protocol):
     """A thread-safe reader of one store."""
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
-        """Pass bytes start .. end - 1 of the file to `sink`, in order, in chunks.
+        """Pass bytes start .. end - 1 to `sink`, in order.
 
         Args:
             path: Path in the store.
@@ -44,12 +44,8 @@ class Reader(Protocol):
 
 def reader_of(store: Store) -> Reader:
     """Return the reader for this store."""
-    if store.kind == "local":
-        return _LocalReader(store)
-    if store.kind == "http":
-        return _HttpReader(store)
-    if store.kind == "sftp":
-        return _SftpReader(store)
+    if store.kind in _READERS:
+        return _READERS[store.kind](store)
     objects = object_store(store)
     return _FsspecReader(store) if objects is None else ObjectReader(store, objects)
 
@@ -72,7 +68,7 @@ class _Counted:
 
 
 class ObjectReader:
-    """A reader of S3 through obstore. The server checks the etag of each request."""
+    """A reader of S3 that checks etags."""
 
     def __init__(self, store: Store, objects: Any) -> None:
         self._objects = objects
@@ -120,10 +116,9 @@ class ObjectReader:
         return {"if_match": version} if version.startswith(('"', "W/")) else {}
 
     def _check(self, meta: Any, path: str, version: str, size: int | None) -> None:
-        if version.startswith(('"', "W/")) and meta["e_tag"] not in (None, version):
-            raise ChangedError(path)
-        if size is not None and meta["size"] != size:
-            raise ChangedError(path)
+        has_etag = version.startswith(('"', "W/"))
+        _check_unchanged(path, not has_etag or meta["e_tag"] in (None, version))
+        _check_unchanged(path, size in (None, meta["size"]))
 
 
 class _HttpReader:
@@ -152,21 +147,18 @@ class _HttpReader:
             response.raise_for_status()
             # Compare again: servers may ignore If-Match, and a request for the whole file has none.
             now = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
-            if version and now != version:
-                raise ChangedError(path)
-            skip = 0
-            if not whole and response.status != 206:
-                skip = start  # a server without ranges sends all of it
-            counted = _Counted(sink, end - start if end >= 0 else -1, path)
-            left = end - start if end >= 0 else None
+            _check_unchanged(path, not version or now == version)
+            # A server without ranges sends all of it.
+            skip = 0 if whole or response.status == 206 else start
+            wanted = end - start if end >= 0 else -1
+            counted, left = _Counted(sink, wanted, path), wanted
             async for data in response.content.iter_chunked(_CHUNK):
-                piece = data[skip:] if skip else data
+                piece = data[skip:]
                 skip = max(0, skip - len(data))
-                if not whole and left is not None:
+                if not whole:
                     piece = piece[:left]
                     left -= len(piece)
-                if piece:
-                    counted(piece)
+                counted(piece)
                 if left == 0 and not whole:
                     # The server ignores the range and sends the whole file: do not wait for the rest.
                     break
@@ -184,8 +176,7 @@ class _SftpReader:
         full = self._store.full(path)
         counted = _Counted(sink, end - start, path)
         with self._one_at_a_time, self._store.fs.ftp.open(full, "rb") as file:
-            if f"{file.stat().st_mtime}" != version:
-                raise ChangedError(path)
+            _check_unchanged(path, f"{file.stat().st_mtime}" == version)
             for offset in range(start, end, _BLOCK):
                 size = min(_BLOCK, end - offset)
                 # Request all chunks at once: one round trip per chunk would be slow on a distant host.
@@ -196,8 +187,7 @@ class _SftpReader:
             counted.check()
             # SFTP has no versions: a write during the read shows only in the modification time, before and after.
             found = file.stat()
-            if f"{found.st_mtime}" != version or (found.st_size or 0) < end:
-                raise ChangedError(path)
+            _check_unchanged(path, f"{found.st_mtime}" == version and (found.st_size or 0) >= end)
 
 
 class _LocalReader:
@@ -208,16 +198,14 @@ class _LocalReader:
         counted = _Counted(sink, end - start, path)
         with open(Path(self._store.local(path)), "rb", buffering=0) as file:
             # Before and after: a local file may be written at any time.
-            if _local_version(file.fileno()) != version:
-                raise ChangedError(path)
+            _check_unchanged(path, _local_version(file.fileno()) == version)
             file.seek(start)
             left = end - start
             while left > 0 and (data := file.read(min(_BLOCK, left))):
                 counted(data)
                 left -= len(data)
             counted.check()
-            if _local_version(file.fileno()) != version:
-                raise ChangedError(path)
+            _check_unchanged(path, _local_version(file.fileno()) == version)
 
 
 def _local_version(fd: int) -> str:
@@ -226,7 +214,7 @@ def _local_version(fd: int) -> str:
 
 
 class _FsspecReader:
-    """A reader of any other file system: in blocks, with a check of the version at the end."""
+    """A reader in blocks that checks the version at the end."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -238,8 +226,19 @@ class _FsspecReader:
             counted(self._store.fs.cat_file(full, start=offset, end=min(end, offset + _BLOCK)))
         counted.check()
         info = self._store.fs.info(full)
-        if int(info.get("size") or 0) < end or version_of(info) != version:
-            raise ChangedError(path)
+        _check_unchanged(path, int(info.get("size") or 0) >= end and version_of(info) == version)
+
+
+_READERS: dict[str, Callable[[Store], Reader]] = {
+    "local": _LocalReader,
+    "http": _HttpReader,
+    "sftp": _SftpReader,
+}
+
+
+def _check_unchanged(path: str, is_unchanged: bool) -> None:
+    if not is_unchanged:
+        raise ChangedError(path)
 
 
 def version_of(info: dict[str, Any]) -> str:

@@ -244,7 +244,7 @@ class _StoppedError(Exception):
 
 
 def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None:
-    """Wait for all futures. At the first error, stop the others and raise it."""
+    """Wait for all futures; stop and raise at an error."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
     # Cancellations say nothing about the cause.
@@ -280,7 +280,7 @@ async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter
 
 
 async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
-    """Fetch jobs one by one until none is left or one has failed."""
+    """Fetch jobs one by one until one has failed."""
     fetched = 0
     # All 32 tasks share one iterator: they run in one thread, and switch only at a download.
     for job in waiting:
@@ -323,7 +323,7 @@ async def _one(reader: ObjectReader, job: FileToFetch, partial: Partial, meter: 
 def download_files(
     store: Store, infos: Sequence[FileInfo], target: Path, *, overwrite: bool, progress: Progress | None
 ) -> int:
-    """Copy files to `target` under their paths in the store, and return their number.
+    """Copy files to `target`, and return their number.
 
     Interrupted downloads resume.
 

@@ -56,7 +56,7 @@ class Uploaded:
 
 
 def check_upload(reference: DataReference, workspace_dir: Path) -> None:
-    """Raise unless the run's output can be stored; writes and removes a small file to test it.
+    """Raise unless the run's output can be stored.
 
     Raises:
         DataError: The store is read-only, or files exist and the output may not overwrite them.
@@ -182,7 +182,7 @@ def put_files(
     are_plain: bool = False,
     by_content: bool = False,
 ) -> int:
-    """Store files below a path, and return the bytes. A file is visible only when whole.
+    """Store whole files below a path, and return the bytes.
 
     Args:
         store: The store.
@@ -278,7 +278,7 @@ def _put_new_here(data: bytes, target: Path) -> bool:
 
 
 def read_bytes(store: Store, path: str) -> bytes | None:
-    """Return the content of a small file, or None if it does not exist.
+    """Return the content of a small file, or None.
 
     Raises:
         TransferError: The store can't be read.
@@ -307,7 +307,7 @@ def _existing(store: Store, path: str) -> set[str]:
 
 
 def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], begun: Path) -> set[str]:
-    """Return the names that a killed upload had stored, after removing its unfinished files."""
+    """Return the names that a killed upload had stored."""
     told = read_json(begun)
     if told is None:
         return set()
@@ -346,7 +346,7 @@ def _put_again(store: Store, file: Path, path: str, stop: threading.Event, by_co
 
 
 def _put_file(store: Store, file: Path, path: str, by_content: threading.Event | None) -> None:
-    """Store one file. by_content: as for `put_files`, with the event that cancels the upload."""
+    """Store one file, by content or by name."""
     size = os.stat(file).st_size
     if store.kind == "local":
         target = store.local(path)

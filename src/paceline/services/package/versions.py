@@ -94,7 +94,7 @@ def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
 
 
 def uses_azureml(source: Path | None) -> bool:
-    """Return True if the source imports the Azure SDK, whose names Paceline provides."""
+    """Return True if the source imports the Azure SDK."""
     return "azureml" in _modules(source)
 
 

@@ -50,7 +50,7 @@ def package(
     overwrite: bool = False,
     elsewhere: bool = False,
 ) -> Path:
-    """Write the folder and return its path. It appears complete or not at all.
+    """Write the folder, whole or not at all.
 
     name: Name of the service; by default the first model's.
     base: Base image; by default Python's, in the version of the run.
@@ -168,7 +168,7 @@ def _fill(
 
 
 def _check_lines(both: versions.PackageVersions) -> None:
-    """Refuse package names of a run's record that would add lines to the requirements."""
+    """Refuse package names that would add lines."""
     for line in (*both.requirements, *both.constraints):
         if not is_one_line(line):
             raise ServiceError(
@@ -222,10 +222,7 @@ def _python_version(known: Mapping[str, object], environment: EnvironmentSpec | 
 
 
 def dockerfile(base: str) -> str:
-    """Return the Dockerfile.
-
-    Packages come first: they change less often than the model.
-    """
+    """Return the Dockerfile. Packages come first: they change less often than the model."""
     return f"""\
 FROM {base}
 WORKDIR /service
@@ -242,7 +239,7 @@ CMD ["python", "start.py", "--host", "0.0.0.0", "--port", "8000"]
 
 
 def readme(name: str, models: Sequence[str], base: str) -> str:
-    """Return the README: the contents of the folder, and the commands that build and serve it."""
+    """Return the README of a package."""
     return f"""\
 # {name}
 

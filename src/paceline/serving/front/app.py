@@ -74,7 +74,7 @@ class RefusedError(Exception):
 
 
 class _Exchange:
-    """A request and its response in ASGI, with the time of arrival and the response headers of ids and CORS."""
+    """A request with its arrival time and common response headers."""
 
     __slots__ = ("began", "ids", "receive", "scope", "send")
 
@@ -155,7 +155,7 @@ class App:
         self._note(exchange, reply.status, len(body), _NAMES[operation], reply.ran_us)
 
     def _admit(self, exchange: _Exchange, given: dict[bytes, bytes]) -> wire.Reply | None:
-        """Check keys and origin. Return the response to a CORS preflight request, else None.
+        """Check keys and origin, and answer a preflight request.
 
         Raises:
             RefusedError: The key is missing or wrong, or a page of a forbidden origin sends a request without key.
@@ -215,7 +215,7 @@ class App:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a model has been ready. Requests then wait while its process is replaced."""
+        """Whether a model has been ready."""
         return self._config is not None
 
     async def _body(self, receive: Receive, given: dict[bytes, bytes]) -> bytes:
@@ -295,10 +295,7 @@ class App:
         return headers
 
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
-        """Log and count a response.
-
-        ran_us: microseconds in the model; None if it was not called.
-        """
+        """Log and count a response."""
         scope, ids = exchange.scope, exchange.ids
         # Such as 408, after which the application sees a closed connection.
         status = scope["state"]["connection"].status or status
@@ -315,7 +312,7 @@ class App:
 
 
 def in_words_of(path: str, body: bytes) -> bytes:
-    """Return the body of an error: {"message": ...}, which the inference protocol calls "error"."""
+    """Return an error's body in the path's protocol."""
     return in_protocol(body) if path.startswith("/v2") else body
 
 

@@ -335,7 +335,7 @@ def _loads_the_same(one: ServerConfig, other: ServerConfig) -> bool:
 
 
 def _connection_limit() -> int:
-    """Raise the limit on open files, and return the number of connections that it allows."""
+    """Raise the limit on open files, and return the connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

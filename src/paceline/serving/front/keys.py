@@ -38,10 +38,7 @@ def read_keys(path: str) -> tuple[bytes, ...]:
 
 
 def is_right(header: bytes | None, keys: tuple[bytes, ...]) -> bool:
-    """Return True if the header is `Bearer` with one of the keys.
-
-    Compares in constant time.
-    """
+    """Return True if the header is `Bearer` with one of the keys. Compares in constant time."""
     kind, _, given = (header or b"").partition(b" ")
     given = given.strip()
     # Compare all keys, for constant time.
@@ -54,7 +51,7 @@ def is_allowed(origin: str, origins: Collection[str]) -> bool:
 
 
 def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -> tuple[int, str] | None:
-    """Return status and reason if a request without key must be refused, else None.
+    """Return status and reason of a refusal, or None.
 
     given: its headers `host`, `origin` and `sec-fetch-site`. host: listening address. origins: allowed origins.
     """

@@ -46,7 +46,7 @@ class Metrics:
         self._ran: defaultdict[str, Histogram] = defaultdict(Histogram)
 
     def count(self, path: str, status: int, seconds: float, ran_us: int | None) -> None:
-        """Count a response. ran_us: microseconds in the model; None if it was not called."""
+        """Count a response, and the model's microseconds."""
         self._requests[path, status] += 1
         self._took[path].add(seconds)
         if ran_us is not None:

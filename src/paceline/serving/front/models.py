@@ -19,7 +19,7 @@ _known: dict[tuple[int, ...], str] = {}
 
 
 def verify(config: ServerConfig) -> None:
-    """Compare the files of each model with its list of hashes, if any.
+    """Compare each model's files with its list of hashes.
 
     Raises:
         ServingError: A file is changed, missing or not listed, or the list is unreadable.
@@ -72,10 +72,7 @@ def _stamp(fd: int) -> tuple[int, int, int, int]:
 
 
 def lay_out(config: ServerConfig, folder: Path) -> str | None:
-    """Return the value of AZUREML_MODEL_DIR: one model's folder, or the folder with all <name>/<version>.
-
-    They are links below `azureml-models`, where the SDK has folders.
-    """
+    """Return the value of AZUREML_MODEL_DIR. They are links below `azureml-models`, where the SDK has folders."""
     if not config.models:
         return None
     root = folder / "azureml-models"

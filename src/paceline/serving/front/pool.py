@@ -125,7 +125,7 @@ class Pool:
         return waiting
 
     def forget(self, waiting: Waiting) -> None:
-        """Drop a request whose client has disconnected, and notify the process that runs it."""
+        """Drop a disconnected client's request, and notify its process."""
         if waiting.future.done():
             return
         waiting.answer(error(GONE, "the client has disconnected."))
@@ -174,10 +174,7 @@ class Pool:
         return generation
 
     def switch(self) -> None:
-        """Make the next generation the present one.
-
-        Old processes end after their requests.
-        """
+        """Make the next generation the present one. Old processes end after their requests."""
         assert self.current is not None
         assert self.next is not None
         old, self.current, self.next = self.current, self.next, None
@@ -193,7 +190,7 @@ class Pool:
             each.kill("given up")
 
     def adjust(self, config: ServerConfig) -> None:
-        """Apply limits and the number of processes of a configuration that loads the same model."""
+        """Apply a configuration that loads the same model."""
         assert self.current is not None
         generation = self.current
         generation.config = config
@@ -208,7 +205,7 @@ class Pool:
             self._start(generation)
 
     def cut_off(self) -> None:
-        """Answer all open requests with an error at the end of the drain time, and end their processes."""
+        """Answer open requests with an error, and end their processes."""
         self.is_closing = True
         for waiting in self.queue:
             waiting.answer(error(503, "the server ends."))

@@ -28,12 +28,12 @@ LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"
 
 
 class StartedModel:
-    """A process started before the event loop: it loads while the front is importing."""
+    """A process that loads while the front is importing."""
 
     def __init__(
         self, config: ServerConfig, folder: Path, model_dir: str | None, output: IO[bytes] | None = None
     ) -> None:
-        """Start the process. output: file for its output; None for the server's own."""
+        """Start the process, with its output in a file."""
         self.config = config
         placed = _placed(config, folder)
         self.at = time.monotonic()
@@ -116,7 +116,7 @@ class ModelProcess(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=link)
 
     def give(self, calls: Sequence[tuple[int, bytes]]) -> None:
-        """Send requests, each with number and packed call. The process must be idle."""
+        """Send packed requests to an idle process."""
         self.in_hand = [number for number, _ in calls]
         self.since = time.monotonic()
         self._unwanted.clear()
@@ -227,7 +227,7 @@ def ending(code: int) -> str:
 
 
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
-    """Return the configuration with the script's folders laid out as in the Azure SDK, if needed.
+    """Return the configuration with folders as in the SDK.
 
     With SOURCE_VARIABLE, a script runs in the parent of its source folder, and opens `./<source>/file`. Its own files are linked
     there.

@@ -24,7 +24,7 @@ _BACKLOG = 2048
 
 
 def run(config_file: Path) -> int:
-    """Serve until a signal. Return the exit code: 0 after a signal, 1 if nothing can be served."""
+    """Serve until a signal. Return the exit code."""
     config_file = config_file.absolute()
     folder = config_file.parent
     config: ServerConfig | None = None

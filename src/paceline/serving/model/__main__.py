@@ -35,10 +35,7 @@ def main() -> None:
 
 
 def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
-    """Load the model and serve until the front closes the socket.
-
-    Return False if it can't be loaded.
-    """
+    """Load the model and serve until the front closes the socket. Return False if it can't be loaded."""
     try:
         model = load(setup)
         ready = wire.LoadedModel(model.kind, model.wants_head, model.is_batched, model.documents())
@@ -64,7 +61,7 @@ def _serve(link: socket.socket, setup: wire.ModelSetup) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Describe a failure to load in one line, with the place in the user's code."""
+    """Describe a failure to load in one line."""
     if isinstance(error, PacelineError):
         return str(error)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -82,7 +79,7 @@ def told(error: BaseException) -> str:
 
 
 def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when the front dies, even during a call of the model (prctl(2))."""
+    """Let the kernel kill this process with the front (prctl(2))."""
     if sys.platform.startswith("linux"):
         import ctypes
 
@@ -92,7 +89,7 @@ def _die_with(parent: int) -> None:
 
 
 def _end_all() -> None:
-    """Kill this process group, which has all processes that user code has started."""
+    """Kill this process group, with all of user code's processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.getpgid(0) == os.getpid():

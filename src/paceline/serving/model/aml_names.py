@@ -128,7 +128,7 @@ def is_json_type(mimetype: str) -> bool:
 
 
 def install() -> None:
-    """Make these modules and Paceline's other azureml modules importable, as in a worker."""
+    """Make these modules importable, as in a worker."""
     # By path, not by import: this package is also shipped without its siblings.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     shim = os.path.join(package, "compat", "shim", "azureml_names")

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from paceline.serving.wire import Reply
@@ -39,21 +39,19 @@ class OutputError(Exception):
 
 
 def error(status: int, message: str, *, in_script: bool = False) -> Reply:
-    """Return an error in the format of Azure's server. in_script: user code raised it."""
-    headers = [("content-type", "application/json")]
-    if in_script:
-        headers.append(("x-ms-run-function-failed", "True"))
+    """Return an error in the format of Azure's server."""
+    headers = [("content-type", "application/json"), *[("x-ms-run-function-failed", "True")] * in_script]
     return Reply(status, json.dumps({"message": message}).encode(), headers)
 
 
 def in_protocol(body: bytes) -> bytes:
-    """Convert an error's body for the inference protocol, which calls the message "error"."""
+    """Convert an error's body for the inference protocol."""
     message = json.loads(body)["message"]
     return json.dumps({"error": message, "message": message}).encode()
 
 
 def message_of(body: bytes, longest: int = 300) -> str:
-    """Return the message in the body of an error, or the start of an unknown body."""
+    """Return the message in the body of an error."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         if isinstance(message := json.loads(body)["message"], str):
             return message
@@ -100,9 +98,7 @@ def plain(value: Any) -> object:
     for name in ("tolist", "to_pylist"):  # numpy's, torch's; pyarrow's
         method = getattr(value, name, None)
         if callable(method):
-            if getattr(value, "requires_grad", False):
-                return value.detach().tolist()
-            return method()
+            return value.detach().tolist() if getattr(value, "requires_grad", False) else method()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if callable(getattr(value, "to_dict", None)):  # a frame of pandas or polars
@@ -110,21 +106,26 @@ def plain(value: Any) -> object:
             return value.to_dict(orient="records")
         except TypeError:
             return value.to_dict()
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, (dt.datetime, dt.date, dt.time)):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return float(value)
-    if isinstance(value, (set, frozenset, Mapping)):
-        return dict(value) if isinstance(value, Mapping) else list(value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, (bytes, bytearray)):
-        raise TypeError("bytes are no JSON; return AMLResponse, or encode them as base64")
-    if hasattr(value, "__iter__"):
-        return list(value)
+    for kinds, convert in _CONVERTED:
+        if isinstance(value, kinds):
+            return convert(value)
     raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+
+
+def _no_bytes(value: bytes | bytearray) -> NoReturn:
+    raise TypeError("bytes are no JSON; return AMLResponse, or encode them as base64")
+
+
+#: Conversions to JSON by type; the first that fits counts.
+_CONVERTED: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
+    (enum.Enum, lambda value: value.value),
+    ((dt.datetime, dt.date, dt.time), lambda value: value.isoformat()),
+    (decimal.Decimal, float),
+    (Mapping, dict),
+    (os.PathLike, os.fspath),
+    ((bytes, bytearray), _no_bytes),
+    (Iterable, list),
+)
 
 
 def _no_constant(name: str) -> NoReturn:

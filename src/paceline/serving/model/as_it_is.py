@@ -23,7 +23,7 @@ _FAILED = "the model failed on this input. Check the logs for more info."
 
 
 class _Request(NamedTuple):
-    """A parsed request. rows: number of rows, if all inputs have the same."""
+    """A parsed request, with the number of rows."""
 
     inputs: dict[str, Array]
     wanted: list[str]
@@ -82,7 +82,7 @@ class AsItIs:
         return [replies[at] for at in range(len(calls))]
 
     def _kind(self, request: _Request, at: int) -> Hashable:
-        """Return the batching key: requests with the same key differ only in their number of rows."""
+        """Return the batching key: only rows may differ."""
         if not self.is_batched or request.rows < 0:
             return at
         shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in request.inputs.items()]
@@ -162,9 +162,7 @@ class AsItIs:
             if not isinstance(value, dict):
                 raise InputError(f"the body should be an object with {', '.join(each.name for each in infos)}.")
             known = {each.name: each for each in infos}
-            for name in value:
-                if name not in known:
-                    raise InputError(f"the model has no input {name[:100]!r}. It has {', '.join(known)}.")
+            tensors.check_known("input", value, list(known))
             given = {name: tensors.from_lists(rows, known[name]) for name, rows in value.items()}
         given = tensors.named(given, infos)
         return _Request(given, self._wanted(wanted), _rows(given), False, None)
@@ -172,10 +170,7 @@ class AsItIs:
     def _wanted(self, names: list[str] | None) -> list[str]:
         if names is None:
             return self._runner.default
-        known = [each.name for each in self._runner.outputs]
-        for name in names:
-            if name not in known:
-                raise InputError(f"the model has no output {name[:100]!r}. It has {', '.join(known)}.")
+        tensors.check_known("output", names, [each.name for each in self._runner.outputs])
         return list(dict.fromkeys(names)) or self._runner.default
 
 

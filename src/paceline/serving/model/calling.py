@@ -107,7 +107,7 @@ def _failed(raised: Exception) -> Reply:
 
 
 def values_of(call: ModelCall) -> dict[str, object]:
-    """Return the query's parameters, parsed as JSON if possible; repeated ones as a list."""
+    """Return the query's parameters, parsed if possible."""
     values: dict[str, list[object]] = {}
     for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):
         try:
@@ -119,7 +119,7 @@ def values_of(call: ModelCall) -> dict[str, object]:
 
 
 def parameters(function: Callable[..., object], path: str) -> list[inspect.Parameter]:
-    """Return the parameters of a function, if all can be passed by name.
+    """Return a function's parameters that have names.
 
     Raises:
         ServingError: A parameter can't be passed by name.

@@ -15,10 +15,12 @@ from __future__ import annotations
 import base64
 import binascii
 import collections.abc
+import contextlib
 import dataclasses
 import datetime as dt
 import enum
 import inspect
+import json
 import math
 import types
 import typing
@@ -63,9 +65,7 @@ class Hints:
         """
         if hint in (Any, object, inspect.Parameter.empty):
             return Hint(lambda value, where: value, {}, "anything")
-        if hint is None:
-            hint = type(None)
-        if isinstance(hint, type) and hint in _PLAIN:
+        if isinstance(hint, (type, types.NoneType)) and hint in _PLAIN:
             return _PLAIN[hint]
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin is typing.Annotated:
@@ -100,10 +100,7 @@ class Hints:
         )
 
     def _object(self, kind: Any) -> Hint:
-        """Convert a class with named fields.
-
-        It may contain itself, so register it before its fields.
-        """
+        """Convert a class with named fields. It may contain itself, so register it before its fields."""
         if kind in self._known:
             return self._known[kind]
         name = kind.__name__
@@ -121,9 +118,10 @@ class Hints:
                 raise InputError(f"{where or 'the body'}: {reason}") from None
 
         self._known[kind] = Hint(read, {"$ref": f"#/components/schemas/{name}"}, f"an object ({name})")
-        found = {each: self.of(hint) for each, hint in _field_hints(kind).items()}
+        hints, required = _fields(kind)
+        found = {each: self.of(hint) for each, hint in hints.items()}
         readers |= {each: hint.read for each, hint in found.items()}
-        needed |= _needed(kind)
+        needed |= required
         self.schemas[name] = object_schema(found, needed)
         return self._known[kind]
 
@@ -161,8 +159,7 @@ def shown(value: object) -> str:
         return "an object"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
-    text = text or repr(value)
+    text = json.dumps(value) if isinstance(value, (bool, types.NoneType)) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -171,7 +168,7 @@ def _wrong(value: object, where: str, wanted: str) -> InputError:
 
 
 def _only(kind: type, title: str, name: str) -> Hint:
-    """Return the hint of a value of exactly this type. name: type in JSON Schema."""
+    """Return the hint of a value of exactly this type."""
 
     def read(value: object, where: str) -> object:
         if type(value) is not kind:
@@ -182,16 +179,14 @@ def _only(kind: type, title: str, name: str) -> Hint:
 
 
 def _float(value: object, where: str) -> float:
-    if type(value) is float:
-        if math.isfinite(value):
-            return value
+    if type(value) not in (float, int):
+        raise _wrong(value, where, "a number")
+    number = math.inf
+    with contextlib.suppress(OverflowError):
+        number = float(cast(float, value))
+    if not math.isfinite(number):
         raise InputError(f"{where} is too large for a number.")
-    if type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise InputError(f"{where} is too large for a number.") from None
-    raise _wrong(value, where, "a number")
+    return number
 
 
 def _int(value: object, where: str) -> int:
@@ -209,30 +204,27 @@ def _bytes(value: object, where: str) -> bytes:
         raise _wrong(value, where, "a text in base64") from None
 
 
-def _time(kind: type[dt.datetime] | type[dt.date]) -> Hint:
-    title = "a time as 2026-01-31T12:00:00" if kind is dt.datetime else "a date as 2026-01-31"
-
+def _time(kind: type[dt.datetime] | type[dt.date], title: str, form: str) -> Hint:
     def read(value: object, where: str) -> object:
         try:
             # Python 3.10 does not accept "Z".
-            text = cast(str, value)
-            return kind.fromisoformat(text.replace("Z", "+00:00") if kind is dt.datetime else text)
+            return kind.fromisoformat(cast(str, value).replace("Z", "+00:00"))
         except (AttributeError, TypeError, ValueError):
             raise _wrong(value, where, title) from None
 
-    return Hint(read, {"type": "string", "format": "date-time" if kind is dt.datetime else "date"}, title)
+    return Hint(read, {"type": "string", "format": form}, title)
 
 
 #: Types without item types.
-_PLAIN: dict[type, Hint] = {
+_PLAIN: dict[object, Hint] = {
     str: _only(str, "a text", "string"),
     bool: _only(bool, "true or false", "boolean"),
-    type(None): _only(type(None), "null", "null"),
+    **dict.fromkeys((None, types.NoneType), _only(types.NoneType, "null", "null")),
     float: Hint(_float, {"type": "number"}, "a number"),
     int: Hint(_int, {"type": "integer"}, "a whole number"),
     bytes: Hint(_bytes, {"type": "string", "contentEncoding": "base64"}, "a text in base64"),
-    dt.datetime: _time(dt.datetime),
-    dt.date: _time(dt.date),
+    dt.datetime: _time(dt.datetime, "a time as 2026-01-31T12:00:00", "date-time"),
+    dt.date: _time(dt.date, "a date as 2026-01-31", "date"),
 }
 
 
@@ -327,7 +319,7 @@ def _array(hint: object, shape: tuple[int | None, ...] | None) -> Hint:
     def read(value: object, where: str) -> object:
         import numpy as np
 
-        from paceline.serving.model.tensors import array_of
+        from paceline.serving.model.tensors import array_of, fits
 
         if not isinstance(value, list):
             raise _wrong(value, where, title)
@@ -336,10 +328,7 @@ def _array(hint: object, shape: tuple[int | None, ...] | None) -> Hint:
             raise InputError(f"{where} should hold numbers alone.")
         if not np.isfinite(found).all():
             raise InputError(f"{where} has a number that is too large.")
-        if shape is not None and (
-            len(found.shape) != len(shape)
-            or any(w is not None and w != g for w, g in zip(shape, found.shape, strict=True))
-        ):
+        if shape is not None and not fits(found.shape, shape, None):
             raise InputError(f"{where} should be {title}, not {_shape(found.shape)}.")
         if is_tensor:
             import torch
@@ -367,32 +356,23 @@ def _shape(shape: Sequence[int | None]) -> str:
     return " x ".join("any" if size is None else str(size) for size in shape) or "one number"
 
 
-def _field_hints(kind: Any) -> dict[str, object]:
+def _fields(kind: Any) -> tuple[dict[str, object], set[str]]:
+    """Return the hints of a class's fields, and the names of those without a default."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if dataclasses.is_dataclass(kind):
-        return {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init}
+        own = {each.name: each for each in dataclasses.fields(kind) if each.init}
+        missing = dataclasses.MISSING
+        needed = {name for name, each in own.items() if each.default is missing and each.default_factory is missing}
+        return {name: hints[name] for name in own}, needed
     if typing.is_typeddict(kind):
-        return {name: _bare(hint) for name, hint in hints.items()}
-    return {name: hints.get(name, Any) for name in kind._fields}
+        return {name: _bare(hint) for name, hint in hints.items()}, set(kind.__required_keys__)
+    return {name: hints.get(name, Any) for name in kind._fields}, set(kind._fields) - set(kind._field_defaults)
 
 
 def _bare(hint: object) -> object:
     """Strip Required and NotRequired, which `typing` has since Python 3.11."""
     name = getattr(typing.get_origin(hint), "_name", None)
     return typing.get_args(hint)[0] if name in ("Required", "NotRequired", "ReadOnly") else hint
-
-
-def _needed(kind: Any) -> set[str]:
-    if dataclasses.is_dataclass(kind):
-        missing = dataclasses.MISSING
-        return {
-            each.name
-            for each in dataclasses.fields(kind)
-            if each.init and each.default is missing and each.default_factory is missing
-        }
-    if typing.is_typeddict(kind):
-        return set(kind.__required_keys__)
-    return set(kind._fields) - set(kind._field_defaults)
 
 
 def _name(hint: object) -> str:

@@ -87,7 +87,7 @@ class SdkScript(Script):
 
 
 def _is_of_the_input(raised: Exception) -> bool:
-    """Return True if inference-schema failed to convert the body, before it called run().
+    """Return True if inference-schema failed before run().
 
     Only its own function in the traceback shows that; the exceptions are of any type.
     """

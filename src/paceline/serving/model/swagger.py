@@ -71,10 +71,7 @@ def swagger2(title: str, version: str, input_schema: object, output_schema: obje
 def openapi(
     title: str, version: str, input_schema: object, output_schema: object, schemas: dict[str, object] | None = None
 ) -> dict[str, object]:
-    """Return an OpenAPI 3.0 document of /score.
-
-    schemas: definitions that `given` and `returned` refer to by "#/components/schemas/...".
-    """
+    """Return an OpenAPI 3.0 document of /score."""
 
     def content(name: str) -> dict[str, object]:
         return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}

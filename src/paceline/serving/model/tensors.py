@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
 def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array], list[str] | None, str | None]:
-    """Parse a request's body: inputs, names of the requested outputs (None for all), id.
+    """Parse a request's inputs, requested outputs and id.
 
     Raises:
         InputError: The body is not a request of the protocol, or names unknown inputs.
@@ -49,7 +50,7 @@ def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array
 
 
 def named(tensors: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]:
-    """Return the tensors under the model's own names; a single one may have any name.
+    """Return the tensors under the model's own names.
 
     Raises:
         InputError: A tensor is missing, unknown, or has another shape.
@@ -57,19 +58,25 @@ def named(tensors: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Arra
     names = [each.name for each in inputs]
     if len(tensors) == 1 == len(names):
         tensors = {names[0]: next(iter(tensors.values()))}
-    for name in tensors:
-        if name not in names:
-            raise InputError(f"the model has no input {name[:100]!r}. It has {', '.join(names)}.")
+    check_known("input", tensors, names)
     for info in inputs:
         if info.name not in tensors:
             raise InputError(f"the input {info.name!r} is missing.")
         shape = tensors[info.name].shape
-        if info.shape is not None and (
-            len(shape) != len(info.shape)
-            or any(want not in (-1, got) for want, got in zip(info.shape, shape, strict=True))
-        ):
+        if info.shape is not None and not fits(shape, info.shape, -1):
             raise InputError(f"the input {info.name!r} should be of shape {list(info.shape)}, not {list(shape)}.")
     return tensors
+
+
+def check_known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise InputError if the model has no input or output of a name."""
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"the model has no {what} {unknown[0][:100]!r}. It has {', '.join(known)}.")
+
+
+def fits(shape: Sequence[int], wanted: Sequence[int | None], any_size: int | None) -> bool:
+    """Return whether a shape has the wanted sizes."""
+    return len(shape) == len(wanted) and all(want in (any_size, got) for want, got in zip(wanted, shape, strict=True))
 
 
 def array_of(value: object, where: str) -> Array:

@@ -17,10 +17,7 @@ LIMIT_S = 120  # Drawing thousands of trials takes seconds; after this time it h
 
 
 def run(folder: RunFolder) -> None:
-    """Draw the pictures into the sweep's outputs, in a process of their own.
-
-    Errors are logged and do not fail the sweep.
-    """
+    """Draw the pictures in a process of their own. Errors are logged and do not fail the sweep."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "paceline.sweeps.pictures", str(folder.path)],

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def _load_without_documentation() -> None:
-    """Where there is matplotlib, load it without the texts that it would write for `help()` on each of its classes."""
+    """Load matplotlib, if there, without the texts for `help()`."""
     # If the import fails, drawing reports it.
     with contextlib.suppress(Exception):
         from matplotlib import artist

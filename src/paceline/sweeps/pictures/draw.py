@@ -38,10 +38,7 @@ class Shares:
 
 
 def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares | None = None) -> Sketch:
-    """Return the figure data of these trials.
-
-    `known` are the `shares` of an earlier call.
-    """
+    """Return the figure data of these trials."""
     judged = shares(spec, trials) if known is None else known
     return sketch(title, spec, trials, judged.found, judged.remarks)
 

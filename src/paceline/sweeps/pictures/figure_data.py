@@ -34,7 +34,7 @@ _MOST_TEXTS = 24
 
 @dataclass(frozen=True)
 class Column:
-    """The axis of a hyperparameter or a metric, with its name without dashes."""
+    """The axis of a hyperparameter or a metric."""
 
     name: str
     axis: Numbers | Options
@@ -167,7 +167,7 @@ def sketch(
 
 
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
-    """Return a column for each name with several values, or that some trials lack."""
+    """Return a column for each name that varies."""
     found: dict[str, list[Dimension]] = {}
     # Names show which branch was chosen.
     for dimension in space.parameters:
@@ -185,7 +185,7 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
 
 
 def _values(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """Return a trial's result in each metric; None where it is not finite."""
+    """Return a trial's finite result in each metric."""
     found = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
     # A new trial has no curves yet.
     return (*found, *(None for _ in range(len(spec.metrics) - len(found))))
@@ -242,7 +242,7 @@ def _is_log(dimension: Dimension) -> bool:
 
 
 def shade(place: float | None) -> str:
-    """Return the colour of a place from 0, the worst, to 1, the best; None is grey."""
+    """Return the colour of a place from 0 to 1."""
     if place is None:
         return GREY
     at = min(max(place, 0.0), 1.0) * (len(_SHADES) - 1)
@@ -252,7 +252,7 @@ def shade(place: float | None) -> str:
 
 
 def line_of(status: str, place: float | None) -> tuple[str, str]:
-    """Return colour and SVG dashes of a trial's line. No dashes are a solid line."""
+    """Return colour and SVG dashes of a trial's line."""
     if status == states.FAILED:
         return FAILED, "3 3"
     return shade(place), "" if status == states.COMPLETED else "7 4"
@@ -272,7 +272,7 @@ class Numbers:
     is_log: bool = False
 
     def place(self, value: object) -> float | None:
-        """Return the place from 0 to 1, or None if the value has none.
+        """Return the place from 0 to 1, or None.
 
         Values that are not finite have no place, nor do values up to 0 on a logarithmic axis.
         """
@@ -310,7 +310,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Options:
-    """An axis of the options of a choice, by their texts, in ascending order."""
+    """An axis of a choice's options, sorted by text."""
 
     texts: tuple[str, ...]
 
@@ -322,7 +322,7 @@ class Options:
         return (self.texts.index(text) + 0.5) / len(self.texts)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return (place, text) of each tick. Some texts are skipped if there are many."""
+        """Return (place, text) of each tick; many are thinned."""
         apart = math.ceil(len(self.texts) / _MOST_TEXTS)
         return [((n + 0.5) / len(self.texts), text) for n, text in enumerate(self.texts) if n % apart == 0]
 
@@ -330,10 +330,7 @@ class Options:
 def axis_of(
     values: Iterable[object], *, is_log: bool = False, options: Sequence[object] | None = None
 ) -> Numbers | Options:
-    """Return the axis for these values.
-
-    `options` are those of a choice.
-    """
+    """Return the axis for these values."""
     found = list(values)
     if options is not None and len(options) <= _MOST_TEXTS:
         return Options(tuple(dict.fromkeys(map(text_of, [*options, *found]))))

@@ -120,6 +120,6 @@ def _scaled(dimension: Dimension, raw: Raw) -> Raw:
 
 
 def _name(dimension: Dimension, plain: Sequence[str]) -> str:
-    """Return the name, with its branch if two branches have the same name."""
+    """Return the name, with its branch if ambiguous."""
     name = dimension.name.lstrip("-")
     return name if plain.count(name) == 1 else dimension.key.lstrip("-")

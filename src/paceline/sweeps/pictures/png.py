@@ -149,7 +149,7 @@ def _ticks(panel: Any, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 def _name(*texts: Any) -> None:
-    """Have these texts drawn as they are: a `$` in a name is no formula."""
+    """Draw these texts literally: a `$` is no formula."""
     for text in texts:
         text.set_parse_math(False)
 

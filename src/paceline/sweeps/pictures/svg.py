@@ -64,7 +64,7 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
 
 
 def history(picture: History) -> str:
-    """Draw a mark for each trial, and a line for the best value so far."""
+    """Draw the trials and the best value so far."""
     last = max([point[0] for point in picture.points] + [point[0] for point in picture.best])
     bottom, right = _TOP + _HEIGHT, WIDTH - _RIGHT / 3
 
@@ -94,7 +94,7 @@ def history(picture: History) -> str:
 
 
 def front(picture: Front) -> str:
-    """Draw two metrics against each other, and a line through the Pareto front."""
+    """Draw two metrics and a line through the Pareto front."""
     bottom, right = _TOP + _HEIGHT, _LEFT + 1.5 * _HEIGHT
 
     def at(places: tuple[float, float]) -> tuple[float, float]:

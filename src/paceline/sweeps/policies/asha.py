@@ -21,7 +21,7 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class ASHA(NamedPolicy):
-    """A policy that keeps the best 1 / eta of the trials at each rung.
+    """A policy that keeps the best 1 / eta at each rung.
 
     It stops the other trials that reach the rung. With promote it pauses them, and continues a trial from its
     checkpoints once it is among the best.
@@ -98,7 +98,7 @@ class ASHA(NamedPolicy):
         return self.promote
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Return trial number -> decision, for live trials that have reached a rung."""
+        """Return trial number -> decision, for live trials at a rung."""
         return {} if self.budget else promotion.judge(self._ladder, trials, goal)
 
     def next(
@@ -108,7 +108,7 @@ class ASHA(NamedPolicy):
         return promotion.following(self._ladder, trials, goal, self.waits, is_last=is_last, without=without)
 
     def waits(self, trial: Trial) -> bool:
-        """Return whether a trial may be promoted: it is paused, or has used up its budget."""
+        """Return whether a trial may be promoted."""
         has_ended = self.budget is not None and trial.status == states.COMPLETED
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
@@ -127,7 +127,7 @@ class ASHA(NamedPolicy):
 
 
 def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
-    """Return the costs of the bests of all trials at a rung, in ascending order."""
+    """Return all trials' best costs at a rung, ascending."""
     bests = (trial.best(goal, rung) for trial in trials if len(trial.curve) >= rung)
     return sorted(cost(value, goal) for value in bests if value is not None)
 

@@ -33,14 +33,14 @@ class Judgement:
 
 @runtime_checkable
 class PausingPolicy(Protocol):
-    """A policy that pauses live trials and picks the next one to continue."""
+    """A policy that pauses trials and picks some to continue."""
 
     @property
     def pauses(self) -> bool:
         """Whether it pauses at all. ASHA without promotion only stops."""
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
-        """Return trial number -> decision, for live trials that have reached a rung."""
+        """Return trial number -> decision, for live trials at a rung."""
 
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
@@ -57,10 +57,10 @@ class PausingPolicy(Protocol):
         """Return whether a trial without a process may continue later."""
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script argument that sets the length of a run up to `rung`, or None."""
+        """Return the argument for a run up to `rung`, or None."""
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-        """Return why a waiting trial was not continued, for its record at the sweep's end."""
+        """Return why a waiting trial was not continued."""
 
     def to_json(self) -> dict[str, object]:
         """Return `{"name": ..., parameter: ...}`."""
@@ -72,17 +72,14 @@ def pausing(policy: object) -> PausingPolicy | None:
 
 
 def budget(policy: object, rung: int = 0) -> dict[str, int]:
-    """Return the script argument that sets the length of a run, or {}.
-
-    The argument is passed like a hyperparameter.
-    """
+    """Return the argument that sets a run's length, or {}. The argument is passed like a hyperparameter."""
     found = pausing(policy)
     argument = None if found is None else found.argument(rung)
     return {} if argument is None else {argument[0]: argument[1]}
 
 
 def check_budget(policy: str, budget: object, last: int | None) -> None:
-    """Raise SweepError unless the budget is a valid argument name and `last` is given."""
+    """Raise SweepError unless the budget is an argument with `last`."""
     if budget is None:
         return
     if not isinstance(budget, str) or not budget.strip("-") or any(c.isspace() or c == "=" for c in budget):

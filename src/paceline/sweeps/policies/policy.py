@@ -23,10 +23,7 @@ class Policy(Protocol):
     """A rule that stops live trials."""
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
-        """Return trial number -> reason, for the live trials to stop.
-
-        `trials`: All trials of the sweep.
-        """
+        """Return trial number -> reason, for the live trials to stop."""
 
     def to_json(self) -> dict[str, object]:
         """Return `{"name": ..., parameter: ...}`."""
@@ -44,7 +41,7 @@ class NamedPolicy:
 
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
-    """Return the interval to judge a trial at, or None if it is over or too short."""
+    """Return the interval to judge a trial at, or None."""
     # A trial without a value is not judged even with a delay of 0.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None
@@ -53,7 +50,7 @@ def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> 
 def judged(
     trials: Sequence[Trial], goal: Goal, evaluation_interval: int, delay_evaluation: int
 ) -> Iterator[tuple[Trial, int, float]]:
-    """Yield each trial to judge, its interval, and its best value up to it."""
+    """Yield each trial to judge, its interval and best value."""
     for trial in trials:
         interval = judged_at(trial, evaluation_interval, delay_evaluation)
         if interval is not None and (own := trial.best(goal, interval)) is not None:
@@ -156,7 +153,7 @@ class TruncationSelection(NamedPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class Bandit(NamedPolicy):
-    """A policy that stops trials too far behind the best value at the same interval.
+    """A policy that stops trials far behind the best.
 
     Args:
         slack_factor: Slack as a ratio. With 0.2 and a best of 0.8, values below 0.8 / 1.2 = 0.667 stop; if the metric is

@@ -32,7 +32,7 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationBasedTraining(NamedPolicy):
-    """A policy that trains all trials in step and copies the best over the worst.
+    """A policy that copies the best trials over the worst.
 
     The script must resume from `PACELINE_CHECKPOINT_DIR`, with the hyperparameters that it gets.
 
@@ -187,7 +187,7 @@ class PopulationBasedTraining(NamedPolicy):
 
 
 def _result(trial: Trial, generation: int) -> float | None:
-    """Return a trial's last value in a generation, or None if failed or not finite."""
+    """Return a trial's finite last value in a generation, or None."""
     leg = trial.legs[generation - 1]
     if leg.status == states.FAILED or not leg.curve or not math.isfinite(leg.curve[-1]):
         return None

@@ -20,7 +20,7 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """The rungs first, first * eta, ... below last. Each promotes one trial in eta."""
+    """The rungs first, first * eta, ... below last."""
 
     first: int
     eta: int
@@ -38,7 +38,7 @@ class Ladder:
         return rungs
 
     def above(self, rung: int) -> int | None:
-        """Return the next rung, or `last` above the highest. None if that is unknown."""
+        """Return the next rung or `last`, if known."""
         if rung >= TO_ITS_END:
             return self.last
         found = self.first
@@ -118,7 +118,7 @@ def following(
 def _promotable(
     ladder: Ladder, there: Sequence[Trial], rung: int, goal: Goal, waits: Callable[[Trial], bool]
 ) -> Next | None:
-    """Return the best waiting trial at a rung that is among its best, or None."""
+    """Return the best waiting trial to promote, or None."""
     keep = len(there) // ladder.eta
     for trial in there[:keep]:
         if waits(trial) and ladder.reached(trial) == rung and trial.rung < rung:
@@ -146,7 +146,7 @@ def _is_through(trial: Trial, waits: Callable[[Trial], bool]) -> bool:
 
 
 def _ranked(trials: Sequence[Trial], rung: int, goal: Goal) -> list[Trial]:
-    """Return the trials with a result at the rung, best first. Ties by number.
+    """Return the trials with a result at the rung, best first.
 
     Failed trials and trials that a user has canceled do not count.
     """

@@ -84,7 +84,7 @@ class OptunaSampler:
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return a point that no trial has, or None if every point has been proposed."""
+        """Return a new point, or None if none is left."""
         # A paused trial has continued. A study cannot replace a result, so it is rebuilt.
         if any(self._has_changed(trial) for trial in trials):
             self._begin()
@@ -144,10 +144,7 @@ class OptunaSampler:
             self._study.tell(self._asked[trial.number], values)
 
     def _known(self, trial: Trial) -> tuple[float, ...] | None:
-        """Return a trial's result, or None if it failed or has no finite value.
-
-        A trial that a policy has stopped counts with its best value.
-        """
+        """Return a trial's finite result, or None. A trial that a policy has stopped counts with its best value."""
         if trial.status == states.FAILED:
             return None
         if len(self._goals) > 1:
@@ -263,7 +260,7 @@ def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = 
 
 
 def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """Make a user's own Optuna sampler, from its class or a function seed -> sampler.
+    """Make a user's own Optuna sampler.
 
     Raises:
         SweepError: It is neither.
@@ -301,7 +298,7 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
 
 
 def distribution(expression: Expression) -> Any:
-    """Return the distribution of a raw value, or None for a fixed value."""
+    """Return the distribution of a raw value."""
     distributions = _optuna().distributions
     if isinstance(expression, Choice):
         return distributions.CategoricalDistribution(list(range(expression.count)))

@@ -39,10 +39,7 @@ class Sampler(Protocol):
     """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return the point of trial `number`, or None if no point is left.
-
-        `trials`: All trials so far, including live ones.
-        """
+        """Return the point of trial `number`, or None at the end."""
 
 
 def seed_of(seed: int, number: int) -> int:
@@ -108,7 +105,7 @@ class RandomSampler:
         return Proposal(chosen=source.choice(list(self._left.values()))) if self._left else None
 
     def knows(self, chosen: Mapping[str, Raw], trials: Sequence[Trial]) -> bool:
-        """Return whether a trial has this point. Always False in a large space."""
+        """Return whether a trial of a small space has this point."""
         if not self._is_small:
             return False
         self._tell(trials)

@@ -119,7 +119,7 @@ def _name_of(node: ast.AST) -> str | None:
 
 
 class Proposals:
-    """The points of a sweep: the user's own first, then those of the sampler.
+    """The points of a sweep: the user's own first.
 
     Args:
         source: Folder of a user's own sampler module.
@@ -144,10 +144,7 @@ class Proposals:
         )
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """Return the point of trial `number`, or None if no point is left.
-
-        `trials`: All earlier trials.
-        """
+        """Return the point of trial `number`, or None at the end."""
         if number < len(self._points):
             return Proposal(chosen=self._points[number])
         return self._sampler.propose(number, trials)

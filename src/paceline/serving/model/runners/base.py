@@ -47,6 +47,6 @@ class Runner(Protocol):
 
 
 def blamed(reason: Exception) -> str | None:
-    """Return the first line of an error that the input may have caused; None for memory or device errors."""
+    """Return an error's first line, if the input caused it."""
     text = (str(reason).strip() or type(reason).__name__).splitlines()[0]
     return None if any(word in text.lower() for word in ("memory", "cuda", "device-side")) else text[:300]

@@ -43,7 +43,7 @@ class SklearnRunner:
         self.outputs = [self._output(name) for name in methods]
 
     def _input(self) -> TensorInfo:
-        """Return the input: a column for each feature, or a text for each row if the model begins with a text vectorizer."""
+        """Return the input: a column for each feature, or texts."""
         steps = getattr(self._model, "steps", None)
         first = steps[0][1] if steps else self._model
         if hasattr(first, "build_analyzer"):
@@ -51,7 +51,7 @@ class SklearnRunner:
         return TensorInfo("input", "FP64", (-1, int(getattr(self._model, "n_features_in_", -1))))
 
     def _output(self, name: str) -> TensorInfo:
-        """Detect the output by predicting one row of zeros: estimators do not declare it."""
+        """Detect the output by predicting one row of zeros."""
         given = self.inputs[0]
         is_text = given.datatype == "BYTES"
         row = np.array([""], dtype=object) if is_text else np.zeros((1, max(1, (given.shape or (-1,))[-1])))

@@ -117,7 +117,7 @@ class ExportedRunner(_TorchRunner):
 
 
 def _said(reason: Exception) -> str | None:
-    """Return the message of an error; of TorchScript the last line, because the first ones have the program's stack."""
+    """Return an error's message, for TorchScript the last line."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     if len(lines) > 1 and "TorchScript" in str(reason):
         return blamed(type(reason)(lines[-1]))
@@ -125,7 +125,7 @@ def _said(reason: Exception) -> str | None:
 
 
 def share(module: Any, folder: str, key: str) -> None:
-    """Map a CPU module's weights privately from `<folder>/<key>`, creating the file if needed.
+    """Map a CPU module's weights from `<folder>/<key>`.
 
     The kernel keeps shared pages once, and copies a page on write. Does nothing if the disk is full.
     """
