@@ -16,6 +16,7 @@ from paceline.collectives.engine import Engine
 from paceline.collectives.handle import Handle
 from paceline.collectives.liveness import PeerPlace
 from paceline.collectives.request import ALLREDUCE, CollectiveTask, Request
+from paceline.collectives.transport import Alone
 from paceline.collectives.world import RankedWorld
 
 
@@ -51,7 +52,7 @@ class DeadTransport:
 
 def test_stall_check_tolerates_concurrently_ending_operations() -> None:
     """It went through the table of operations while they were taken out, and the thread that watches ranks died of it."""
-    loop: Any = BackgroundLoop(None, (0,), 0, EngineSettings().chosen(1), lambda *_: None)
+    loop: Any = BackgroundLoop(Alone(), (0,), 0, EngineSettings().chosen(1), lambda *_: None)
     failed: list[BaseException] = []
     is_over = threading.Event()
 

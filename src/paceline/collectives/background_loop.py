@@ -84,13 +84,13 @@ waiting_at_once = _Caller()
 class BackgroundLoop:
     """The engine's part for one process set.
 
-    `transport` connects the set's ranks, and is None for a set of one. When communication has failed, `lost` is called with the
+    `transport` connects the set's ranks. When communication has failed, `lost` is called with the
     reason and the rank that died, or -1.
     """
 
     def __init__(
         self,
-        transport: Transport | None,
+        transport: Transport,
         ranks: Sequence[int],
         number: int,
         settings: EngineSettings,
@@ -98,7 +98,7 @@ class BackgroundLoop:
     ) -> None:
         self.transport = transport
         self.ranks = tuple(ranks)
-        self.rank = 0 if transport is None else transport.rank
+        self.rank = transport.rank
         self.size = len(ranks)
         #: One item for each caller that sleeps on its handle. A list, for append and pop need no lock, and += does.
         self.waiting: list[int] = []

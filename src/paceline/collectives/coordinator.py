@@ -88,7 +88,7 @@ class Coordinator:
         self._epoch = 0
         self._slots: list[_Slot] = []
         self._slot_of: dict[Key, int] = {}
-        self._asked: list[int] = []  # of each slot, the ranks that asked for it, as bits
+        self._requested: list[int] = []  # of each slot, the ranks that asked for it, as bits
         self._open: dict[Key, dict[int, Request]] = {}
         self._since_s: dict[Key, float] = {}
         self._ready_slots: list[int] = []
@@ -120,9 +120,9 @@ class Coordinator:
         else:
             if self._behind:
                 self._behind &= ~bit
-            asked = self._asked
+            requested = self._requested
             for slot in message.slots:
-                mask = asked[slot]
+                mask = requested[slot]
                 key = self._slots[slot].key
                 if not mask:
                     # The quick way counts bits only: where another rank has asked for something else under this name, or has
@@ -131,9 +131,9 @@ class Coordinator:
                         self._ask(rank, key, self._slots[slot].requests[rank])
                         continue
                     self._since_s[key] = time.monotonic()
-                asked[slot] = mask = mask | bit
+                requested[slot] = mask = mask | bit
                 if mask == self._all:
-                    asked[slot] = 0
+                    requested[slot] = 0
                     del self._since_s[key]
                     self._ready_slots.append(slot)
         for request in message.requests:
@@ -175,17 +175,17 @@ class Coordinator:
     def waiting(self, longer_than_s: float) -> list[Late]:
         """Return the operations that have waited at least this long."""
         now_s = time.monotonic()
-        found = []
+        late = []
         for key, since_s in self._since_s.items():
             if now_s - since_s >= longer_than_s:
                 slot = self._slot_of.get(key, -1)
-                asked = sum(1 << rank for rank in self._open[key]) if key in self._open else 0
-                if not asked and slot >= 0:
-                    asked = self._asked[slot]
-                missing = [rank for rank in range(self._size) if not (asked | self._joined) & (1 << rank)]
-                submitted = [rank for rank in range(self._size) if asked & (1 << rank)]
-                found.append(Late(key, now_s - since_s, missing, submitted))
-        return found
+                requested = sum(1 << rank for rank in self._open[key]) if key in self._open else 0
+                if not requested and slot >= 0:
+                    requested = self._requested[slot]
+                missing = [rank for rank in range(self._size) if not (requested | self._joined) & (1 << rank)]
+                submitted = [rank for rank in range(self._size) if requested & (1 << rank)]
+                late.append(Late(key, now_s - since_s, missing, submitted))
+        return late
 
     def _note(self, rank: int, message: Message) -> None:
         assert self.arrivals is not None
@@ -227,13 +227,13 @@ class Coordinator:
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
         """Turn requests by slot number into full requests."""
         slot = self._slot_of.get(key, -1)
-        if slot >= 0 and self._asked[slot]:
-            mask, self._asked[slot] = self._asked[slot], 0
+        if slot >= 0 and self._requested[slot]:
+            mask, self._requested[slot] = self._requested[slot], 0
             known = self._slots[slot].requests
             requests.update({rank: known[rank] for rank in range(self._size) if mask & (1 << rank)})
 
     def _write_out_all(self) -> None:
-        for key in [self._slots[slot].key for slot, mask in enumerate(self._asked) if mask]:
+        for key in [self._slots[slot].key for slot, mask in enumerate(self._requested) if mask]:
             self._to_open(key, self._open.setdefault(key, {}))
 
     def _join(self, rank: int) -> None:
@@ -287,7 +287,7 @@ class Coordinator:
             self._full = True
             return -1
         self._slots.append(_Slot(key, requests))
-        self._asked.append(0)
+        self._requested.append(0)
         self._slot_of[key] = len(self._slots) - 1
         return len(self._slots) - 1
 
@@ -295,7 +295,7 @@ class Coordinator:
         """Restart the numbering."""
         # Numbers in flight remain valid, and no further epoch starts until they have arrived.
         self._write_out_all()
-        self._old_slots, self._slots, self._slot_of, self._asked = self._slots, [], {}, []
+        self._old_slots, self._slots, self._slot_of, self._requested = self._slots, [], {}, []
         self._epoch += 1
         # Each rank may have sent numbers of the epoch that ends here before it hears of the new one.
         self._behind, self._full = self._all, False
@@ -316,8 +316,8 @@ class ResponseCache:
         Python's garbage collector.
         """
         # No lock: one look into the table, which the thread with the turn changes key by key or replaces as a whole.
-        found = self._numbers.get((fields[0], fields[1]))
-        return found[1] if found is not None and found[1] == fields else Request(*fields)
+        cached = self._numbers.get((fields[0], fields[1]))
+        return cached[1] if cached is not None and cached[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
         """Return the message for these requests, by number if known."""
@@ -330,14 +330,14 @@ class ResponseCache:
                 others.append(request)
         return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
 
-    def agreed(self, response: Response, asked: Callable[[Key], Request | None]) -> list[Agreement]:
+    def agreed(self, response: Response, own_request: Callable[[Key], Request | None]) -> list[Agreement]:
         """Return the agreements of the response in order."""
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
             # From now on all numbers are void, including those of this response, which were resolved above.
             self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
         for agreement in response.agreements:
-            request = asked(agreement.request.key) if agreement.slot >= 0 else None
+            request = own_request(agreement.request.key) if agreement.slot >= 0 else None
             if request is not None:
                 self._agreements[agreement.slot] = agreement
                 self._numbers[request.key] = (agreement.slot, request)

@@ -66,8 +66,7 @@ class Engine:
 
     def __init__(self, joined: RankedWorld, settings: EngineSettings) -> None:
         transport = joined.transport
-        self.rank: int = transport.rank if transport is not None else 0
-        self.size: int = transport.size if transport is not None else 1
+        self.rank, self.size = transport.rank, transport.size
         self.transport_name = joined.name
         here = joined.places[self.rank]
         self.settings = settings.chosen(here.local_size)

@@ -53,9 +53,9 @@ class _Piece(NamedTuple):
 
 
 class Fusion:
-    """Fused reductions, with buffers of `limit_bytes`. `transport` is None for a set of one rank."""
+    """Fused reductions, with buffers of `limit_bytes`."""
 
-    def __init__(self, transport: Transport | None, limit_bytes: int) -> None:
+    def __init__(self, transport: Transport, limit_bytes: int) -> None:
         self._transport = transport
         self._limit_bytes = limit_bytes
         self._buffers: dict[DType, Array] = {}
@@ -66,7 +66,7 @@ class Fusion:
         """Open shared memory between the ranks where possible."""
         # Every rank calls it before its first reduction, and not earlier, because it takes memory.
         # All ranks come here with the same operation, so all of them open it or none does.
-        if not self._is_open and self._transport is not None:
+        if not self._is_open:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True
 
@@ -158,8 +158,7 @@ class Fusion:
             arrays = self._shared.meet(kind)
         else:
             arrays = [buffer]
-            if self._transport is not None:
-                self._transport.allreduce(buffer, buffer, op)
+            self._transport.allreduce(buffer, buffer, op)
         half, is_float = numbers.is_half(dtype), kind.kind in "fc"
         join = numbers.ufunc(op, kind)
         # Half precision is added up in float32, for which the targets have no room.

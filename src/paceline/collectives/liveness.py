@@ -47,19 +47,17 @@ class PeerPlace:
     cross_size: int = 1
 
     @classmethod
-    def of_all(cls, transport: Transport | None, environ: Mapping[str, str]) -> list[PeerPlace]:
+    def of_all(cls, transport: Transport, environ: Mapping[str, str]) -> list[PeerPlace]:
         """Return the place of each rank."""
         namespace = ""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             namespace = f"{boot} {os.readlink('/proc/self/ns/pid')}"
         launcher = None
-        rank, size = (0, 1) if transport is None else (transport.rank, transport.size)
-        if environ.get("HOROVOD_SIZE") == str(size) and environ.get("HOROVOD_RANK") == str(rank):
+        if environ.get("HOROVOD_SIZE") == str(transport.size) and environ.get("HOROVOD_RANK") == str(transport.rank):
             texts = [environ.get(f"HOROVOD_{name}", "") for name in _LOCAL]
             launcher = [int(text) for text in texts] if all(text.isdigit() for text in texts) else None
-        own = (socket.gethostname(), os.getpid(), namespace, launcher)
-        processes = [own] if transport is None else transport.gather_objects(own)
+        processes = transport.gather_objects((socket.gethostname(), os.getpid(), namespace, launcher))
         hosts = [host for host, *_ in processes]
         places = []
         for rank, (host, pid, where, launcher) in enumerate(processes):

@@ -41,13 +41,13 @@ _ENDED = (
 class Negotiation:
     """The messages and operations of one process set.
 
-    `transport` is None for a set of one. `pending` holds this rank's submitted tasks. `fail` ends all of them once a rank has
+    `pending` holds this rank's submitted tasks. `fail` ends all of them once a rank has
     left, and `has_failed` says whether that was done.
     """
 
     def __init__(
         self,
-        transport: Transport | None,
+        transport: Transport,
         ranks: tuple[int, ...],
         number: int,
         settings: EngineSettings,
@@ -71,7 +71,7 @@ class Negotiation:
         self._pending = pending
         self._fail, self._has_failed = fail, has_failed
         self._coordinator: Coordinator | None = None
-        if transport is None or transport.rank == 0:
+        if transport.rank == 0:
             self._coordinator = Coordinator(self._size, settings.cache_capacity)
         self._stalls = StallWatch(number, ranks, settings.stall_warning_s, settings.stall_shutdown_s)
         self._end: str | None = None
@@ -89,7 +89,6 @@ class Negotiation:
         if self._coordinator is not None:
             self._coordinator.receive(0, message)
         else:
-            assert self._transport is not None
             self._transport.send(pack_message(tuple(message)), 0)
 
     def hear(self) -> bool:
@@ -117,7 +116,7 @@ class Negotiation:
     def close(self) -> None:
         """Free the memory, and a transport without messages in flight."""
         self.performer.close()
-        if self._transport is not None and self.has_heard_end and self._is_quiet():
+        if self.has_heard_end and self._is_quiet():
             self._transport.close()
 
     def _response(self) -> Response | None:
@@ -125,10 +124,10 @@ class Negotiation:
         if coordinator is None:
             content = self._receive()
             return None if content is None else Response(*content[1])
-        while transport is not None and (content := self._receive()) is not None:
+        while (content := self._receive()) is not None:
             coordinator.receive(content[0], Message(*content[1]))
         response = coordinator.respond()
-        if response is not None and transport is not None:
+        if response is not None and self._size > 1:
             data = pack_message(tuple(response))
             for rank in range(1, self._size):
                 transport.send(data, rank)
@@ -136,7 +135,6 @@ class Negotiation:
 
     def _receive(self) -> tuple[int, Any] | None:
         """Return the sender and content of the next message, if any."""
-        assert self._transport is not None
         message = self._transport.receive()
         return None if message is None else (message[0], unpack_message(message[1]))
 

@@ -96,8 +96,8 @@ def ufunc(op: str, dtype: DType) -> numpy.ufunc:
 
     if dtype.kind == "b":
         return numpy.logical_or if op in ("sum", "max") else numpy.logical_and
-    found: numpy.ufunc = getattr(numpy, _UFUNCS[op])
-    return found
+    function: numpy.ufunc = getattr(numpy, _UFUNCS[op])
+    return function
 
 
 def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:

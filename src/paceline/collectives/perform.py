@@ -40,12 +40,11 @@ SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
 
 
 class Performer:
-    """The execution of agreed operations over one transport. It is None for a set of one rank."""
+    """The execution of agreed operations over one transport."""
 
-    def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
+    def __init__(self, transport: Transport, fusion_bytes: int) -> None:
         self._transport = transport
-        self._size = 1 if transport is None else transport.size
-        self._rank = 0 if transport is None else transport.rank
+        self._size, self._rank = transport.size, transport.rank
         self._reducer = Reducer(transport, fusion_bytes)
 
     def close(self) -> None:
@@ -54,7 +53,7 @@ class Performer:
 
     def blocks(self, ready: Sequence[Ready]) -> bool:
         """Return whether an operation may wait for a dead rank."""
-        if self._transport is None:
+        if self._size == 1:
             return False
         limits = (self._reducer.polled_bytes(multiplied=False), self._reducer.polled_bytes(multiplied=True))
         for task, agreement in ready:
@@ -139,8 +138,7 @@ class Performer:
     def _adasum(self, part: Part, dtype: str) -> None:
         # A copy: Adasum computes in place, and the source is the script's.
         array = numbers.summand(part.source, dtype, part.prescale)
-        if self._transport is not None:
-            adasum(self._transport, array)
+        adasum(self._transport, array)
         numbers.scale(array, part.postscale)
         numbers.from_float32(array, part.target, dtype)
 
@@ -163,12 +161,12 @@ def _shaped(request: Request, results: list[Array]) -> list[Array] | Array:
 
 
 class Reducer:
-    """Reductions over one transport, or None for one rank.
+    """Reductions over one transport.
 
     Arrays smaller than `fusion_bytes` are reduced together; 0 reduces each on its own.
     """
 
-    def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
+    def __init__(self, transport: Transport, fusion_bytes: int) -> None:
         self._transport = transport
         self._fusion_bytes = fusion_bytes
         self._fusion = Fusion(transport, min(fusion_bytes, PIECE_BYTES) or PIECE_BYTES)
@@ -200,7 +198,7 @@ class Reducer:
         # Half precision always does: MPI does not know it.
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)
-        if self._transport is not None and self._transport.size == 2:
+        if self._transport.size == 2:
             return self._fusion_bytes
         return min(SHARED_DIRECT_MULTIPLIED_BYTES if multiplied else SHARED_DIRECT_BYTES, self._fusion_bytes)
 
@@ -217,10 +215,7 @@ class Reducer:
         if half or part.prescale != 1.0:
             source = numbers.summand(source, dtype, part.prescale)
         target = numpy.empty(part.target.size, numpy.float32) if half else part.target
-        if self._transport is not None:
-            self._transport.reducescatter(source, target, counts, op)
-        else:
-            numpy.copyto(target, source)
+        self._transport.reducescatter(source, target, counts, op)
         numbers.scale(target, part.postscale, part.divisor)
         if half:
             numbers.from_float32(target, part.target, dtype)
@@ -231,15 +226,13 @@ class Reducer:
         source, target = part.source, part.target
         in_place = source.__array_interface__["data"] == target.__array_interface__["data"]
         step = max(1, PIECE_BYTES // source.itemsize)
-        transport = self._transport
+        copied = in_place or part.prescale != 1.0
         for start in range(0, source.size, step):
             into = target[start : start + step]
-            if not in_place and (part.prescale != 1.0 or transport is None):
+            if copied and not in_place:
                 numpy.copyto(into, source[start : start + step])
             numbers.scale(into, part.prescale)
-            if transport is not None:
-                copied = in_place or part.prescale != 1.0
-                transport.allreduce(into if copied else source[start : start + step], into, op)
+            self._transport.allreduce(into if copied else source[start : start + step], into, op)
             numbers.scale(into, part.postscale, part.divisor)
 
 
@@ -248,42 +241,35 @@ def scatter_rows(rows: int, size: int) -> list[int]:
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
-def allgather(transport: Transport | None, array: Array, rows: Sequence[int]) -> Array:
+def allgather(transport: Transport, array: Array, rows: Sequence[int]) -> Array:
     """Concatenate the ranks' arrays, with `rows[rank]` rows each."""
     import numpy
 
     result: Array = numpy.empty((sum(rows), *array.shape[1:]), array.dtype)
-    if transport is None:
-        result[...] = array
-    elif result.nbytes:
+    if result.nbytes:
         transport.allgather(array, result, rows)
     return result
 
 
-def broadcast(transport: Transport | None, array: Array, out: Array, root: int) -> Array:
+def broadcast(transport: Transport, array: Array, out: Array, root: int) -> Array:
     """Fill `out` with the root's array, and return it."""
     import numpy
 
-    is_root = transport is None or transport.rank == root
-    if is_root and out.__array_interface__["data"] != array.__array_interface__["data"]:
+    if transport.rank == root and out.__array_interface__["data"] != array.__array_interface__["data"]:
         numpy.copyto(out, array)
-    if transport is not None and out.nbytes:
+    if out.nbytes:
         transport.broadcast(out.reshape(-1).view(numpy.uint8), root)
     return out
 
 
-def alltoall(
-    transport: Transport | None, array: Array, splits: Sequence[Sequence[int]]
-) -> tuple[Array, tuple[int, ...]]:
+def alltoall(transport: Transport, array: Array, splits: Sequence[Sequence[int]]) -> tuple[Array, tuple[int, ...]]:
     """Return the rows sent to this rank, and each rank's count."""
     import numpy
 
-    rank = 0 if transport is None else transport.rank
+    rank = transport.rank
     received = tuple(row[rank] for row in splits)
     result: Array = numpy.empty((sum(received), *array.shape[1:]), array.dtype)
-    if transport is None:
-        result[...] = array[: result.shape[0]]
-    elif any(any(row) for row in splits) and 0 not in array.shape[1:]:
+    if any(any(row) for row in splits) and 0 not in array.shape[1:]:
         transport.alltoall(array, splits[rank], result, received)
     return result, received
 
@@ -310,9 +296,9 @@ def adasum(transport: Transport, array: Array) -> None:
         transport.exchange(array, other, partner)
         # In the same order on both sides, so that both get the same bits.
         first, second = (array, other) if transport.rank < partner else (other, array)
-        one, two = _weights(first, second)
-        first *= first.dtype.type(one)
-        second *= second.dtype.type(two)
+        first_weight, second_weight = _weights(first, second)
+        first *= first.dtype.type(first_weight)
+        second *= second.dtype.type(second_weight)
         array += other
         distance *= 2
 
@@ -321,5 +307,7 @@ def _weights(first: Array, second: Array) -> tuple[float, float]:
     import numpy
 
     a, b = first.astype(numpy.float64, copy=False), second.astype(numpy.float64, copy=False)
-    dot, one, two = float(a @ b), float(a @ a), float(b @ b)
-    return (1.0 - dot / (2.0 * one) if one else 1.0), (1.0 - dot / (2.0 * two) if two else 1.0)
+    dot, first_square, second_square = float(a @ b), float(a @ a), float(b @ b)
+    return (1.0 - dot / (2.0 * first_square) if first_square else 1.0), (
+        1.0 - dot / (2.0 * second_square) if second_square else 1.0
+    )

@@ -12,6 +12,7 @@ from paceline.collectives import world
 from paceline.collectives.background_loop import BackgroundLoop
 from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.collectives.liveness import PeerWatch
+from paceline.collectives.transport import Alone
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,7 @@ class ProcessSets:
         #: Why the engine has failed, once it has.
         self._failure: str | None = None
         self._start_loop(joined.transport, 0)
-        watched = {} if joined.transport is None else joined.transport.watched()
+        watched = joined.transport.watched()
         self._peer_watch = PeerWatch(joined.places, rank, self._peer_lost, self._end_overdue, watched)
 
     def members(self, number: int) -> tuple[int, ...]:
@@ -90,10 +91,9 @@ class ProcessSets:
         # The same number on every rank, and the split in the same place of the world's order: this is called in the turn of
         # the world's loop, so nothing else uses its transport meanwhile.
         number = next(self._numbers)
-        whole = self.loops[0].transport
-        transport = whole.split(members, number) if whole is not None and len(members) > 1 else None
+        transport = self.loops[0].transport.split(members, number) if len(members) > 1 else Alone()
         self.ranks[number] = members
-        if self._rank in members:
+        if self._rank in members and transport is not None:
             loop = self._start_loop(transport, number)
             # `lost`, in another thread, notes the failure first and then goes through the loops: it saw this one, or is
             # seen here.
@@ -113,7 +113,7 @@ class ProcessSets:
             group.close(broken=False)
         return True
 
-    def _start_loop(self, transport: Transport | None, number: int) -> BackgroundLoop:
+    def _start_loop(self, transport: Transport, number: int) -> BackgroundLoop:
         loop = BackgroundLoop(transport, self.ranks[number], number, self._settings, self.lost)
         self.loops[number] = loop
         self._let_observe(loop)
@@ -189,7 +189,7 @@ class ProcessSets:
             loop.leave()
         ended = [loop.join() for loop in loops]
         for loop, has_ended in zip(loops, ended, strict=True):
-            if not has_ended and loop.transport is not None:
+            if not has_ended:
                 loop.transport.abandon("another rank has not heard that this one shuts down")
         self._close_device_groups(broken=not all(ended))
 
@@ -217,6 +217,5 @@ class ProcessSets:
 
 def _fail(loop: BackgroundLoop, reason: str) -> None:
     loop.fail(ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause."))
-    if loop.transport is not None:
-        # After `fail`: a waiting caller gets the reason, not the transport's error.
-        loop.transport.abandon(reason)
+    # After `fail`: a waiting caller gets the reason, not the transport's error.
+    loop.transport.abandon(reason)

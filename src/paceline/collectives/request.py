@@ -20,13 +20,8 @@ from paceline.collectives.handle import Handle
 if TYPE_CHECKING:
     from paceline.collectives.numbers import Array
 
-ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
-    "allreduce",
-    "allgather",
-    "broadcast",
-    "alltoall",
-    "reducescatter",
-)
+ALLREDUCE, ALLGATHER, BROADCAST = "allreduce", "allgather", "broadcast"
+ALLTOALL, REDUCESCATTER = "alltoall", "reducescatter"
 BARRIER, JOIN, CHANGE_SETS = "barrier", "join", "process_set"
 
 #: Kind and name, which identify an operation in flight.
@@ -94,24 +89,20 @@ def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
     first_rank = min(requests)
     first = requests[first_rank]
     if joined and first.kind not in (ALLREDUCE, BARRIER):
-        hint = (
-            " For the sparse gradients of a DistributedOptimizer say sparse_as_dense=True."
-            if first.kind == ALLGATHER
-            else ""
-        )
+        hint = " For the sparse gradients of a DistributedOptimizer say sparse_as_dense=True."
         return Agreement(
             first,
             error=f"{first.kind.capitalize()} is not supported with Join at this time: {first.name!r} was asked for while "
-            f"another rank had joined, which can take part in allreduce alone.{hint}",
+            f"another rank had joined, which can take part in allreduce alone.{hint if first.kind == ALLGATHER else ''}",
         )
     for rank, request in requests.items():
         difference = _difference(first, request)
         if difference is not None:
-            what, one, other = difference
+            what, own, others = difference
             return Agreement(
                 first,
-                error=f"Mismatched {first.kind.upper()} {what} for {first.name!r}: rank {first_rank} sent {one}, "
-                f"rank {rank} sent {other}.",
+                error=f"Mismatched {first.kind.upper()} {what} for {first.name!r}: rank {first_rank} sent {own}, "
+                f"rank {rank} sent {others}.",
             )
     rows: tuple[tuple[int, ...], ...] = ()
     if first.kind == ALLGATHER:
@@ -123,34 +114,35 @@ def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
     return Agreement(first, rows=rows)
 
 
+_COMPARED = {
+    "op": "operations",
+    "prescale": "prescale factors",
+    "postscale": "postscale factors",
+    "root": "root ranks",
+    "grouped": "groupings",
+}
+
+
 def _difference(first: Request, other: Request) -> tuple[str, object, object] | None:
     """Return the first difference's name and values, or None."""
     if first == other:
         return None
-    if len(first.shapes) != len(other.shapes):
-        return "numbers of tensors", len(first.shapes), len(other.shapes)
-    if first.dtypes != other.dtypes:
-        return "data types", ", ".join(first.dtypes), ", ".join(other.dtypes)
-    one, two = first.shapes, other.shapes
+    values: list[tuple[str, object, object]] = [
+        ("numbers of tensors", len(first.shapes), len(other.shapes)),
+        ("data types", ", ".join(first.dtypes), ", ".join(other.dtypes)),
+    ]
+    shapes = "tensor shapes"
+    differ = first.shapes != other.shapes
     if first.kind in (ALLGATHER, ALLTOALL):
-        if [len(shape) for shape in one] != [len(shape) for shape in two] or [s[1:] for s in one] != [
-            s[1:] for s in two
-        ]:
-            return "tensor shapes (beyond the first dimension)", _shown(one), _shown(two)
-    elif one != two:
-        return "tensor shapes", _shown(one), _shown(two)
-    for field, what in (
-        ("op", "operations"),
-        ("prescale", "prescale factors"),
-        ("postscale", "postscale factors"),
-        ("root", "root ranks"),
-        ("grouped", "groupings"),
-    ):
-        if getattr(first, field) != getattr(other, field):
-            return what, getattr(first, field), getattr(other, field)
-    if first.kind == CHANGE_SETS and first.splits != other.splits:
-        return "ranks", list(first.splits), list(other.splits)
-    return None
+        # The first dimension may differ; the number of them may not.
+        shapes += " (beyond the first dimension)"
+        differ = [(len(s), s[1:]) for s in first.shapes] != [(len(s), s[1:]) for s in other.shapes]
+    if differ:
+        values.append((shapes, _shown(first.shapes), _shown(other.shapes)))
+    values += [(name, getattr(first, field), getattr(other, field)) for field, name in _COMPARED.items()]
+    if first.kind == CHANGE_SETS:
+        values.append(("ranks", list(first.splits), list(other.splits)))
+    return next((value for value in values if value[1] != value[2]), None)
 
 
 def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
@@ -179,9 +171,9 @@ def unpack_message(data: bytes | bytearray) -> Any:
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
-        found = _KNOWN.get((module, name))
-        if found is None:
+        kind = _KNOWN.get((module, name))
+        if kind is None:
             raise CollectivesError(
                 f"what came names {module}.{name}, which no message of a rank does: it is not from one, and was not taken."
             )
-        return found
+        return kind

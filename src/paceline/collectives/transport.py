@@ -85,6 +85,47 @@ class Transport(Protocol):
         """
 
 
+class Alone:
+    """The transport of a set of one rank."""
+
+    rank, size = 0, 1
+
+    def send(self, data: bytes, rank: int) -> None: ...
+
+    def receive(self) -> None: ...
+
+    def allreduce(self, source: Array, target: Array, op: str) -> None:
+        if source is not target:
+            target[...] = source
+
+    def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
+        target[...] = source
+
+    def allgather(self, array: Array, result: Array, rows: Sequence[int]) -> None:
+        result[...] = array
+
+    def broadcast(self, array: Array, root: int) -> None: ...
+
+    def alltoall(self, array: Array, sent: Sequence[int], result: Array, received: Sequence[int]) -> None:
+        result[...] = array[: result.shape[0]]
+
+    def exchange(self, array: Array, other: Array, partner: int) -> None: ...
+
+    def share_segments(self, size: int) -> None: ...
+
+    def gather_objects(self, value: object) -> list[Any]:
+        return [value]
+
+    def split(self, members: Sequence[int], number: int) -> None: ...
+
+    def watched(self) -> dict[int, int]:
+        return {}
+
+    def close(self) -> None: ...
+
+    def abandon(self, reason: str) -> None: ...
+
+
 class SharedSegments:
     """Two segments for each rank, A and B, used in turn.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from paceline.collectives import mpi
 from paceline.collectives.errors import ArgumentError, CollectivesError, LostRankError
 from paceline.collectives.liveness import PeerPlace
-from paceline.collectives.transport import Transport
+from paceline.collectives.transport import Alone, Transport
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -40,12 +40,12 @@ _lost_of_mpi: set[int] = set()
 class RankedWorld:
     """The ranks that were started together.
 
-    `name` is the transport's name, and `transport` None for a single rank. `lost_ranks` is filled as ranks die. `generation`
-    counts the earlier engines of this process in this world.
+    `name` is the transport's name. `lost_ranks` is filled as ranks die. `generation` counts the earlier engines of this process
+    in this world.
     """
 
     name: str
-    transport: Transport | None
+    transport: Transport
     places: Sequence[PeerPlace]
     lost_ranks: set[int] = field(default_factory=set)
     generation: int = 0
@@ -55,8 +55,13 @@ def join(environ: Mapping[str, str]) -> RankedWorld:
     """Join the ranks that were started together."""
     name = choice(environ)
     if name == ALONE:
-        return RankedWorld(name=name, transport=None, places=PeerPlace.of_all(None, environ))
+        return _alone(name, environ)
     return _join_mpi(environ) if name == MPI else _join_gloo(environ)
+
+
+def _alone(name: str, environ: Mapping[str, str]) -> RankedWorld:
+    transport = Alone()
+    return RankedWorld(name=name, transport=transport, places=PeerPlace.of_all(transport, environ))
 
 
 def choice(environ: Mapping[str, str]) -> str:
@@ -104,7 +109,7 @@ def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
     if _comm is None:
         _comm = world.Dup()
         _comm_places = PeerPlace.of_all(MpiTransport(_comm), environ)
-    transport = MpiTransport(_comm, generation) if _comm.size > 1 else None
+    transport = MpiTransport(_comm, generation) if _comm.size > 1 else Alone()
     return RankedWorld(
         name=MPI, transport=transport, places=_comm_places, lost_ranks=_lost_of_mpi, generation=generation
     )
@@ -117,7 +122,7 @@ def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
     global _lost
     rank, size, host, port = where = rendezvous.place(environ)
     if size == 1:
-        return RankedWorld(name=GLOO, transport=None, places=PeerPlace.of_all(None, environ))
+        return _alone(GLOO, environ)
     if _lost[0] and _lost[1] == where:
         names = ", ".join(map(str, sorted(_lost[0])))
         raise LostRankError(

@@ -31,21 +31,16 @@ _JOBS = (
 _ABSENT |= {
     f"runner.{name}": _JOBS
     for name in (
-        "common.service",
-        "common.util.config_parser",
-        "common.util.network",
-        "driver",
-        "elastic",
-        "gloo_run",
-        "http",
-        "js_run",
-        "mpi_run",
-        "run_task",
-        "task_fn",
-        "util.cache",
-        "util.lsf",
-        "util.network",
-        "util.remote",
+        *(
+            "common.service",
+            "common.util.config_parser",
+            "common.util.network",
+            "driver",
+            "elastic",
+            "gloo_run",
+            "http",
+        ),
+        *("js_run", "mpi_run", "run_task", "task_fn", "util.cache", "util.lsf", "util.network", "util.remote"),
         "util.streams",
     )
 }

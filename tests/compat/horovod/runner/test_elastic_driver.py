@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.compat.horovod.runner import elastic_driver
-from paceline.compat.horovod.runner.asked_job import elastic_limits
 from paceline.compat.horovod.runner.elastic_driver import ElasticDriver, ElasticLimits
 from paceline.compat.horovod.runner.hosts import Host
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome
+from paceline.compat.horovod.runner.requested_job import elastic_limits
 from paceline.errors import RunFailedError
 from tests.compat.horovod.runner.test_launch import environment, run  # noqa: F401
 from tests.engines.conftest import require_engine

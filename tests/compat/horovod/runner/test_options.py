@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.compat.horovod.runner import asked_job, options
+from paceline.compat.horovod.runner import options, requested_job
 from paceline.errors import UserError
 
 #: Every option of Horovod's command, with a value where it has one.
@@ -83,7 +83,7 @@ def test_a_wrong_option_ends_with_2(words, capsys):
 
 
 def test_options_become_the_engine_s_variables():
-    found = asked_job.variables(
+    found = requested_job.variables(
         parse(
             *("--fusion-threshold-mb", "0.5", "--cycle-time-ms", "2.5", "--cache-capacity", "7"),
             *("--no-stall-check", "--stall-check-warning-time-seconds", "5", "--log-level", "debug"),
@@ -108,25 +108,29 @@ def test_interfaces_add_up():
 
 
 def test_tcp_option_disables_infiniband_for_nccl():
-    assert asked_job.variables(parse("--tcp")) == {"NCCL_IB_DISABLE": "1"}
+    assert requested_job.variables(parse("--tcp")) == {"NCCL_IB_DISABLE": "1"}
 
 
 def test_omitted_options_set_no_variables():
-    assert asked_job.variables(parse()) == {}
+    assert requested_job.variables(parse()) == {}
 
 
 def test_zero_is_given():
-    assert asked_job.variables(parse("--fusion-threshold-mb", "0")) == {"HOROVOD_FUSION_THRESHOLD": "0"}
+    assert requested_job.variables(parse("--fusion-threshold-mb", "0")) == {"HOROVOD_FUSION_THRESHOLD": "0"}
 
 
 def test_a_timeline_s_path_is_made_absolute(tmp_path):
-    assert asked_job.variables(parse("--timeline-filename", "t.json")) == {"HOROVOD_TIMELINE": str(tmp_path / "t.json")}
+    assert requested_job.variables(parse("--timeline-filename", "t.json")) == {
+        "HOROVOD_TIMELINE": str(tmp_path / "t.json")
+    }
 
 
 def test_options_without_a_meaning_are_named_once_each():
-    told = asked_job.without_meaning(parse("--num-nccl-streams", "2", "--no-torus-allreduce", "--thread-affinity", "0"))
+    told = requested_job.without_meaning(
+        parse("--num-nccl-streams", "2", "--no-torus-allreduce", "--thread-affinity", "0")
+    )
     assert [line.partition(":")[0] for line in told] == ["--num-nccl-streams", "--thread-affinity"]
-    assert asked_job.without_meaning(parse()) == []
+    assert requested_job.without_meaning(parse()) == []
 
 
 # --- the file
@@ -159,7 +163,7 @@ def test_the_file_has_options_by_each_of_their_names(config):
 @pytest.mark.parametrize(("text", "hides"), [("with_timestamp: true", "0"), ("with_timestamp: false", "1")])
 def test_the_file_may_say_with_timestamp(config, text, hides):
     found = parse("--config-file", config(f"logging: {{{text}}}\n"))
-    assert asked_job.variables(found) == {"HOROVOD_LOG_HIDE_TIME": hides}
+    assert requested_job.variables(found) == {"HOROVOD_LOG_HIDE_TIME": hides}
 
 
 def test_the_file_has_all_sections(config):
@@ -181,7 +185,7 @@ def test_the_file_has_all_sections(config):
         "localhost:2",
         7,
     )
-    assert asked_job.variables(found) == {
+    assert requested_job.variables(found) == {
         "HOROVOD_FUSION_THRESHOLD": str(16 << 20),
         "HOROVOD_TIMELINE": "/t.json",
         "HOROVOD_TIMELINE_MARK_CYCLES": "0",
@@ -191,7 +195,7 @@ def test_the_file_has_all_sections(config):
         "HOROVOD_LOG_LEVEL": "INFO",
         "HOROVOD_LOG_HIDE_TIME": "1",
     }
-    assert [line.partition(":")[0] for line in asked_job.without_meaning(found)] == [
+    assert [line.partition(":")[0] for line in requested_job.without_meaning(found)] == [
         "--hierarchical-allreduce",
         "--num-nccl-streams",
         "--autotune",
@@ -219,7 +223,7 @@ def test_a_file_that_says_nonsense_is_refused(config, text, complaint):
 
 
 def test_an_empty_file_says_nothing(config):
-    assert asked_job.variables(parse("--config-file", config(""))) == {}
+    assert requested_job.variables(parse("--config-file", config(""))) == {}
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -19,14 +19,14 @@ def optimizer_variables(optimizer: Optimizer | None) -> list[Variable]:
         return []
     variables = optimizer.variables
     # A property in Keras 3, a method in the older kind of optimizer.
-    found = list(variables() if callable(variables) else variables)
+    tracked = list(variables() if callable(variables) else variables)
     # tf_keras keeps some of them apart: settings that can be assigned to, and the state of the loss scale.
     own, scale = reducing.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
     settings = getattr(own, "_hyper", None) or {"learning_rate": getattr(own, "_learning_rate", None)}
     apart = [settings[name] for name in sorted(settings)]
     apart += [getattr(scale, "current_loss_scale", None), getattr(scale, "counter", None)]
-    known = {key_of(variable) for variable in found}
-    return found + [value for value in apart if hasattr(value, "assign") and key_of(value) not in known]
+    known = {key_of(variable) for variable in tracked}
+    return tracked + [value for value in apart if hasattr(value, "assign") and key_of(value) not in known]
 
 
 def build_optimizer(optimizer: Optimizer | None, trainable_variables: Sequence[Variable]) -> None:
@@ -68,10 +68,10 @@ def velocities(optimizer: Optimizer) -> list[Variable]:
     optimizer = reducing.inner_of(optimizer) or optimizer
     if not getattr(optimizer, "momentum", None):
         return []
-    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)
-    if found is None and hasattr(optimizer, "get_slot_names") and "momentum" in optimizer.get_slot_names():
-        found = [variable for variable in optimizer_variables(optimizer) if "/momentum" in variable.name]
-    return [variable for variable in found or () if variable is not None]
+    momenta = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)
+    if momenta is None and hasattr(optimizer, "get_slot_names") and "momentum" in optimizer.get_slot_names():
+        momenta = [variable for variable in optimizer_variables(optimizer) if "/momentum" in variable.name]
+    return [variable for variable in momenta or () if variable is not None]
 
 
 def broadcast_variables(variables: Sequence[Variable], root_rank: int, name: str) -> None:

@@ -64,8 +64,8 @@ class KeptCommits:
         if not commits:
             return None
         self.number, newest = max(commits, key=lambda item: item[0])
-        told = decode_state(newest.told, newest.array)
-        state: KeptState = told["state"]
+        content = decode_state(newest.told, newest.array)
+        state: KeptState = content["state"]
         return state
 
     def save(self, state: Mapping[str, object]) -> None:
@@ -75,17 +75,17 @@ class KeptCommits:
             return
         from paceline.checkpoint.api import DenseArray, encode_state, write_file
 
-        told, arrays = encode_state({"number": self.number, "state": {}})
+        header, arrays = encode_state({"number": self.number, "state": {}})
         parts: list[Any] = []
         for name, value in state.items():
             inner = self._plain(name, value)
             parts.append([name, inner[0]])
             arrays |= inner[1]
-        told["of"] = [["number", self.number], ["state", {"$": "dict", "of": parts}]]
+        header["of"] = [["number", self.number], ["state", {"$": "dict", "of": parts}]]
         dense = [DenseArray(name, array, copy=False) for name, array in arrays.items()]
         host = "".join(letter if letter.isalnum() else "-" for letter in os.uname().nodename)
         # Not synced: it has to outlive this process, not a power cut, and a commit may come after every batch.
-        write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), told, dense, durable=False)
+        write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)
 
     def _plain(self, name: str, value: object) -> tuple[Any, dict[str, Any]]:
         """Return a part of the state without values that can't be written."""
@@ -93,8 +93,8 @@ class KeptCommits:
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, Any]]:
             # The name before all of them, so that no two parts have an array of one name.
-            told, arrays = encode_state({where: value})
-            return told["of"][0][1], arrays
+            header, arrays = encode_state({where: value})
+            return header["of"][0][1], arrays
 
         if not isinstance(value, dict):
             return arrays_of(value, name)
@@ -102,12 +102,12 @@ class KeptCommits:
         arrays: dict[str, Any] = {}
         for key, item in value.items():
             try:
-                told, found = arrays_of(item, f"{name}.{key}")
+                encoded, its_arrays = arrays_of(item, f"{name}.{key}")
             except UserError as error:
                 if key not in self._refused:
                     self._refused.add(key)
                     _log.warning("state.%s starts anew where the job is restarted: %s", key, error)
                 continue
-            pairs.append([key, told])
-            arrays |= found
+            pairs.append([key, encoded])
+            arrays |= its_arrays
         return {"$": "dict", "of": pairs}, arrays

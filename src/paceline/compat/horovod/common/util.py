@@ -114,12 +114,12 @@ def is_version_greater_equal_than(version: str, target: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found = []
+    numbers = []
     # Of "2.1.0+cu118" the part behind the plus names a build, not a version.
     for part in version.partition("+")[0].split(".")[:3]:
         digits = "".join(character for character in part if character.isdigit())
-        found.append(int(digits or 0))
-    return tuple(found)
+        numbers.append(int(digits or 0))
+    return tuple(numbers)
 
 
 def _set(values: dict[str, str | None]) -> None:

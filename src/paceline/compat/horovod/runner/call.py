@@ -98,7 +98,7 @@ def on_ranks(
     executable: str | None = None,
 ) -> list[Any]:
     """Call `func` like `run`, with the options of `horovodrun`."""
-    from paceline.compat.horovod.runner import asked_job, wire
+    from paceline.compat.horovod.runner import requested_job, wire
     from paceline.compat.horovod.runner.output import Output
     from paceline.compat.horovod.runner.rank_command import MAIN_SCRIPT
     from paceline.compat.horovod.runner.ranks import why
@@ -113,7 +113,9 @@ def on_ranks(
     files = {wire.CALL: _payload(func, args, dict(kwargs or {}))}
     # Through sys.stdout: in a notebook that is the cell, where descriptor 1 may be the server's log.
     with closing(Output(folder=options.output_filename, to_streams=True)) as output:
-        outcome = asked_job.run(options, output, (executable or sys.executable, MAIN_SCRIPT, _TASK), files, executable)
+        outcome = requested_job.run(
+            options, output, (executable or sys.executable, MAIN_SCRIPT, _TASK), files, executable
+        )
     # As Python itself answers Ctrl-C; the driver had its own handler in place while the job ran.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
@@ -127,9 +129,9 @@ def on_ranks(
     results = [_loaded(place.whole_files().get(wire.RESULT)) for place in outcome.ranks]
     if failed is not None:
         rank, _, sentence = failed
-        told = results[rank] or {}
-        text = told.get("traceback") or "\n".join(output.last_lines(rank))
-        raise RunFailedError(f"horovod.run: {sentence}\n\n{text}".rstrip()) from told.get("error")
+        failure = results[rank] or {}
+        text = failure.get("traceback") or "\n".join(output.last_lines(rank))
+        raise RunFailedError(f"horovod.run: {sentence}\n\n{text}".rstrip()) from failure.get("error")
     for rank, result in enumerate(results):
         if result is None:
             raise RunFailedError(f"horovod.run: rank {rank} left with exit code 0 before the function returned.")

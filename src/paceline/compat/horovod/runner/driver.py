@@ -112,8 +112,8 @@ class RanksDriver:
         addresses = self._listener.addresses
         if addresses[0][0] == "":
             addresses = [(name, addresses[0][1]) for name in self._names]
-        told = {"addresses": addresses, "key": self._listener.key.hex()}
-        for command in start.commands(job, told, self._scratch):
+        contact = {"addresses": addresses, "key": self._listener.key.hex()}
+        for command in start.commands(job, contact, self._scratch):
             if job.verbose:
                 print(f"horovodrun: {shlex.join(command.argv)}", file=sys.stderr)
             # A session of its own: Ctrl-C reaches this process alone, which ends the ranks in order.
@@ -137,7 +137,7 @@ class RanksDriver:
 
     def _routes(self) -> list[str]:
         """Return this machine's addresses on the routes to other hosts."""
-        found = []
+        addresses = []
         for host in dict.fromkeys(slot.host for slot in self._job.slots):
             if is_here(host):
                 continue
@@ -146,10 +146,10 @@ class RanksDriver:
                 # Port 9 stands for any port; which way is taken depends on the address alone.
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                     probe.connect((host, 9))
-                    found.append(probe.getsockname()[0])
+                    addresses.append(probe.getsockname()[0])
             except OSError:
                 return []
-        return [address for address in dict.fromkeys(found) if address != "127.0.0.1"]
+        return [address for address in dict.fromkeys(addresses) if address != "127.0.0.1"]
 
     def _gather(self) -> str | None:
         """Wait until every rank has come up. Return the reason if one has not."""
@@ -202,10 +202,10 @@ class RanksDriver:
         # the others know.
         assert head.hello is not None, "every rank has come up"
         master = (self._names[0] if is_local else head.host, int(head.hello["port"]))
-        given = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
+        shared = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
         for slot, place, count in zip(job.slots, self._ranks, threads(job.slots, self._ranks), strict=True):
             # Each over the one before: defaults, then what the user has set, then the variables of the rank.
-            environment = start.for_host(given, slot.host)
+            environment = start.for_host(shared, slot.host)
             environment = with_defaults(environment, count, is_one_machine=self._job.is_local)
             environment |= variables(slot, len(job.slots), job.transport, master)
             commits = self._elastic.commits if self._elastic is not None and slot.rank == 0 else {}

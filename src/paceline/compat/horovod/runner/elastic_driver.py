@@ -110,11 +110,11 @@ class ElasticDriver:
             if sum(host.slots for host in hosts) >= ranks:
                 return hosts
             if time.monotonic() > deadline:
-                found = ", ".join(f"{host.name}:{host.slots}" for host in hosts) or "none"
+                present = ", ".join(f"{host.name}:{host.slots}" for host in hosts) or "none"
                 reason = f" {self._watch.error}" if self._watch.error else ""
                 raise RunFailedError(
                     f"{ranks} slots were not there within --elastic-timeout {self._limits.wait_s:g} s; the hosts that can be "
-                    f"used are {found}. Those on which a rank has failed are left out (--blacklist-cooldown-range).{reason}"
+                    f"used are {present}. Those on which a rank has failed are left out (--blacklist-cooldown-range).{reason}"
                 )
             time.sleep(_TICK_S)
 
@@ -129,18 +129,18 @@ class ElasticDriver:
 
     def _take_commits(self, outcome: RankOutcome) -> bool:
         """Replace the earlier commits by those that arrived whole."""
-        found: dict[str, bytes] = {}
+        arrived: dict[str, bytes] = {}
         for number, rank in enumerate(outcome.ranks):
             for name, content in rank.whole_files().items():
                 if name != wire.RESULT:
                     # A different name: the next attempt may write a file for the same host, which must stay distinct.
-                    found[f"{_state_of(name)}.of_before-{number}.safetensors"] = content
+                    arrived[f"{_state_of(name)}.of_before-{number}.safetensors"] = content
             for name in rank.files.keys() - {wire.RESULT}:
                 del rank.files[name]
         # An attempt starts from the newest commit, so its own commits are newer than its input.
-        states = set(map(_state_of, found))
-        self._commits = {name: data for name, data in self._commits.items() if _state_of(name) not in states} | found
-        return bool(found)
+        states = set(map(_state_of, arrived))
+        self._commits = {name: data for name, data in self._commits.items() if _state_of(name) not in states} | arrived
+        return bool(arrived)
 
     def _leave_out(self, outcome: RankOutcome) -> None:
         """Exclude hosts that are gone, or a failed rank's."""
@@ -148,8 +148,8 @@ class ElasticDriver:
         failed = why(outcome)
         if not lost and failed is not None:
             host = outcome.ranks[failed[0]].host
-            left = [one for one in self._watch.usable() if one.name != host]
-            if sum(one.slots for one in left) >= self._limits.least:
+            left = [other for other in self._watch.usable() if other.name != host]
+            if sum(other.slots for other in left) >= self._limits.least:
                 lost = {host}
         for name in lost:
             self._watch.failed(name)

@@ -57,17 +57,17 @@ def read(path: str) -> list[Host]:
         raise UserError(
             f"--hostfile {path!r} can't be read: {error}. Name a text file with `host slots=N` lines."
         ) from error
-    found = []
+    hosts = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         # `name:2` is one word; `name slots=2` and `name slots = 2` are several.
         name, slots = words[0].rpartition(":")[::2] if len(words) == 1 else (words[0], " ".join(words[1:]))
-        found.append(_host(" ".join(words), name, re.sub(r"^slots\s*=\s*", "", slots), of=f"line {number} of {path!r}"))
-    if not found:
+        hosts.append(_host(" ".join(words), name, re.sub(r"^slots\s*=\s*", "", slots), of=f"line {number} of {path!r}"))
+    if not hosts:
         raise UserError(f"--hostfile {path!r} names no host. Give it a line `host slots=N` for each.")
-    return found
+    return hosts
 
 
 def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
@@ -116,12 +116,12 @@ def is_here(name: str) -> bool:
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UserError(
             f"the host {name!r} is not known here ({error}). Check the name, or give its address."
         ) from error
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         # Only an address of this machine's own can be bound.
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind((address[0], 0, *address[2:]))
@@ -156,9 +156,9 @@ def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
                 f"--host-discovery-script {command!r} can't be run: {error}. Name a program or a shell command."
             ) from error
         if code:
-            said = errors.strip().splitlines()[-1:]
+            last_error = errors.strip().splitlines()[-1:]
             raise UserError(
-                f"--host-discovery-script {command!r} ended with exit code {code}{': ' + said[0] if said else ''}. "
+                f"--host-discovery-script {command!r} ended with exit code {code}{': ' + last_error[0] if last_error else ''}. "
                 "It prints a line host:slots for each host, and ends with 0."
             )
         lines = [line.strip() for line in output.splitlines() if line.strip()]

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from paceline.compat.horovod.common import __version__, basics
-from paceline.compat.horovod.runner import asked_job, start
 from paceline.compat.horovod.runner import options as command_line
+from paceline.compat.horovod.runner import requested_job, start
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome, why
 from paceline.errors import PacelineError, RunFailedError, UserError
@@ -87,14 +87,14 @@ def _run(args: Any) -> list[Any] | None:
 def _driven(options: Namespace) -> RankOutcome:
     """Run the job that the options describe, and return its outcome."""
     _check(options)
-    for line in asked_job.without_meaning(options):
+    for line in requested_job.without_meaning(options):
         print(f"horovodrun: without effect here: {line}.", file=sys.stderr)
     with closing(Output(folder=options.output_filename, timestamps=options.prefix_timestamp)) as output:
-        return asked_job.run(options, output, options.command, {})
+        return requested_job.run(options, output, options.command, {})
 
 
 def _check(options: Namespace) -> None:
-    """Refuse options that make no job; `asked_job.run` checks the rest."""
+    """Refuse options that make no job; `requested_job.run` checks the rest."""
     if options.jsrun:
         raise UserError("--jsrun is not supported. Inside an LSF job, name the hosts with -H and leave --jsrun out.")
     if options.np is None:

@@ -24,14 +24,14 @@ _SCRATCH = "HOROVODRUN_SCRATCH"
 
 def main(argv: "list[str]") -> None:
     # Taken out of the environment before the script starts, for what the script starts is no rank.
-    scratch, told = os.environ.pop(_SCRATCH, None), report.failed
+    scratch, report_failure = os.environ.pop(_SCRATCH, None), report.failed
 
     def failed(error: BaseException) -> None:
         # Only now: a process that has them takes itself for a worker of a Paceline run.
         # The folder goes with the process beside this one, which may be gone before this one is.
         if scratch is not None and os.path.isdir(scratch):
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
-            told(error)
+            report_failure(error)
 
     # `script.run` looks it up in that module when an exception leaves the script.
     report.failed = failed

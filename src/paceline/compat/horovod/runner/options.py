@@ -15,12 +15,8 @@ _FILE_KEYS = {
     "params": {
         name: name
         for name in (
-            "fusion_threshold_mb",
-            "cycle_time_ms",
-            "cache_capacity",
-            "hierarchical_allreduce",
-            "hierarchical_allgather",
-            "torus_allreduce",
+            *("fusion_threshold_mb", "cycle_time_ms", "cache_capacity"),
+            *("hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce"),
         )
     },
     "autotune": {
@@ -117,12 +113,12 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
         # Not options that switch off: there, true would mean false.
         if not name.startswith("--no-") and action.const is not False
     }
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in content.items():
         if key == "controller":
             if str(value).lower() not in _CONTROLLERS:
                 raise UserError(f"controller in --config-file {path!r} is {value!r}. Known: {', '.join(_CONTROLLERS)}.")
-            found[str(value).lower()] = True
+            values[str(value).lower()] = True
         elif key in _FILE_KEYS:
             # An empty section (`timeline:`) is None in YAML.
             if not isinstance(value, dict | None):
@@ -136,12 +132,12 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
                     )
                 dest = _FILE_KEYS[key][name]
                 checked = _checked(inner, known[dest], f"{key}.{name} in --config-file {path!r}")
-                found[dest] = not checked if name in _OPPOSITES and checked is not None else checked
+                values[dest] = not checked if name in _OPPOSITES and checked is not None else checked
         elif (option := known.get(str(key).replace("-", "_"))) and option.dest not in _NOT_IN_FILE:
-            found[option.dest] = _checked(value, option, f"{key} in --config-file {path!r}")
+            values[option.dest] = _checked(value, option, f"{key} in --config-file {path!r}")
         else:
             raise UserError(f"{key!r} in --config-file {path!r} is no option. `horovodrun --help` lists them.")
-    return found
+    return values
 
 
 def _checked(value: Any, option: argparse.Action, where: str) -> Any:
@@ -155,12 +151,12 @@ def _checked(value: Any, option: argparse.Action, where: str) -> Any:
         return value
     kind = option.type if callable(option.type) else str
     try:
-        found = kind(str(value))
+        converted = kind(str(value))
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise UserError(f"{where} is {value!r}, which is no value for it: {error}.") from error
-    if option.choices is not None and found not in option.choices:
+    if option.choices is not None and converted not in option.choices:
         raise UserError(f"{where} is {value!r}. Known: {', '.join(map(str, option.choices))}.")
-    return found
+    return converted
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -287,20 +283,20 @@ class _HorovodArgs:
 
 def options(args: Any, defaults: Namespace) -> Namespace:
     """Return the options of `horovodrun` for such a job."""
-    found = Namespace(**vars(defaults))
+    made = Namespace(**vars(defaults))
     for name, option in _attributes(defaults).items():
         value = getattr(args, name, None)
         if value is not None and value != (None,):  # as Horovod's own class begins with
-            setattr(found, option, value)
+            setattr(made, option, value)
     for name, option in _OPPOSITE_ATTRIBUTES.items():
         if (value := getattr(args, name, None)) is not None:
-            setattr(found, option, not value)
+            setattr(made, option, not value)
     nics = getattr(args, "nics", None) or getattr(args, "nic", None)
     if nics:
-        found.network_interfaces = nics if isinstance(nics, str) else ",".join(nics)
+        made.network_interfaces = nics if isinstance(nics, str) else ",".join(nics)
     command = getattr(args, "command", None) or []
-    found.command = command.split() if isinstance(command, str) else list(command)
-    return found
+    made.command = command.split() if isinstance(command, str) else list(command)
+    return made
 
 
 def _attributes(defaults: Namespace) -> dict[str, str]:

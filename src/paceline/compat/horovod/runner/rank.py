@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     """Run the rank. Return 1 without `horovodrun`, else 0."""
     # Under mpirun all ranks have one command line, and Open MPI's variable tells them apart.
     rank = int(argv[0] if argv else os.environ["OMPI_COMM_WORLD_RANK"])
-    told = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
-    key = bytes.fromhex(told["key"])
+    contact = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
+    key = bytes.fromhex(contact["key"])
     # Orphans of the program become this process's children, so `kill_descendants` finds them.
     processes.become_subreaper()
     # A port that is free now, for torch's store if this is rank 0. Nothing keeps it, so another program may take it before
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     try:
-        connection = wire.connect([(host, int(at)) for host, at in told["addresses"]], key)
+        connection = wire.connect([(host, int(at)) for host, at in contact["addresses"]], key)
         hello: wire.RankHello = {
             "rank": rank,
             "host": socket.gethostname(),

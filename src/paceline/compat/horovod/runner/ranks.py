@@ -113,12 +113,17 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
     """Return the environment with Paceline's defaults, as in a run."""
     # The ranks write into pipes, where Python would hold lines back. The fault handler shows where a rank has crashed.
-    found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "0"}
+    defaults = {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONHASHSEED": "0",
+    }
     if is_one_machine:
         # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
-        found |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    return found | dict(environment)
+        defaults |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    return defaults | dict(environment)
 
 
 def named(ranks: Sequence[int], places: Sequence[RankEnd]) -> str:

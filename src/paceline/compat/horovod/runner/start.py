@@ -65,29 +65,31 @@ class Started:
     ranks: tuple[int, ...] = ()
 
 
-def commands(job: RanksJob, told: Mapping[str, object], scratch: str) -> list[Started]:
+def commands(job: RanksJob, contact: Mapping[str, object], scratch: str) -> list[Started]:
     """Return the command lines that start all ranks.
 
     Args:
         job: The job.
-        told: The address and key of this process, for `runner.rank`.
+        contact: The address and key of this process, for `runner.rank`.
         scratch: A folder on this machine.
     """
     return (
-        [_with_mpi(job, told, scratch)] if job.transport == "mpi" else [_plain(job, told, slot) for slot in job.slots]
+        [_with_mpi(job, contact, scratch)]
+        if job.transport == "mpi"
+        else [_plain(job, contact, slot) for slot in job.slots]
     )
 
 
-def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Started:
+def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Started:
     """Return one mpirun command for all ranks."""
     from paceline.launchers.mpi import AS_ROOT, find_open_mpi, scratch_variables
 
     mpi = find_open_mpi(job.python or sys.executable)
     is_5 = mpi.version[0] >= 5
     parameter = "--prtemca" if is_5 else "--mca"
-    given = [*_words("--binding-args", job.binding_args), *_words("--mpi-args", job.mpi_args)]
+    arguments = [*_words("--binding-args", job.binding_args), *_words("--mpi-args", job.mpi_args)]
     # `--map-by=node` and `--map-by node` alike, with one dash or two.
-    names = {word.partition("=")[0].lstrip("-") for word in given if word.startswith("-")}
+    names = {word.partition("=")[0].lstrip("-") for word in arguments if word.startswith("-")}
     # mpirun 5 refuses duplicate options; a file of ranks is a mapping too.
     # Open MPI 4 needs --oversubscribe for more ranks than slots; in version 5 it is part of the mapping.
     words = [] if is_5 else ["--oversubscribe"]
@@ -112,9 +114,9 @@ def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Starte
     if job.interfaces:
         words += ["--mca", "btl_tcp_if_include", job.interfaces]
         words += [] if job.is_local else [parameter, "oob_tcp_if_include", job.interfaces]
-    words += given
+    words += arguments
     # In the environment, for the key in it would be seen by every user of the machine on the command line.
-    variables = {wire.VARIABLE: json.dumps(told)}
+    variables = {wire.VARIABLE: json.dumps(contact)}
     # On several hosts nothing of it: the folder is this machine's alone.
     if job.is_local:
         variables |= scratch_variables(scratch, mpi.version[0])
@@ -138,7 +140,7 @@ def exported(mpi_args: str | None) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _plain(job: RanksJob, told: Mapping[str, object], slot: Slot) -> Started:
+def _plain(job: RanksJob, contact: Mapping[str, object], slot: Slot) -> Started:
     """Return the command for one rank, over ssh on another host."""
     argv = [sys.executable, _RANK, str(slot.rank)]
     if not is_here(slot.host):
@@ -147,7 +149,7 @@ def _plain(job: RanksJob, told: Mapping[str, object], slot: Slot) -> Started:
         # ssh joins its words by spaces, and a shell on the other host splits them again.
         argv = ["ssh", *_ssh_options(job), slot.host, shlex.join(argv)]
     # On standard input, for a command line with the key could be read by every user of either machine.
-    text = json.dumps(told) + "\n"
+    text = json.dumps(contact) + "\n"
     return Started(argv=tuple(argv), environment=job.environment, text=text, ranks=(slot.rank,))
 
 

@@ -20,14 +20,14 @@ from typing import Any
 
 def main(scratch: str) -> None:
     with open(os.path.join(scratch, "call"), "rb") as file:
-        told = pickle.load(file)
+        request = pickle.load(file)
     # Behind this process's own: with another `executable` the caller's standard library is of another release.
-    sys.path += [place for place in told["path"] if place not in sys.path]
+    sys.path += [place for place in request["path"] if place not in sys.path]
     try:
         import cloudpickle
 
         # Inside the block: report a failure to unpickle, such as a module missing on this host, like any error.
-        func, args, kwargs = pickle.loads(told["call"])
+        func, args, kwargs = pickle.loads(request["call"])
         result = func(*args, **kwargs)
         try:
             value = cloudpickle.dumps(result)

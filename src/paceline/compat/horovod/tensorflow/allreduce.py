@@ -44,9 +44,9 @@ def allreduce(
             has died (also a tf.errors.UnknownError); on every rank.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    [given] = _converted([tensor])
-    label = operation_name("Allreduce", name, _values(given), ignore_name_scope)
-    return reduce_all([given], [label], how, compression)[0]
+    [converted] = _converted([tensor])
+    label = operation_name("Allreduce", name, _values(converted), ignore_name_scope)
+    return reduce_all([converted], [label], how, compression)[0]
 
 
 @as_written
@@ -73,13 +73,13 @@ def grouped_allreduce(
         HorovodInternalError: As for `allreduce`.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    given = _converted(tensors)
-    if not given:
+    converted = _converted(tensors)
+    if not converted:
         return []
-    base = operation_name("GroupedAllreduce", name, _values(given[0]), ignore_name_scope)
-    labels = [None if base is None else f"{base}_{index + 1}of{len(given)}" for index in range(len(given))]
-    members = [index for index, tensor in enumerate(given) if not isinstance(tensor, tf.IndexedSlices)]
-    return reduce_all(given, labels, how, compression, groups=[(base, members)] if members else ())
+    base = operation_name("GroupedAllreduce", name, _values(converted[0]), ignore_name_scope)
+    labels = [None if base is None else f"{base}_{index + 1}of{len(converted)}" for index in range(len(converted))]
+    members = [index for index, tensor in enumerate(converted) if not isinstance(tensor, tf.IndexedSlices)]
+    return reduce_all(converted, labels, how, compression, groups=[(base, members)] if members else ())
 
 
 def reduce_all(

@@ -35,9 +35,9 @@ def broadcast(
         ValueError: `root_rank` is not in the process set.
         HorovodInternalError: Shapes, types or roots differ between ranks; on every rank.
     """
-    given = tf.convert_to_tensor(tensor)
-    label = operation_name("Broadcast", name, given, ignore_name_scope)
-    return run([broadcast_piece(given, root_rank, label, process_set)])[0][0]
+    converted = tf.convert_to_tensor(tensor)
+    label = operation_name("Broadcast", name, converted, ignore_name_scope)
+    return run([broadcast_piece(converted, root_rank, label, process_set)])[0][0]
 
 
 @as_written
@@ -51,22 +51,22 @@ def broadcast_(
 
     They may be TensorFlow's or Keras's. If the ranks' variables or their order differ, it raises HorovodInternalError.
     """
-    given = list(variables)
-    if not given:
+    listed = list(variables)
+    if not listed:
         return []
-    for variable in given:
+    for variable in listed:
         if not hasattr(raw(variable), "assign"):
             raise ValueError(
                 f"this takes variables, not a tensor ({variable!r}). Use hvd.broadcast(tensor, root_rank), which gives a new one."
             )
     base = unique_in_graph(name or "broadcast_variables")
-    held = [tf.convert_to_tensor(raw(variable)) for variable in given]
+    held = [tf.convert_to_tensor(raw(variable)) for variable in listed]
     pieces = [
         broadcast_piece(tensor, root_rank, f"{base}.{label}", process_set)
-        for tensor, label in zip(held, variable_names(given), strict=True)
+        for tensor, label in zip(held, variable_names(listed), strict=True)
     ]
     results = [result for (result,) in run(pieces)]
-    return [_assigned(raw(variable), result) for variable, result in zip(given, results, strict=True)]
+    return [_assigned(raw(variable), result) for variable, result in zip(listed, results, strict=True)]
 
 
 def broadcast_piece(tensor: tf.Tensor, root: int, name: str | None, process_set: ProcessSet) -> Piece:

@@ -33,8 +33,10 @@ def allgather(
     Raises:
         ValueError: The tensor has no dimension.
     """
-    given = tf.convert_to_tensor(tensor)
-    return run([gather_piece([given], operation_name("Allgather", name, given, ignore_name_scope), process_set)])[0][0]
+    converted = tf.convert_to_tensor(tensor)
+    return run(
+        [gather_piece([converted], operation_name("Allgather", name, converted, ignore_name_scope), process_set)]
+    )[0][0]
 
 
 @as_written
@@ -45,11 +47,11 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Gather each tensor like `allgather`, as one operation. An empty list returns an empty list."""
-    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    if not given:
+    converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not converted:
         return []
-    full = operation_name("GroupedAllgather", name, given[0], ignore_name_scope)
-    return run([gather_piece(given, full, process_set, grouped=True)])[0]
+    full = operation_name("GroupedAllgather", name, converted[0], ignore_name_scope)
+    return run([gather_piece(converted, full, process_set, grouped=True)])[0]
 
 
 @as_written
@@ -68,9 +70,11 @@ def alltoall(
     Raises:
         ValueError: The splits do not fit or have another type; or without splits, the rows do not divide equally.
     """
-    given = tf.convert_to_tensor(tensor)
+    converted = tf.convert_to_tensor(tensor)
     counts = None if splits is None else _splits_tensor(splits)
-    piece = _alltoall_piece(given, counts, operation_name("Alltoall", name, given, ignore_name_scope), process_set)
+    piece = _alltoall_piece(
+        converted, counts, operation_name("Alltoall", name, converted, ignore_name_scope), process_set
+    )
     received, received_splits = run([piece])[0]
     return received if splits is None else (received, received_splits)
 
@@ -80,7 +84,7 @@ def _alltoall_piece(tensor: tf.Tensor, splits: tf.Tensor | None, name: str | Non
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to send; use tf.reshape(tensor, [1])."
         )
-    given = [tensor] if splits is None else [tensor, splits]
+    inputs = [tensor] if splits is None else [tensor, splits]
 
     def submit(arrays: list[Array]) -> int:
         array, size = arrays[0], len(checked_members(process_set))
@@ -105,7 +109,7 @@ def _alltoall_piece(tensor: tf.Tensor, splits: tf.Tensor | None, name: str | Non
         return [grad] if splits is None else [grad, None]
 
     return Piece(
-        tensors=given,
+        tensors=inputs,
         submit=submit,
         results=[(tensor.dtype, rows_shape(tensor)), (tf.int32, tf.TensorShape([None]))],
         backward=backward,

@@ -50,13 +50,13 @@ class Accumulator:
         Return whether it did, as a tensor. Gradients are tensors, tf.IndexedSlices or None. The sums are tensors, or None where
         a variable never had a gradient. In a graph `act` is traced once and its result is lost: it has to act on variables.
         """
-        given = list(grads)
+        listed = list(grads)
         if self.passes == 1:
-            act(given)
+            act(listed)
             return tf.constant(True)
-        counter = self._prepare(given, variables)
+        counter = self._prepare(listed, variables)
         sums = [self._sums.get(key(variable)) for variable in variables]
-        added = [_add(total, grad) for total, grad in zip(sums, given, strict=True) if grad is not None]
+        added = [_add(total, grad) for total, grad in zip(sums, listed, strict=True) if grad is not None]
         count = counter.assign_add(1, read_value=not tf.executing_eagerly())
         # A TensorFlow 1 graph does not order writes, so each step names its dependencies.
         with tf.control_dependencies([] if tf.executing_eagerly() else [*added, count]):

@@ -25,8 +25,10 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
         outs = [empty(array.shape, array.dtype) for array in arrays]
         bits, dtypes = [plain(array) for array in arrays], [told_dtype(array) for array in arrays]
         into = {"outs": [plain(out) for out in outs]} if grouped else {"out": plain(outs[0])}
-        told = {**into, "dtype": dtypes, **how.engine()}
-        return handles.submit_several("allreduce", name, how.process_set, lambda _: outs, bits, told, grouped=grouped)
+        options = {**into, "dtype": dtypes, **how.engine()}
+        return handles.submit_several(
+            "allreduce", name, how.process_set, lambda _: outs, bits, options, grouped=grouped
+        )
 
     def backward(grads: Sequence[Gradient], _: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         return run([reduce_piece([dense(grad) for grad in grads], gradient_name(name), how, grouped=grouped)])[0]

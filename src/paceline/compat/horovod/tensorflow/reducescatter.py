@@ -39,10 +39,10 @@ def reducescatter(
     Raises:
         HorovodInternalError: `op` is neither Average nor Sum, the tensor has no dimension, or the ranks disagree.
     """
-    given = tf.convert_to_tensor(tensor)
-    label = operation_name("Reducescatter", name, given, ignore_name_scope)
+    converted = tf.convert_to_tensor(tensor)
+    label = operation_name("Reducescatter", name, converted, ignore_name_scope)
     how = _how(op, prescale_factor, postscale_factor, process_set)
-    return _scattered([given], compression, label, how, grouped=False)[0]
+    return _scattered([converted], compression, label, how, grouped=False)[0]
 
 
 @as_written
@@ -58,12 +58,12 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
     """Scatter each tensor like `reducescatter`, as one operation."""
-    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    if not given:
+    converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not converted:
         return []
-    label = operation_name("GroupedReducescatter", name, given[0], ignore_name_scope)
+    label = operation_name("GroupedReducescatter", name, converted[0], ignore_name_scope)
     how = _how(op, prescale_factor, postscale_factor, process_set)
-    return _scattered(given, compression, label, how, grouped=True)
+    return _scattered(converted, compression, label, how, grouped=True)
 
 
 def _how(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> How:
@@ -88,8 +88,8 @@ def _scatter_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, 
 
     def submit(arrays: list[Array]) -> int:
         bits, finish = [plain(array) for array in arrays], in_types_of(arrays)
-        told = {"dtype": [told_dtype(array) for array in arrays], **how.engine()}
-        return handles.submit_several("reducescatter", name, how.process_set, finish, bits, told, grouped=grouped)
+        options = {"dtype": [told_dtype(array) for array in arrays], **how.engine()}
+        return handles.submit_several("reducescatter", name, how.process_set, finish, bits, options, grouped=grouped)
 
     def backward(grads: Sequence[Gradient], _: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         scale = how.prescale * how.postscale * (len(checked_members(how.process_set)) if how.op == Sum else 1)

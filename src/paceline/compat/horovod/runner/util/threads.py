@@ -59,9 +59,9 @@ def in_thread(
     """
     _check_args(args)
 
-    def quiet(*given: Any) -> None:
+    def quiet(*values: Any) -> None:
         with contextlib.suppress(BaseException):
-            target(*given)
+            target(*values)
 
     thread = threading.Thread(target=quiet if silent else target, args=args, name=name, daemon=daemon)
     thread.start()

@@ -100,8 +100,8 @@ class Timeout:
     def check_time_out_for(self, activity: str) -> None:
         """Raise TimeoutException if the time is up."""
         if self.timed_out():
-            told = self._message.format(activity=activity).rstrip()
-            raise TimeoutException(f"{told.rstrip('.')}. Timeout after {self._timeout} seconds.")
+            text = self._message.format(activity=activity).rstrip()
+            raise TimeoutException(f"{text.rstrip('.')}. Timeout after {self._timeout} seconds.")
 
 
 def loads_base64(encoded: str | bytes) -> Any:

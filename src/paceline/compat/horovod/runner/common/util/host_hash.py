@@ -18,6 +18,6 @@ def host_hash(salt: Any = None) -> str:
     name = socket.gethostname()
     # Linux alone has them: links such as `net:[4026531840]`, of which a container has its own.
     spaces = sorted(os.listdir(_NAMESPACES)) if os.path.isdir(_NAMESPACES) else []
-    told = [name, *(os.readlink(os.path.join(_NAMESPACES, space)) for space in spaces), str(salt or "")]
-    digest = hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]
+    parts = [name, *(os.readlink(os.path.join(_NAMESPACES, space)) for space in spaces), str(salt or "")]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     return f"{name.split('.')[0]}-{digest}"

@@ -86,11 +86,11 @@ def get_host_assignments(
     Raises:
         ValueError: There are fewer slots than `min_num_proc`.
     """
-    given = [_hosts.Host(name=host.hostname, slots=host.slots) for host in hosts]
-    free = sum(host.slots for host in given)
+    machines = [_hosts.Host(name=host.hostname, slots=host.slots) for host in hosts]
+    free = sum(host.slots for host in machines)
     size = free if max_num_proc is None else min(free, max_num_proc)
     # Where there are fewer slots than `min_num_proc`, this is more than there are, and `slots` says so.
-    places = _hosts.slots(given, max(size, min_num_proc))
+    places = _hosts.slots(machines, max(size, min_num_proc))
     return [
         SlotInfo(
             hostname=place.host,

@@ -121,11 +121,11 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ) -> float:
+def start_timeout_s(requested_s: float | None, environ: Mapping[str, str] = os.environ) -> float:
     """Return the start timeout: the given one, else HOROVOD_START_TIMEOUT."""
     text = environ.get("HOROVOD_START_TIMEOUT", "")
-    if given is not None or not text:
-        return _START_TIMEOUT_S if given is None else float(given)
+    if requested_s is not None or not text:
+        return _START_TIMEOUT_S if requested_s is None else float(requested_s)
     # Not float() alone, which also takes "nan", "inf" and "-5".
     if not text.replace(".", "", 1).isdigit():
         raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is no number of seconds. Unset it, or give one.")
@@ -134,18 +134,20 @@ def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ
 
 def variables(options: Namespace) -> dict[str, str]:
     """Return the environment variables for these options."""
-    found = {name: str(value) for dest, name in _VARIABLES.items() if (value := getattr(options, dest)) is not None}
-    found |= {
+    environment = {
+        name: str(value) for dest, name in _VARIABLES.items() if (value := getattr(options, dest)) is not None
+    }
+    environment |= {
         name: str(int(value)) for dest, name in _SWITCHES.items() if (value := getattr(options, dest)) is not None
     }
     if options.fusion_threshold_mb is not None:
-        found["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
+        environment["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
     if options.stall_check is not None:
         # The variable says the opposite of the option.
-        found["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
+        environment["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
     if options.tcp:
-        found["NCCL_IB_DISABLE"] = "1"
-    return found | of_interfaces(options.network_interfaces)
+        environment["NCCL_IB_DISABLE"] = "1"
+    return environment | of_interfaces(options.network_interfaces)
 
 
 def of_interfaces(names: str | None) -> dict[str, str]:
@@ -155,20 +157,20 @@ def of_interfaces(names: str | None) -> dict[str, str]:
 
 def without_meaning(options: Namespace) -> list[str]:
     """Return a line for each given option without effect."""
-    given = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
-    meant = (_WITHOUT_MEANING[dest] for dest, value in given.items() if value is not None and value is not False)
+    values = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
+    meant = (_WITHOUT_MEANING[dest] for dest, value in values.items() if value is not None and value is not False)
     return list(dict.fromkeys(meant))
 
 
 def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
     """Return the limits of an elastic job, or None."""
-    given = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
-    if all(value is None for value in (*given, options.reset_limit, options.blacklist_cooldown_range)):
+    requested = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
+    if all(value is None for value in (*requested, options.reset_limit, options.blacklist_cooldown_range)):
         return None
     least, most = options.min_np or np, options.max_np
     if not least <= np <= (np if most is None else most):
-        told = f"--min-np {least}, -np {np}" + ("" if most is None else f", --max-np {most}")
-        raise UserError(f"{told}: they have to grow in this order. -np is the number of ranks to start with.")
+        numbers = f"--min-np {least}, -np {np}" + ("" if most is None else f", --max-np {most}")
+        raise UserError(f"{numbers}: they have to grow in this order. -np is the number of ranks to start with.")
     cooldown = options.blacklist_cooldown_range
     if cooldown is not None and not 1 <= cooldown[0] <= cooldown[1]:
         raise UserError(
