@@ -103,12 +103,13 @@ class Coordinator:
         self._end: str | None = None
         self._left = 0
         #: Operation -> which rank asked for it when (`time.monotonic`), if somebody wants to know. They take it out.
-        self.arrivals: dict[Key, list[tuple[int, float]]] | None = None
+        self.arrivals: dict[Key, list[tuple[int, float]]] = {}
+        self.notes_arrivals = False
 
     def receive(self, rank: int, message: Message) -> None:
         """Process a rank's message."""
         bit = 1 << rank
-        if self.arrivals is not None:
+        if self.notes_arrivals:
             self._note(rank, message)
         if message.payload is not None:
             self._keep(rank, message, message.payload)
@@ -188,7 +189,6 @@ class Coordinator:
         return late
 
     def _note(self, rank: int, message: Message) -> None:
-        assert self.arrivals is not None
         now_s = time.monotonic()
         slots = self._slots if message.epoch == self._epoch else self._old_slots
         for key in [slots[slot].key for slot in message.slots] + [request.key for request in message.requests]:

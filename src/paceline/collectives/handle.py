@@ -24,12 +24,7 @@ class Handle:
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 
     def __init__(self, key: tuple[str, str], wait: Callable[[Handle, float | None], None] | None = None) -> None:
-        """Create the handle of an operation.
-
-        Args:
-            key: The operation's kind and name.
-            wait: Called by a waiting thread, which may do the work. Returns when the handle is done or the time is up.
-        """
+        """Create the handle of the operation `key`. A waiting thread calls `wait`, which may do the work."""
         self._key = key
         self._await = wait
         # Held until the operation is done. Each waiting thread acquires and releases it, so all of them get through. An Event

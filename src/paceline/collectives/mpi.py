@@ -182,10 +182,9 @@ def _check_family(library: str, environ: Mapping[str, str]) -> None:
     """Refuse a library that cannot talk to the launcher."""
     family = _family(library)
     for name, launcher in _LAUNCHERS:
-        if name in environ and family is not None and family != launcher:
-            # Slurm sets PMI_SIZE for every library that speaks PMI.
-            if name == "PMI_SIZE" and "SLURM_JOB_ID" in environ:
-                continue
+        # Slurm sets PMI_SIZE for every library that speaks PMI.
+        is_slurms = name == "PMI_SIZE" and "SLURM_JOB_ID" in environ
+        if name in environ and family not in (None, launcher) and not is_slurms:
             raise CollectivesError(
                 f"these processes were started by the mpirun of {launcher} ({name}={environ[name]}), but mpi4py "
                 f"loads {_first_line(library)}. Use the mpirun of that library (PACELINE_MPIRUN names one), or "

@@ -78,8 +78,8 @@ class Negotiation:
 
     def note_arrivals(self) -> None:
         """Pass the known arrival times to the observer."""
-        if self._coordinator is not None and self._coordinator.arrivals is None:
-            self._coordinator.arrivals = {}
+        if self._coordinator is not None:
+            self._coordinator.notes_arrivals = True
 
     def announce(self, news: Sequence[CollectiveTask], leaving: bool) -> None:
         """Send these requests to the first rank."""
@@ -141,11 +141,11 @@ class Negotiation:
     def _take(self, response: Response) -> None:
         """Queue the agreed operations, and complete those whose result came along."""
         results = dict(response.results)
-        arrivals = None if self._coordinator is None else self._coordinator.arrivals
+        arrivals = {} if self._coordinator is None else self._coordinator.arrivals
         for place, agreement in enumerate(self.cache.agreed(response, self._own_request)):
             key = agreement.request.key
             task = self._pending.get(key)
-            arrived = () if arrivals is None else arrivals.pop(key, ())
+            arrived = arrivals.pop(key, ())
             if task is None:
                 # This rank has joined (or failed: then nothing that it does matters any more).
                 if agreement.error is None and not self._has_failed():

@@ -46,6 +46,14 @@ class Performer:
         self._transport = transport
         self._size, self._rank = transport.size, transport.rank
         self._reducer = Reducer(transport, fusion_bytes)
+        #: All others are done once they are agreed upon.
+        self._operations: dict[str, Callable[[CollectiveTask, Agreement], object]] = {
+            ALLREDUCE: self._allreduce,
+            ALLGATHER: self._allgather,
+            BROADCAST: self._broadcast,
+            ALLTOALL: self._alltoall,
+            REDUCESCATTER: self._reducescatter,
+        }
 
     def close(self) -> None:
         """Release shared memory after the last operation."""
@@ -79,7 +87,8 @@ class Performer:
             if request.kind == ALLREDUCE and request.op != "adasum" and dtypes.count(dtypes[0]) == len(dtypes):
                 fused.setdefault((numbers.operation(request.op, dtypes[0]), dtypes[0]), []).append((task, agreement))
             else:
-                complete(task, self._one(task, agreement))
+                perform = self._operations.get(request.kind)
+                complete(task, agreement.joined if perform is None else perform(task, agreement))
         for (op, dtype), members in fused.items():
             parts: list[Part] = []
             results = []
@@ -104,28 +113,27 @@ class Performer:
             parts.append(Part(source, flat, prescale, postscale, numbers.divisor(op, dtype, self._size)))
         return outs
 
-    def _one(self, task: CollectiveTask, agreement: Agreement) -> object:
+    def _allgather(self, task: CollectiveTask, agreement: Agreement) -> object:
+        pairs = zip(task.arrays, agreement.rows, strict=True)
+        return _shaped(agreement.request, [allgather(self._transport, array, rows) for array, rows in pairs])
+
+    def _broadcast(self, task: CollectiveTask, agreement: Agreement) -> object:
+        import numpy
+
+        out = numpy.empty_like(task.arrays[0]) if task.outs[0] is None else task.outs[0]
+        return broadcast(self._transport, task.arrays[0], out, agreement.request.root)
+
+    def _alltoall(self, task: CollectiveTask, agreement: Agreement) -> object:
+        return alltoall(self._transport, task.arrays[0], agreement.rows)
+
+    def _reducescatter(self, task: CollectiveTask, agreement: Agreement) -> object:
         request = agreement.request
-        kind = request.kind
-        if kind == ALLREDUCE:
-            return self._allreduce(task, request)
-        if kind == ALLGATHER:
-            pairs = zip(task.arrays, agreement.rows, strict=True)
-            return _shaped(request, [allgather(self._transport, array, rows) for array, rows in pairs])
-        if kind == BROADCAST:
-            import numpy
+        arrays = zip(task.arrays, request.dtypes, strict=True)
+        return _shaped(request, [self._scattered(array, dtype, request) for array, dtype in arrays])
 
-            out = numpy.empty_like(task.arrays[0]) if task.outs[0] is None else task.outs[0]
-            return broadcast(self._transport, task.arrays[0], out, request.root)
-        if kind == ALLTOALL:
-            return alltoall(self._transport, task.arrays[0], agreement.rows)
-        if kind == REDUCESCATTER:
-            arrays = zip(task.arrays, request.dtypes, strict=True)
-            return _shaped(request, [self._reducescatter(array, dtype, request) for array, dtype in arrays])
-        return agreement.joined if kind == JOIN else agreement
-
-    def _allreduce(self, task: CollectiveTask, request: Request) -> object:
+    def _allreduce(self, task: CollectiveTask, agreement: Agreement) -> object:
         """Reduce by Adasum, or reduce a group of different types."""
+        request = agreement.request
         parts: list[Part] = []
         outs = self._fill_parts(parts, task, request)
         for part, dtype in zip(parts, request.dtypes, strict=True):
@@ -142,7 +150,7 @@ class Performer:
         numbers.scale(array, part.postscale)
         numbers.from_float32(array, part.target, dtype)
 
-    def _reducescatter(self, array: Array, dtype: str, request: Request) -> Array:
+    def _scattered(self, array: Array, dtype: str, request: Request) -> Array:
         import numpy
 
         rows = scatter_rows(array.shape[0], self._size)

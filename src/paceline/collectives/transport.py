@@ -177,12 +177,7 @@ def share_segments(
 
     Every rank has to call it.
 
-    Args:
-        rank: This rank.
-        ranks: Number of ranks.
-        gather: Returns every rank's value.
-        barrier: Returns when every rank has called it.
-        size: Bytes of a segment.
+    `gather` returns every rank's value, and `barrier` returns when every rank has called it.
     """
     if ranks > MOST_RANKS:
         return None

@@ -43,14 +43,8 @@ def submit(
     Names of different kinds never meet. Without a name, the n-th operation of its kind in this process set meets the n-th of the
     other ranks. In the world the counters restart at 0 after each join: while some ranks have joined, the others may do more.
 
-    Args:
-        kind: The engine's method ("allreduce", ...), unless `method` names another.
-        name: The operation's name, or None.
-        process_set: The ranks that take part.
-        finish: Makes the script's result of the engine's.
-        arrays: The array, or the list of arrays.
-        how: The method's further arguments.
-        method: The engine's method, if its name is not `kind`.
+    `kind` is the engine's method, unless `method` names it. `arrays` is one or a list, and `how` holds further arguments.
+    `finish` makes the script's result of the engine's.
     """
     checked_members(process_set)
     number = process_set.process_set_id

@@ -17,10 +17,7 @@ _WITH_VALUE = ("-W", "-X")
 def with_names(environment: MutableMapping[str, str], package: str, scratch: str) -> None:
     """Add `paceline` to the path, and `horovod` as fallback.
 
-    Args:
-        environment: The programs' environment, changed in place.
-        package: The folder of `paceline`.
-        scratch: A folder of this rank.
+    `environment` is changed in place. `package` is the folder of `paceline`, and `scratch` one of this rank.
     """
     library = os.path.join(scratch, "lib")
     os.makedirs(library, exist_ok=True)

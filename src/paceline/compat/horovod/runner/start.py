@@ -68,10 +68,7 @@ class Started:
 def commands(job: RanksJob, contact: Mapping[str, object], scratch: str) -> list[Started]:
     """Return the command lines that start all ranks.
 
-    Args:
-        job: The job.
-        contact: The address and key of this process, for `runner.rank`.
-        scratch: A folder on this machine.
+    `contact` is the address and key of this process, and `scratch` a folder on this machine.
     """
     return (
         [_with_mpi(job, contact, scratch)]
