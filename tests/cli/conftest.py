@@ -17,6 +17,7 @@ import pytest
 
 from paceline.system import processes
 from tests.engines.lab import processes_below
+from tests.warm import run_command
 
 PROGRAM = shutil.which("paceline", path=sysconfig.get_path("scripts"))
 
@@ -40,16 +41,13 @@ class Cli:
         self, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, code: int = 0
     ) -> subprocess.CompletedProcess[str]:
         """What the command answers; fails unless it exits with `code`."""
-        done = subprocess.run(
-            self.argv(*words),
-            env={**self.environment, **(env or {})},
-            cwd=cwd or self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        argv, environment, folder = self.argv(*words), {**self.environment, **(env or {})}, cwd or self.folder
+        # Python reads its variables at its start, and a fork starts no Python.
+        if any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in environment):
+            options: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 100}
+            done = subprocess.run(argv, env=environment, cwd=folder, check=False, **options)
+        else:
+            done = run_command(*argv, environment=environment, folder=folder, timeout_s=100)
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback (most recent call last)" not in done.stderr.replace("    Traceback", "")
         return done

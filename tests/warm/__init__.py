@@ -1,7 +1,6 @@
 """Workers and scripts that are forked from a program with torch or TensorFlow loaded, which takes 2 to 5 CPU seconds to load.
 
-Only ranks and scripts that load such a library are forked. Supervisors, controllers, commands and servers start as users
-start them.
+Commands of tests/cli are forked too. Supervisors, controllers and servers start as users start them.
 
     program.py      loads the modules of its kind (kinds.py), listens at a socket, and forks
       hiding.py     hides loaded modules in a fork until it imports them
@@ -13,7 +12,7 @@ start them.
 Ways in:
 
     program(rank).start(...)        a rank, or any script
-    ways.run_alone                  a script, until it ends
+    ways.run_alone, run_command     a script or a command, until it ends
     ways.below_mpirun               the ranks of mpirun and of horovodrun
     python.warm_python              a Python whose workers are forked
     ways.fork_scripts               every `python train.py` that a test starts (site/sitecustomize.py)
@@ -22,7 +21,7 @@ Ways in:
 from tests.warm.kinds import EXAMPLES, KERAS_ON_TORCH, NUMPY, OLDER_KERAS, TENSORFLOW, TORCH
 from tests.warm.programs import Process, close_all, program
 from tests.warm.python import forking_in_environments, submitting_with, warm_python
-from tests.warm.ways import below_mpirun, fork_scripts, forking_variables, run_alone
+from tests.warm.ways import below_mpirun, fork_scripts, forking_variables, run_alone, run_command
 
 __all__ = [
     "EXAMPLES",
@@ -39,6 +38,7 @@ __all__ = [
     "forking_variables",
     "program",
     "run_alone",
+    "run_command",
     "submitting_with",
     "warm_python",
 ]

@@ -37,8 +37,10 @@ def ask(
     """
     umask = os.umask(0)
     os.umask(umask)
-    request = {"words": list(words), "environment": dict(environment), "folder": str(folder), "fds": list(fds)}
-    request.update(umask=umask, python=python, path=path, hides=hides, frees=frees)
+    request = {
+        **{"words": list(words), "environment": dict(environment), "folder": str(folder), "fds": list(fds)},
+        **{"umask": umask, "python": python, "path": path, "hides": hides, "frees": frees},
+    }
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     # A file, because the size of a packet is limited.
     file = os.memfd_create("request")

@@ -26,6 +26,7 @@ OLDER_KERAS = "tf_keras"
 #: For the tests of such programs themselves, whatever they load.
 NUMPY = "numpy alone"
 EXAMPLES = "what the examples import"
+COMMAND_LINE = "the command line"
 
 _TORCH = (
     *("torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
@@ -60,5 +61,15 @@ KINDS = {
             # What runs the cells of a notebook.
             "ipykernel.ipkernel",
         ),
+    ),
+    COMMAND_LINE: Kind(
+        tuple(
+            f"paceline.{name}"
+            for name in (
+                *("cli.main", "cli.quick", "cli.run", "cli.read", "cli.logs", "cli.files", "cli.sweep", "cli.model"),
+                *("cli.service", "cli.compute", "cli.data", "cli.serve", "cli.env", "cli.pipeline"),
+                "system.detached_process",
+            )
+        )
     ),
 }

@@ -35,7 +35,7 @@ def serve(path: str) -> dict[str, Any]:
     try:
         while True:
             connections = {connection.fileno(): pid for pid, connection in running.values()}
-            ready, _, _ = select.select([0, listener, *running, *connections], [], [])
+            ready: list[Any] = select.select([0, listener, *running, *connections], [], [])[0]
             if 0 in ready:
                 break
             for fd in set(ready) & set(connections):

@@ -168,7 +168,7 @@ class SharedProgram(Program):
 def _started_with(socket: str, kind: str, *also: str) -> tuple[list[str], dict[str, Any]]:
     """The command of a program that listens there, and with which options of `subprocess` it is started."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    environment = kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | KINDS[kind].variables
+    environment = kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **KINDS[kind].variables}
     return [sys.executable, str(_PROGRAM), socket, *KINDS[kind].loads, *also], {"env": environment, "cwd": "/"}
 
 
