@@ -26,7 +26,7 @@ def make_job(**values: Any) -> Job:
 
 def make_record(run_id: str = RUN_ID, **values: Any) -> RunRecord:
     """A record of a submitted run that this process looks after."""
-    given = {
+    given: dict[str, Any] = {
         "experiment": run_id.partition("_")[0],
         "created_utc": utc_now(),
         "job": make_job(),

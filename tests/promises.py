@@ -66,7 +66,9 @@ def marked_tests() -> dict[str, list[str]]:
             for decorator in getattr(node, "decorator_list", ()):
                 if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.promise":
                     for name in map(ast.literal_eval, decorator.args):
-                        tests.setdefault(name, []).append(f"{path.relative_to(TESTS).as_posix()}::{node.name}")
+                        tests.setdefault(name, []).append(
+                            f"{path.relative_to(TESTS).as_posix()}::{getattr(node, 'name', '')}"
+                        )
     return tests
 
 

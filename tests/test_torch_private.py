@@ -107,7 +107,7 @@ def test_methods_of_a_process_group_that_python_replaces_are_there():
 def test_torch_function_mode_sees_reads_of_tensor_values():
     seen = []
 
-    class Watch(torch.overrides.TorchFunctionMode):
+    class Watch(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
         def __torch_function__(self, func, types, args=(), kwargs=None):
             seen.append(getattr(func, "__name__", ""))
             return func(*args, **(kwargs or {}))

@@ -7,6 +7,7 @@ import signal
 import socket
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_fork_ends_with_the_process_group_of_its_client(tmp_path: Path) -> None:
 
 
 def test_killed_program_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    before = program(0, NUMPY)
+    before: Any = program(0, NUMPY)
     os.kill(before.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, before.process.pid, os.WEXITED | os.WNOWAIT)
     assert code_of_a_script(tmp_path) == 7
@@ -70,7 +71,7 @@ def test_shared_program_serves_all_pytest_processes_and_ends_with_the_first(
     monkeypatch.setitem(KINDS, NUMPY, KINDS[NUMPY]._replace(is_shared=True))
     shared = sharing.Sharing()
     monkeypatch.setattr(sharing, "folder", Path(shared.folder))
-    found = []
+    found: list[Any] = []
     # Each with a list of its own, as another process has it.
     for _ in range(2):
         monkeypatch.setattr(programs, "_started", {})

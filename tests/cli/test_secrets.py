@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -252,13 +252,14 @@ class Told:
 
         workspace = self.cli.folder / ".paceline"
         token = Token(workspace)
-        client = TestClient(make_app(UiConfig(workspace=str(workspace)), token), base_url="http://127.0.0.1:7223")
+        app: Any = make_app(UiConfig(workspace=str(workspace)), token)
+        client = TestClient(app, base_url="http://127.0.0.1:7223")
         client.cookies.set(token.cookie, token.cookie_value)
         ids = self.cli.run_ids()
         services = [folder.name for folder in workspace.glob("services/*")]
         compared = f"?run={ids[0]}&run={ids[-1]}" if ids else ""
         paths = {
-            *(f"{route.path}{compared}" for route in client.app.routes if isinstance(route, Route)),
+            *(f"{route.path}{compared}" for route in app.routes if isinstance(route, Route)),
             *(f"/runs/{run_id}/look/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
             *(f"/runs/{run_id}/file/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
         }

@@ -544,7 +544,7 @@ def parameters() -> str:
 def test_the_launcher_of_each_backend_is_documented() -> None:
     page = DOCS / "launchers.md"
     for backends, launcher, _ in tables(section(page, "Launchers"))[0]:
-        for backend in code_words(backends) or [None]:
+        for backend in code_words(backends) or (None,):
             job = Job(
                 entry_script="train.py",
                 distributed_backend=backend,

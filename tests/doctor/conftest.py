@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import paceline
 from paceline.doctor.examination import Examination, Patient
 from paceline.remote.link.messages import LinkError
+
+if TYPE_CHECKING:
+    from paceline.remote.link.link import Link
 
 LIBRARY = Path(paceline.__file__).resolve().parents[1]
 
@@ -110,4 +113,6 @@ def two(tmp_path: Path) -> list[LocalLink]:
 def examination(two: list[LocalLink], tmp_path: Path) -> Examination:
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    return Examination(patients=[Patient(link) for link in two], folder=two[0].folder, workspace_dir=str(workspace))
+    return Examination(
+        patients=[Patient(cast("Link", link)) for link in two], folder=two[0].folder, workspace_dir=str(workspace)
+    )

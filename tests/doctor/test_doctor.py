@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_requested_number_of_nodes_is_taken_and_released(two, tmp_path, no_check
 @pytest.mark.promise("doctor-names-node-do-gives")
 def test_nodes_are_released_when_the_caller_stops_reading(two, tmp_path, no_checks):
     opened = []
-    findings = examine(target_of(*two, opened=opened), tmp_path)
+    findings: Any = examine(target_of(*two, opened=opened), tmp_path)
     next(findings)
     next(findings)
     findings.close()

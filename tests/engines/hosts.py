@@ -284,11 +284,11 @@ class Hosts:
         for number, path in enumerate(kept):
             (folder / f"kept_{number}").mkdir(exist_ok=True)
             mounts.append(f"mount --rbind {shlex.quote(str(path))} {folder}/kept_{number}")
-        for path in self.private:
-            own = folder / path.strip("/").replace("/", "_")
+        for private in self.private:
+            own = folder / private.strip("/").replace("/", "_")
             own.mkdir(exist_ok=True)
-            own.chmod(0o1777 if path == "/tmp" else 0o755)
-            mounts.append(f"mount --rbind {shlex.quote(str(own))} {shlex.quote(path)}")
+            own.chmod(0o1777 if private == "/tmp" else 0o755)
+            mounts.append(f"mount --rbind {shlex.quote(str(own))} {shlex.quote(private)}")
         if tmp_mib is not None:
             mounts.append(f"mount -t tmpfs -o size={tmp_mib}m,mode=1777 tmp /tmp")
         for number, path in enumerate(kept):

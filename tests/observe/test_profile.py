@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ def rank(*stacks, by="py-spy"):
 
 def told(*ranks):
     found = {str(number): one for number, one in enumerate(ranks)}
-    return RunProfile({"run_id": "lab_1_2", "work_dir": WORK, "ranks": found, "notes": ["a note"], "time": 1.0})
+    report: Any = {"run_id": "lab_1_2", "work_dir": WORK, "ranks": found, "notes": ["a note"], "time": 1.0}
+    return RunProfile(report)
 
 
 def even():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -82,7 +83,11 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A function that fails as the check (`module.check_...`) did on any of so many ranks."""
     require_engine("torch", find_spec("torch"))
     worlds = Worlds(tmp_path_factory)
-    asked = [item.callspec.params for item in request.session.items if "check" in getattr(item, "fixturenames", ())]
+    asked = [
+        cast(pytest.Function, item).callspec.params
+        for item in request.session.items
+        if "check" in getattr(item, "fixturenames", ())
+    ]
 
     def look(size: int, check: str) -> None:
         needed = lacking(check.partition(".")[0])

@@ -178,7 +178,7 @@ def test_a_sweep_is_a_step(place: Place, submit: Submit) -> None:
     ("make", "said"),
     [
         (lambda place: pl.Pipeline([]), "a pipeline without steps"),
-        (lambda place: pl.Pipeline(["prepare"]), "'prepare' is no step"),
+        (lambda place: pl.Pipeline(list[Any](["prepare"])), "'prepare' is no step"),
         (lambda place: pl.Pipeline([place.step("a"), place.step("a")]), "two steps are called 'a'"),
         (
             lambda place: pl.Pipeline([place.step("a", ("in=", pl.PipelineData("raw")))]),

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.remote.wire import Frames, WireError, frame
 
-SOME = [
+SOME: list[tuple[dict[str, Any], bytes]] = [
     ({"op": "ping"}, b""),
     ({"name": "new\nline \udcff größe", "bytes": 3}, b"\0\xff\n"),
     ({"op": "x", "n": 1}, b""),

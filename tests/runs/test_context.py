@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_the_script_finds_its_run_and_its_metrics_go_to_its_rank(tmp_path, monke
     folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
     for name, value in (WORKER | {"PACELINE_RUN_DIR": str(folder.path)}).items():
         monkeypatch.setenv(name, value)
-    run = Run.get_context()
+    run: Any = Run.get_context()
     assert (run.id, run.experiment.name, run.experiment.workspace.path) == (folder.run_id, "digits", tmp_path / "ws")
     run.log("loss", 0.5)
     assert run.get_metrics(by_rank=True) == {"3": {"loss": 0.5}}

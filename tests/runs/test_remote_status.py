@@ -160,6 +160,7 @@ class Far(Engine):
     def __init__(self, there):
         super().__init__()
         self.there, self.looks, self.later = there, 0, lambda: None
+        self.folder: RunFolder | None = None
 
     def look(self, folder, record):
         self.looks += 1

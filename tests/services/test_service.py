@@ -211,7 +211,8 @@ def test_service_has_its_own_environment(workspace: Workspace, source: Path, tmp
         workspace, "digits", source / "two.txt", entry_script=source / "own.py", environment=environment
     )
     service.wait_for_deployment(timeout_sec=300)
-    said, prefix = service.run("{}")
+    answer: Any = service.run("{}")
+    said, prefix = answer
     assert said == "small"
     assert prefix.startswith(str(workspace.path / "environments"))
     # What can't be built is said, and what is served goes on.

@@ -46,7 +46,7 @@ class Server:
 
     @property
     def state(self) -> dict[str, Any]:
-        return read_state(self.folder) or {}
+        return dict(read_state(self.folder) or {})
 
     @property
     def log(self) -> str:

@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import TargetError
 from paceline.job.plan import Node
@@ -90,7 +91,7 @@ if __name__ == "__main__":
     plan = json.loads(sys.argv[2])
     if plan and "loads_after_s" in plan[0]:
         watch._LOAD_S = plan[0]["loads_after_s"]
-    target = Target(plan, folder.path / "told")
+    target: Any = Target(plan, folder.path / "told")
     supervise.target_of_run = lambda run_dir: target
     supervise.supervise(folder)
     (folder.path / "loaded").write_text("\n".join(sys.modules))

@@ -15,7 +15,7 @@ from paceline.runs.folder import RunFolder
 from paceline.sweeps import trial_runs
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.warm_start import as_trials, keep, known_results, prior_trials
+from paceline.sweeps.warm_start import KnownResult, as_trials, keep, known_results, prior_trials
 from tests.sweeps.made import SWEEP_ID, add_trial, log_values, make_sweep
 
 FORMER = {"--lr": pl.uniform(0, 1), "batch": pl.choice(16, 32), "depth": 3}
@@ -38,7 +38,7 @@ def former(tmp_path: Path, **values: Any) -> RunFolder:
     return folder
 
 
-def results(tmp_path: Path, space: dict[str, Any], **values: Any) -> list[dict[str, Any]]:
+def results(tmp_path: Path, space: dict[str, Any], **values: Any) -> list[KnownResult]:
     spec = SweepSpec(
         space=Space(space),
         **{"metric": "loss", "goal": "minimize", "sampler": "tpe", "warm_start": (SWEEP_ID,), **values},

@@ -45,5 +45,5 @@ def test_page_on_stability_lists_the_experimental_names() -> None:
             for node in ast.walk(ast.parse(text)):
                 for decorator in getattr(node, "decorator_list", ()):
                     if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "experimental":
-                        marked.add((node.name, ast.literal_eval(decorator.args[0])))
+                        marked.add((getattr(node, "name", ""), ast.literal_eval(decorator.args[0])))
     assert marked == set(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))

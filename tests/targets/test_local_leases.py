@@ -4,6 +4,7 @@ import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +37,7 @@ class Machine:
         os.close(self.locks.pop(name))
 
     def ask(self, name: str) -> Lease | list[str]:
-        found = self.queue.try_grant(self.run_dir(name))
+        found: Any = self.queue.try_grant(self.run_dir(name))
         return found if is_granted(found) else [ticket["run_id"] for ticket in found]
 
     def release(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 from paceline.errors import EngineError, TargetError
 from paceline.targets.polling import Lookout, all_within, said, within
@@ -26,7 +27,8 @@ def test_error_text_has_the_class_name_of_foreign_exceptions_only():
 
 
 def test_background_polling_never_blocks_and_ignores_failed_polls() -> None:
-    answers, gate = iter([3, EngineError("away"), 5]), threading.Event()
+    answers: Iterator[int | EngineError] = iter([3, EngineError("away"), 5])
+    gate = threading.Event()
 
     def look() -> int:
         gate.wait(60)

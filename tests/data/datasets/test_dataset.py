@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,12 @@ def in_the_default_store(workspace, files):
     return write_tree(workspace.path / "data", files)
 
 
+def frame_of(table: TabularDataset) -> Any:
+    return table.to_pandas_dataframe()
+
+
 def xs(dataset):
-    return dataset.to_pandas_dataframe()["x"].tolist()
+    return frame_of(dataset)["x"].tolist()
 
 
 # Files.
@@ -213,7 +218,7 @@ def test_a_worker_gets_a_table_with_its_steps_over_the_folder_that_was_fetched(d
     table = Dataset.Tabular.from_delimited_files("data").skip(1).keep_columns("x").register(workspace, "t")
     found = opened(table.as_named_input("rows"), data)
     assert isinstance(found, TabularDataset)
-    assert found.to_pandas_dataframe().to_dict("list") == {"x": [2, 3, 4]}
+    assert frame_of(found).to_dict("list") == {"x": [2, 3, 4]}
     assert (found.name, found.version) == ("t", 1)
     # The reference goes to the worker as JSON.
     sent = json.loads(json.dumps(table.as_named_input("rows").to_json()))
@@ -245,7 +250,7 @@ print(len(TabularDataset.from_folder(DataReference(name="x", sources=()), {str(d
 
 def test_delimited_files_are_concatenated(data):
     table = Dataset.Tabular.from_delimited_files("data/**/*.csv")
-    frame = table.to_pandas_dataframe()
+    frame = frame_of(table)
     assert frame["x"].tolist() == [1, 2, 3, 4]
     assert frame["y"].tolist() == ["one", "two", "three", "four"]
     assert frame.index.tolist() == [0, 1, 2, 3]
@@ -254,7 +259,7 @@ def test_delimited_files_are_concatenated(data):
 def test_separator_header_encoding_and_types_are_honored(tmp_path):
     write_tree(tmp_path, {"a.txt": "1;é\n;b\n".encode("latin-1")})
     options = {"separator": ";", "header": False, "encoding": "latin-1"}
-    frame = Dataset.Tabular.from_delimited_files("a.txt", **options).to_pandas_dataframe()
+    frame = frame_of(Dataset.Tabular.from_delimited_files("a.txt", **options))
     assert frame.columns.tolist() == ["Column1", "Column2"]
     assert frame["Column2"].tolist() == ["é", "b"]
     assert frame["Column1"].isna().tolist() == [False, True]
@@ -268,7 +273,7 @@ def test_parquet_json_lines_and_compressed_files_are_read(tmp_path):
     frame = pandas.DataFrame({"x": [1, 2], "y": ["a", None]})
     (tmp_path / "k=1").mkdir()
     frame.to_parquet("k=1/p.parquet")
-    assert Dataset.Tabular.from_parquet_files("k=1").to_pandas_dataframe().columns.tolist() == ["x", "y"]
+    assert frame_of(Dataset.Tabular.from_parquet_files("k=1")).columns.tolist() == ["x", "y"]
     write_tree(tmp_path, {"lines/a.jsonl": '{"x": 1}\n{"x": 2}\n', "lines/b.jsonl": ""})
     assert xs(Dataset.Tabular.from_json_lines_files("lines")) == [1, 2]
     write_tree(tmp_path, {"zip/a.csv.gz": gzip.compress(b"x\n7\n")})
@@ -290,8 +295,8 @@ def test_steps_are_done_in_their_order(data):
     assert xs(table.skip(1).take(3)) == [2, 3, 4]
     assert xs(table.take(0)) == []
     assert xs(table.take(99)) == [1, 2, 3, 4]
-    assert table.keep_columns(["y", "x"]).to_pandas_dataframe().columns.tolist() == ["y", "x"]
-    assert table.drop_columns("y").to_pandas_dataframe().columns.tolist() == ["x"]
+    assert frame_of(table.keep_columns(["y", "x"])).columns.tolist() == ["y", "x"]
+    assert frame_of(table.drop_columns("y")).columns.tolist() == ["x"]
     with pytest.raises(DataError, match=r"keep_columns: there is no column 'z'; there are \['x', 'y'\]"):
         table.keep_columns("z").to_pandas_dataframe()
 
@@ -355,7 +360,7 @@ def test_a_frame_is_stored_and_registered(workspace):
     first = Dataset.Tabular.register_pandas_dataframe(
         frame, (Datastore(workspace), "frames"), "f", description="two rows"
     )
-    assert first.to_pandas_dataframe().to_dict("list") == {"x": [1, 2], "y": ["a", "b"]}
+    assert frame_of(first).to_dict("list") == {"x": [1, 2], "y": ["a", "b"]}
     assert (first.version, first.description) == (1, "two rows")
     second = Dataset.Tabular.register_pandas_dataframe(frame.assign(x=0), Datastore(workspace), "f")
     assert second.version == 2

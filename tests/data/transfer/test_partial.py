@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from paceline.data.transfer import partial as module
@@ -91,7 +93,7 @@ def test_waiter_does_not_claim_a_finished_file(part):
     import threading
 
     mine = claim(part, 4, wait=False)
-    got: list[object] = []
+    got: list[Any] = []
     waiting = threading.Thread(target=lambda: got.append(claim(part, 4, wait=True)))
     waiting.start()
     mine.write(b"abcd", 0)

@@ -33,8 +33,8 @@ def open_link(tmp_path: Path, library: Path) -> Iterator[OpenLink]:
     with contextlib.ExitStack() as links:
 
         def open_one(name: str = "node-0", words: Any = None, **values: Any) -> Link:
-            given = {"folder": str(tmp_path / "node"), "library_dir": library, "shared_library": True} | values
-            link = Link.open(words or bootstrap_words(sys.executable), name=name, **given)
+            given: dict[str, Any] = {"folder": str(tmp_path / "node"), "library_dir": library, "shared_library": True}
+            link = Link.open(words or bootstrap_words(sys.executable), name=name, **(given | values))
             links.callback(link.close)
             return link
 
@@ -66,8 +66,8 @@ def make_nodes(tmp_path: Path, open_link: OpenLink) -> Iterator[Callable[..., Ag
                 Node(node_rank=rank, name=link.name, address=f"127.0.0.{rank + 1}", cores=1)
                 for rank, link in enumerate(links)
             )
-            given = {"folder": str(tmp_path / "node"), "is_shared": False, "ports": 2} | values
-            found = AgentNodes(links, nodes, **given)
+            given: dict[str, Any] = {"folder": str(tmp_path / "node"), "is_shared": False, "ports": 2}
+            found = AgentNodes(links, nodes, **(given | values))
             made.callback(found.close)
             return found
 

@@ -209,7 +209,7 @@ def test_a_data_frame_s_columns_are_given_by_name(tmp_path):
     ],
 )
 def test_torchscript_and_exported_programs(tmp_path, name, platform, workers):
-    class Two(torch.nn.Module):
+    class Two(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self):
             super().__init__()
             # More than a page or two, so that the processes share it.

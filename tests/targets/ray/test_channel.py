@@ -22,7 +22,7 @@ from tests.helpers import make_run, wait_until
 from tests.targets.answering import Answering, answering
 
 KEY = "5e" * 32
-REQUEST: dict[str, Any] = {"argv": ["echo"], "rank": 1, "terminal": None, "term": None}
+REQUEST: Any = {"argv": ["echo"], "rank": 1, "terminal": None, "term": None}
 
 
 class Both:
@@ -68,7 +68,7 @@ def supervisor(both: Both) -> Iterator[Answering]:
 
 def hear(channel: StoreChannel, what: str) -> list[Any]:
     found: list[Any] = []
-    wait_until(lambda: found.extend(told[what] for told in channel.receive() if what in told) or found, what, 60)
+    wait_until(lambda: found.extend(dict(told)[what] for told in channel.receive() if what in told) or found, what, 60)
     return found
 
 
@@ -128,7 +128,7 @@ def test_writer_of_the_store_without_the_key_runs_nothing(
 
 def test_a_refusal_is_handed_back(both: Both, supervisor: Answering) -> None:
     channel = both.channel()
-    channel.begin({**REQUEST, "argv": ["refused"]})
+    channel.begin(REQUEST | {"argv": ["refused"]})
     assert hear(channel, "error") == ["rank 0 has ended"]
     channel.close()
     wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from paceline.targets.slurm.scheduler import CommandResult
 
@@ -25,6 +26,6 @@ def failure(version: str, what: str) -> CommandResult:
 
 
 @cache
-def _failures(version: str) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads(recorded(f"failures-{version}.json"))
+def _failures(version: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(recorded(f"failures-{version}.json"))
     return found

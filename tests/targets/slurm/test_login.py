@@ -370,7 +370,7 @@ def test_invalid_answer_raises_away_error(tmp_path: Path, home: Path, said: byte
 # --- commands beside workers
 
 
-REQUEST: dict[str, Any] = {"argv": ["echo"], "rank": 1, "terminal": None, "term": None}
+REQUEST: Any = {"argv": ["echo"], "rank": 1, "terminal": None, "term": None}
 
 
 def there(tmp_path: Path) -> RunFolder:
@@ -381,7 +381,7 @@ def there(tmp_path: Path) -> RunFolder:
 
 def hear(channel: LoginChannel, what: str) -> list[Any]:
     found: list[Any] = []
-    wait_until(lambda: found.extend(told[what] for told in channel.receive() if what in told) or found, what, 60)
+    wait_until(lambda: found.extend(dict(told)[what] for told in channel.receive() if what in told) or found, what, 60)
     return found
 
 
@@ -395,7 +395,8 @@ def test_exec_messages_use_one_connection(home: Path, tmp_path: Path) -> None:
         channel = LoginChannel(make_login(), str(folder.path))
         channel.begin(REQUEST)
         for number in range(50):
-            channel.send({"data": "eA==" * 10_000, "number": number})
+            message: Any = {"data": "eA==" * 10_000, "number": number}
+            channel.send(message)
         assert b"".join(out.encode() for out in hear(channel, "out"))[:4] == b"eA=="
         assert supervisor.requests == [REQUEST]
         assert (folder.exec_requests.stat().st_mode & 0o777) == 0o700
@@ -413,7 +414,7 @@ def test_exec_reports_refusal_and_end_of_workers(home: Path, tmp_path: Path) -> 
     folder = there(tmp_path)
     with answering(folder):
         refused = LoginChannel(make_login(), str(folder.path))
-        refused.begin({**REQUEST, "argv": ["refused"]})
+        refused.begin(REQUEST | {"argv": ["refused"]})
         assert hear(refused, "error") == ["rank 0 has ended"]
         refused.close()
         channel = LoginChannel(make_login(), str(folder.path))

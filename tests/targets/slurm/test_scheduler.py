@@ -96,7 +96,11 @@ def test_a_program_that_gives_no_answer_is_away(slurm: FakeSlurm):
 
 def test_patience_outlasts_a_restart_of_the_controller_and_tells_of_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
-    answers = [AwayError("away."), AwayError("away."), CommandResult(returncode=0, stdout="1", stderr="")]
+    answers: list[AwayError | CommandResult] = [
+        AwayError("away."),
+        AwayError("away."),
+        CommandResult(returncode=0, stdout="1", stderr=""),
+    ]
     told: list[str] = []
 
     def call() -> CommandResult:

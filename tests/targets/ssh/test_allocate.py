@@ -28,7 +28,7 @@ FOURTH = SshHost(name="h3", slots=2)
 class FakeMember(HostMember):
     """A member whose node's program runs in this process."""
 
-    def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, verb: str, given: Any) -> Any:
         _here.name = self.host.name
         if self.link.lost:
             raise TargetError(self.link.lost)

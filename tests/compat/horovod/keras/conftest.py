@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -56,7 +57,11 @@ def checks(kind: str) -> list[str]:
 def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[[str, int, str], None]:
     """A function that fails as the check did on any of so many ranks."""
 
-    params = [item.callspec.params for item in request.session.items if "outcome" in getattr(item, "fixturenames", ())]
+    params = [
+        cast(pytest.Function, item).callspec.params
+        for item in request.session.items
+        if "outcome" in getattr(item, "fixturenames", ())
+    ]
     asked = [(one["kind"], one["ranks"], one["check"]) for one in params if "kind" in one]
 
     def look(kind: str, ranks: int, check: str) -> None:

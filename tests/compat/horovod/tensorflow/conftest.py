@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -35,7 +36,9 @@ def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[..., Non
     """A function that fails as the check did on any of so many ranks."""
 
     ours = [item for item in request.session.items if item.path.parent == _WORLD.parent]
-    params = [item.callspec.params for item in ours if "outcome" in getattr(item, "fixturenames", ())]
+    params = [
+        cast(pytest.Function, item).callspec.params for item in ours if "outcome" in getattr(item, "fixturenames", ())
+    ]
 
     def look(ranks: int, check: str, *, legacy: bool = False) -> None:
         def start(folder: Path) -> str:
