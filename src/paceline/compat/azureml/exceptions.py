@@ -6,9 +6,9 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.exceptions
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 from paceline import errors
 
@@ -45,6 +45,7 @@ __all__ = [
 __path__: list[str] = []
 
 Kind = TypeVar("Kind", bound=type)
+Wrapped = TypeVar("Wrapped", bound=Callable[..., object])
 #: inspect.CO_GENERATOR. Importing inspect takes longer than all other imports here.
 _IS_GENERATOR = 0x20
 
@@ -55,10 +56,12 @@ class AzureMLException(errors.PacelineError):
     `message` is its text.
     """
 
-    def __init__(self, exception_message: object = "", **others: Any) -> None:
+    def __init__(
+        self, exception_message: object = "", inner_exception: BaseException | None = None, **others: object
+    ) -> None:
         # Skip super(): the next class may be one of Paceline's with a different signature.
         Exception.__init__(self, str(exception_message))
-        self.inner_exception: BaseException | None = others.get("inner_exception")
+        self.inner_exception = inner_exception
 
     @property
     def message(self) -> str:
@@ -149,7 +152,7 @@ class WebserviceException(AzureMLException):
     """
 
     def __init__(self, exception_message: object = "", status_code: int | None = None, **others: object) -> None:
-        super().__init__(exception_message, **others)
+        super().__init__(exception_message)
         self.status_code = status_code
 
 
@@ -205,27 +208,28 @@ def _both(bases: tuple[type[AzureMLException], type[errors.PacelineError]]) -> t
     return type(bases[0].__name__, bases, {"__module__": bases[0].__module__, "__doc__": bases[0].__doc__})
 
 
-def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+def sdk_errors(function: Wrapped) -> Wrapped:
     """Wrap a function or generator so that it raises the SDK's exceptions."""
     if function.__code__.co_flags & _IS_GENERATOR:
 
         @functools.wraps(function)
-        def steps(*arguments: object, **named: object) -> Any:
+        def steps(*arguments: object, **named: object) -> Iterator[object]:
+            made = cast("Iterator[object]", function(*arguments, **named))
             try:
-                yield from function(*arguments, **named)
+                yield from made
             except errors.PacelineError as error:
                 raise_as_sdk(error)
 
-        return steps
+        return cast(Wrapped, steps)
 
     @functools.wraps(function)
-    def call(*arguments: object, **named: object) -> Any:
+    def call(*arguments: object, **named: object) -> object:
         try:
             return function(*arguments, **named)
         except errors.PacelineError as error:
             raise_as_sdk(error)
 
-    return call
+    return cast(Wrapped, call)
 
 
 def sdk_class(kind: Kind) -> Kind:

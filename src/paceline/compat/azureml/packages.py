@@ -9,7 +9,7 @@ import dataclasses
 import importlib.util
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies, package_name
 from paceline.compat.azureml.core.environment import Environment
@@ -18,6 +18,11 @@ from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.policy import SubmissionNotes, is_strict
 from paceline.environments import EnvironmentSpec, is_environment_name, is_sdk_package, version_of
 from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paceline.compat.azureml.core.environment import PythonSection
 
 #: conda's name -> pip's, for packages that exist in both.
 _PIP_OF = {
@@ -151,7 +156,7 @@ def _with_framework(packages: list[str], module: str, whose: str, notes: Submiss
     return [*packages, name]
 
 
-def _interpreter(python: Any) -> str | None:
+def _interpreter(python: PythonSection) -> str | None:
     path = python.interpreter_path
     if path in (None, "", "python", "python3", sys.executable):
         return None
@@ -236,5 +241,5 @@ def _pip_version(line: str) -> str:
     return f"=={rest[1:].split('=')[0]}.*"
 
 
-def _lines(lines: Any) -> str:
+def _lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)

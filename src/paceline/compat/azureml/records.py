@@ -6,7 +6,7 @@ import importlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.system.registry import Documents, Versions
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 T = TypeVar("T")
+#: A record, as JSON has it.
+Document: TypeAlias = "dict[str, Any]"
 
 
-def add_version(workspace: Workspace, kind: str, name: str, data: dict[str, Any]) -> int:
+def add_version(workspace: Workspace, kind: str, name: str, data: Mapping[str, object]) -> int:
     """Register a record and return its version.
 
     An unchanged record keeps its latest version.
@@ -40,7 +42,7 @@ def add_version(workspace: Workspace, kind: str, name: str, data: dict[str, Any]
         return registry.add(name, lambda version: data)
 
 
-def version(workspace: Workspace, kind: str, name: str, number: int | None = None) -> tuple[int, dict[str, Any]] | None:
+def version(workspace: Workspace, kind: str, name: str, number: int | None = None) -> tuple[int, Document] | None:
     """Return the number and content of a version, by default the latest, or None."""
     registry = _registry(workspace, kind)
     if not isinstance(name, str) or not RULE.fullmatch(name):

@@ -9,9 +9,8 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from paceline import Job
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
@@ -25,8 +24,23 @@ from paceline.compat.azureml.targets import resolve
 from paceline.data import MODEL_LOCATION, DataReference, Source
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline import Workspace
 
+
+class Shape(TypedDict, total=False):
+    """The processes of a job."""
+
+    node_count: int
+    process_count_per_node: int
+    distributed_backend: str | None
+    worker_count: int
+    parameter_server_count: int
+
+
+#: Fields of a Job.
+Fields: TypeAlias = "dict[str, Any]"
 #: Communicators that select Open MPI. In Azure, too, IntelMpi ran Open MPI.
 _MPI = ("IntelMpi", "OpenMpi", "Mpi")
 
@@ -63,7 +77,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
         ],
         notes,
     )
-    entry: dict[str, Any]
+    entry: dict[str, object]
     if run.command:
         entry, more = _command(run.command, workspace, run_id)
         references += more
@@ -77,7 +91,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
     if not run.command and str(run.script).endswith(".ipynb"):
         environment = with_notebooks(environment, notes)
     shape = distribution(run)
-    values: dict[str, Any] = {
+    values: Fields = {
         **entry,
         "compute_target": target,
         "environment": dataclasses.replace(
@@ -128,23 +142,24 @@ def _plain_reference(reference: DataReference) -> DataReference:
     return DataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
 
 
-def _names_of(workspace: Any) -> dict[str, str]:
+def _names_of(workspace: Workspace) -> dict[str, str]:
     """Return environment variables with the driver's workspace names.
 
     The workspace's name tells a worker that the SDK's names submitted it. Other names are present only if they differ
     from a worker's defaults.
     """
-    names = {"SUBSCRIPTION": workspace.subscription_id, "RESOURCEGROUP": workspace.resource_group}
-    others = {f"AZUREML_ARM_{key}": name for key, name in names.items() if name != "local"}
+    names = {"SUBSCRIPTION": "subscription_id", "RESOURCEGROUP": "resource_group"}
+    others = {f"AZUREML_ARM_{key}": getattr(workspace, name) for key, name in names.items()}
+    others = {key: name for key, name in others.items() if name != "local"}
     return {**others, "AZUREML_ARM_WORKSPACE_NAME": workspace.name}
 
 
-def _note_places(values: list[Any], notes: SubmissionNotes) -> None:
+def _note_places(values: list[object], notes: SubmissionNotes) -> None:
     """Note data that will not appear at its path in Azure's containers."""
     for value in values:
         place = getattr(value, "path_on_compute", None)
         if isinstance(place, str) and place.startswith("/"):
-            name = str(getattr(value, "name", None) or value.datastore_name)
+            name = getattr(value, "name", None) or getattr(value, "datastore_name", None)
             notes.add(f"The input {name!r} does not appear at {place}: the script receives its path as an argument.")
 
 
@@ -172,7 +187,7 @@ def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataR
     return None
 
 
-def distribution(run: RunConfiguration) -> dict[str, Any]:
+def distribution(run: RunConfiguration) -> Shape:
     """Return node_count, process_count_per_node and backend.
 
     Raises:
@@ -209,7 +224,7 @@ def distribution(run: RunConfiguration) -> dict[str, Any]:
     return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": backend}
 
 
-def _has_gpus(target: str, shape: Mapping[str, Any], workspace: Workspace, notes: SubmissionNotes) -> bool:
+def _has_gpus(target: str, shape: Shape, workspace: Workspace, notes: SubmissionNotes) -> bool:
     """Return whether each worker can have a GPU.
 
     Only this machine is checked: other targets refuse GPUs that they lack.
@@ -251,7 +266,9 @@ def _is_python(notebook: Path) -> bool:
         return False
 
 
-def _command(command: Any, workspace: Workspace, run_id: str) -> tuple[dict[str, object], list[DataReference]]:
+def _command(
+    command: str | Sequence[object], workspace: Workspace, run_id: str
+) -> tuple[dict[str, object], list[DataReference]]:
     """Return the shell command and its data.
 
     The SDK joins a list's items with spaces and does not quote, so an item may contain several words.
@@ -279,7 +296,7 @@ def _configured(run: RunConfiguration, workspace: Workspace, run_id: str) -> lis
     return found
 
 
-def _resumed(values: dict[str, Any], resume_from: object, workspace: Workspace) -> dict[str, Any]:
+def _resumed(values: Fields, resume_from: object, workspace: Workspace) -> Fields:
     create: Any = getattr(resume_from, "create_data_reference", None)
     reference = reference_of(create(MODEL_LOCATION) if create else resume_from, workspace)
     if reference is None:

@@ -21,6 +21,8 @@ from paceline.job.data_reference import DataReference, Source
 from paceline.system.files import replacing
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from paceline.data.transfer.listing import FileInfo
 
 
@@ -140,11 +142,11 @@ class TabularDataset(AnyDataset):
                 raise DataError(f"there are no files at {self._where()} to read a table from.")
             return read_frames(files, self.reading or {"format": format_of(files)}, self.steps)
 
-    def keep_columns(self, columns: str | Sequence[str]) -> TabularDataset:
+    def keep_columns(self, columns: str | Sequence[str]) -> Self:
         """Keep only these columns, in this order."""
         return self._with(steps.columns_step("keep", columns))
 
-    def drop_columns(self, columns: str | Sequence[str]) -> TabularDataset:
+    def drop_columns(self, columns: str | Sequence[str]) -> Self:
         """Drop these columns."""
         return self._with(steps.columns_step("drop", columns))
 

@@ -18,6 +18,7 @@ from paceline.compat.azureml.targets import workspace_targets
 
 if TYPE_CHECKING:
     from paceline import Workspace
+    from paceline.compat.azureml.records import Document
 
 #: Spark, Data Lake Analytics, Data Explorer, Batch and Data Factory on Azure.
 _CLOUD = (
@@ -70,7 +71,7 @@ class ComputeTarget:
         made._set(workspace, name, data)
         return made
 
-    def _set(self, workspace: Workspace, name: str, data: dict[str, Any]) -> None:
+    def _set(self, workspace: Workspace, name: str, data: Document) -> None:
         self.workspace, self.name, self._data = workspace, name, data
 
     @staticmethod
@@ -99,7 +100,7 @@ class ComputeTarget:
         return ComputeTarget.create(workspace, name, attach_configuration)
 
     @staticmethod
-    def list(workspace: Workspace) -> list[Any]:
+    def list(workspace: Workspace) -> list[ComputeTarget]:
         """Return all targets of the workspace except `local`."""
         names = [*(name for name in workspace_targets(workspace) if name != "local")]
         names += [name for name in records.documents(workspace, "compute").names() if name not in names]
@@ -166,7 +167,7 @@ class ComputeTarget:
                 "Succeeded\nAmlCompute wait for completion finished\n\nMinimum number of nodes requested have been provisioned"
             )
 
-    def serialize(self) -> dict[str, Any]:
+    def serialize(self) -> dict[str, object]:
         return {
             "name": self.name,
             "computeType": self.type,
@@ -192,7 +193,7 @@ class ComputeTarget:
         if records.documents(self.workspace, "compute").read(self.name) is not None:
             records.documents(self.workspace, "compute").put(self.name, self._data)
 
-    def list_nodes(self) -> Sequence[dict[str, Any]]:
+    def list_nodes(self) -> Sequence[dict[str, object]]:
         return [{"nodeId": "local", "address": "127.0.0.1", "port": None, "nodeState": "idle", "runId": None}]
 
     def delete(self) -> None:
@@ -213,7 +214,7 @@ class ComputeTarget:
         return f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r}, type={self.type!r})"
 
 
-class WorkspaceTargets(NamedObjects[Any]):
+class WorkspaceTargets(NamedObjects[ComputeTarget]):
     """The workspace's targets by name.
 
     `ws.compute_targets[name]` returns a target for any name; `in` and `get` know only existing ones.
@@ -223,7 +224,7 @@ class WorkspaceTargets(NamedObjects[Any]):
         super().__init__({target.name: target for target in ComputeTarget.list(workspace)})
         self._workspace = workspace
 
-    def __missing__(self, name: Any) -> ComputeTarget:
+    def __missing__(self, name: str) -> ComputeTarget:
         _check_name(name)
         return ComputeTarget._made_elsewhere(self._workspace, name)
 
@@ -234,7 +235,7 @@ class ComputeStatus:
     `serialize()` returns the dict that drivers print; the same values are attributes in snake case.
     """
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: Document) -> None:
         least, most = int(data.get("min_nodes") or 0), int(data.get("max_nodes") or 1)
         count, created = max(1, least), data.get("created") or _now()
         self.current_node_count = self.target_node_count = count
@@ -261,7 +262,7 @@ class ComputeStatus:
         self.vm_priority = "Dedicated" if data.get("vm_priority", "dedicated") == "dedicated" else "LowPriority"
         self.vm_size = data.get("vm_size") or "local"
 
-    def serialize(self) -> dict[str, Any]:
+    def serialize(self) -> dict[str, object]:
         return {camel_case(name): value for name, value in vars(self).items()}
 
     def __repr__(self) -> str:
@@ -313,7 +314,7 @@ class AmlCompute(ComputeTarget):
         )
 
     @staticmethod
-    def supported_vmsizes(workspace: Workspace, location: str | None = None) -> list[dict[str, Any]]:
+    def supported_vmsizes(workspace: Workspace, location: str | None = None) -> list[dict[str, object]]:
         """Return this machine's size."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         return [
@@ -430,7 +431,9 @@ class ComputeInstance(AmlCompute):
     """A single machine: this one."""
 
     @staticmethod
-    def provisioning_configuration(vm_size: str = "", ssh_public_access: bool = False, **others: Any) -> Provisioning:  # type: ignore[override]
+    def provisioning_configuration(  # type: ignore[override]
+        vm_size: str = "", ssh_public_access: bool = False, **others: object
+    ) -> Provisioning:
         """Return settings for `ComputeTarget.create`."""
         return Provisioning("ComputeInstance", vm_size=vm_size, min_nodes=1, max_nodes=1)
 
@@ -493,7 +496,7 @@ def _check_name(name: object) -> None:
         )
 
 
-def _kept(workspace: Workspace, name: object) -> dict[str, Any] | None:
+def _kept(workspace: Workspace, name: object) -> Document | None:
     if not isinstance(name, str) or not records.RULE.fullmatch(name):
         return None
     kept = records.documents(workspace, "compute").read(name)

@@ -9,11 +9,23 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from paceline.compat.azureml.exceptions import UserErrorException
 
+if TYPE_CHECKING:
+    pass
+
 __all__ = ["CondaDependencies"]
+
+
+class CondaFile(TypedDict):
+    """The content of an environment file."""
+
+    name: str
+    dependencies: list[str | dict[str, list[str]]]
+    channels: list[str]
+
 
 #: The version written when none was requested. Runs use this interpreter's version in any case.
 _PYTHON = "3.10.18"
@@ -36,7 +48,7 @@ class CondaDependencies:
     DEFAULT_NUMBER_OF_CONDA_PACKAGES = 1
 
     def __init__(
-        self, conda_dependencies_file_path: str | None = None, _underlying_structure: dict[str, Any] | None = None
+        self, conda_dependencies_file_path: str | None = None, _underlying_structure: CondaFile | None = None
     ) -> None:
         if conda_dependencies_file_path is not None:
             content = _read(conda_dependencies_file_path)
@@ -169,10 +181,10 @@ class CondaDependencies:
 
     # --- as a file
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> CondaFile:
         """Return the content of the file."""
         pip = [*self._options, *self._pip]
-        dependencies: list[Any] = [*self._conda, *([{"pip": pip}] if pip else [])]
+        dependencies: list[str | dict[str, list[str]]] = [*self._conda, *([{"pip": pip}] if pip else [])]
         return {"name": self._name, "dependencies": dependencies, "channels": list(self._channels)}
 
     def serialize_to_string(self) -> str:
@@ -211,7 +223,7 @@ def package_name(line: str) -> str:
     return re.sub(r"[-_.]+", "-", match[1]).lower() if match else line
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> CondaFile:
     try:
         content = _yaml().safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except OSError as error:
@@ -220,7 +232,7 @@ def _read(path: str) -> dict[str, Any]:
         raise UserErrorException(f"the conda file {path!r} is not YAML: {error}.") from error
     if not isinstance(content, dict):
         raise UserErrorException(f"the conda file {path!r} has no `dependencies:`.")
-    return content
+    return cast(CondaFile, content)
 
 
 def _yaml() -> Any:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import paceline
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.data.data_reference import DataPath, SdkDataReference
-from paceline.compat.azureml.data.tabular_dataset import of_native
+from paceline.compat.azureml.data.file_dataset import FileDataset
+from paceline.compat.azureml.data.tabular_dataset import TabularDataset, of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import NamedObjects, late
 from paceline.compat.azureml.stores import ARTIFACTS
@@ -21,6 +22,7 @@ from paceline.data import PATH_VARIABLES
 
 if TYPE_CHECKING:
     from paceline import Workspace
+    from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 
 __all__ = ["DataType", "Dataset", "FileDatasetFactory", "PromoteHeadersBehavior", "TabularDatasetFactory"]
 
@@ -36,23 +38,23 @@ class FileDatasetFactory:
         partition_format: str | None = None,
         is_file: bool = False,
         **others: object,
-    ) -> Any:
+    ) -> FileDataset:
         """Return a dataset of files.
 
         `path` is a URL, a local path, (datastore, path), datastore.path(...), a DataPath, or a list of these.
         `partition_format`, such as "/{user}/{day:yyyy/MM/dd}/*.wav", names parts of the files' paths; they become the
         dataset's partition_keys.
         """
-        return of_native(paceline.Dataset.File.from_files(_place(path), validate, partition_format))
+        return FileDataset.of(paceline.Dataset.File.from_files(_place(path), validate, partition_format))
 
     @staticmethod
     def upload_directory(
         src_dir: str, target: object, pattern: str | None = None, overwrite: bool = False, show_progress: bool = True
-    ) -> Any:
+    ) -> FileDataset:
         """Upload a folder and return a dataset of its files."""
         _none("pattern", pattern)
         store, folder = _target(target)
-        return of_native(
+        return FileDataset.of(
             paceline.Dataset.File.upload_directory(src_dir, (store, folder), None, overwrite, show_progress)
         )
 
@@ -67,7 +69,7 @@ class TabularDatasetFactory:
         validate: bool = True,
         include_path: bool = False,
         infer_column_types: bool = True,
-        set_column_types: Any = None,
+        set_column_types: Mapping[str, str] | None = None,
         separator: str = ",",
         header: object = True,
         partition_format: str | None = None,
@@ -75,14 +77,14 @@ class TabularDatasetFactory:
         empty_as_string: bool = False,
         encoding: str = "utf8",
         **others: object,
-    ) -> Any:
+    ) -> TabularDataset:
         """Return a dataset of the rows of CSV files.
 
         `header` is True, False, or a PromoteHeadersBehavior. Values may span lines even
         with support_multi_line=False.
         """
         has_header = header if isinstance(header, bool) else "NO_HEADERS" not in str(header).upper()
-        return of_native(
+        return TabularDataset.of(
             paceline.Dataset.Tabular.from_delimited_files(
                 _place(path),
                 validate,
@@ -102,12 +104,12 @@ class TabularDatasetFactory:
         path: object,
         validate: bool = True,
         include_path: bool = False,
-        set_column_types: Any = None,
+        set_column_types: Mapping[str, str] | None = None,
         partition_format: str | None = None,
         **others: object,
-    ) -> Any:
+    ) -> TabularDataset:
         """Return a dataset of the rows of Parquet files."""
-        return of_native(
+        return TabularDataset.of(
             paceline.Dataset.Tabular.from_parquet_files(
                 _place(path),
                 validate,
@@ -122,13 +124,13 @@ class TabularDatasetFactory:
         path: object,
         validate: bool = True,
         include_path: bool = False,
-        set_column_types: Any = None,
+        set_column_types: Mapping[str, str] | None = None,
         partition_format: str | None = None,
         invalid_lines: str = "error",
         encoding: str = "utf8",
-    ) -> Any:
+    ) -> TabularDataset:
         """Return a dataset of the rows of files with a JSON object on each line."""
-        return of_native(
+        return TabularDataset.of(
             paceline.Dataset.Tabular.from_json_lines_files(
                 _place(path),
                 validate,
@@ -148,9 +150,9 @@ class TabularDatasetFactory:
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
         **others: object,
-    ) -> Any:
+    ) -> TabularDataset:
         """Register a frame as a new version of a dataset."""
-        return of_native(
+        return TabularDataset.of(
             paceline.Dataset.Tabular.register_pandas_dataframe(
                 dataframe, _target(target), name, description, tags, show_progress
             )
@@ -183,12 +185,12 @@ class Dataset:
     Tabular = TabularDatasetFactory
 
     @staticmethod
-    def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> Any:
+    def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> FileDataset | TabularDataset:
         """Return a registered dataset."""
         return of_native(paceline.Dataset.get_by_name(workspace, name, version))
 
     @staticmethod
-    def get_by_id(workspace: Workspace, id: str, **others: object) -> Any:
+    def get_by_id(workspace: Workspace, id: str, **others: object) -> FileDataset | TabularDataset:
         """Return a registered dataset by its id.
 
         In a run, `id` may also be the argument that the script received for a dataset.
@@ -197,17 +199,17 @@ class Dataset:
             found = late("core.run", "Run").get_context().input_datasets
             if names := [name for name in found if os.environ.get(f"{PATH_VARIABLES[1]}{name}") == id]:
                 # The run got the dataset as a folder, but the script wants a dataset.
-                one = found[names[0]]
+                one: str | FileDataset | TabularDataset = found[names[0]]
                 return FileDatasetFactory.from_files(one) if isinstance(one, str) else one
         return of_native(paceline.Dataset.get_by_id(workspace, id))
 
     @staticmethod
-    def get_all(workspace: Workspace) -> NamedObjects[Any]:
+    def get_all(workspace: Workspace) -> NamedObjects[AbstractDataset]:
         """Return all registered datasets by name."""
         return NamedObjects({name: of_native(one) for name, one in paceline.Dataset.get_all(workspace).items()})
 
     @staticmethod
-    def get(workspace: Workspace, name: str | None = None, id: str | None = None) -> Any:
+    def get(workspace: Workspace, name: str | None = None, id: str | None = None) -> FileDataset | TabularDataset:
         """Return a registered dataset, as the SDK did before 1.0.60."""
         return Dataset.get_by_id(workspace, id) if id else Dataset.get_by_name(workspace, str(name))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import paceline
 from paceline.compat.azureml.data.data_reference import of_plain
@@ -18,6 +18,7 @@ from paceline.data import DataReference
 
 if TYPE_CHECKING:
     from paceline import Workspace
+    from paceline.compat.azureml.data.data_reference import SdkDataReference
 
 __all__ = [
     "AbstractADLSDatastore",
@@ -69,7 +70,7 @@ class Datastore(paceline.Datastore):
         """The account's name; "local" for a store without an account."""
         return self._real.account_name or "local"
 
-    def path(self, path: str | None = None, data_reference_name: str | None = None) -> Any:
+    def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:
         """Return a place in the store, for a script's arguments."""
         # A reference to the whole store has the store's name: `$AZUREML_DATAREFERENCE_workspaceblobstore`.
         name = data_reference_name or (self._shown if not path and self._shown else None)

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
@@ -25,6 +25,7 @@ from paceline.compat.azureml.strict import Strict
 
 if TYPE_CHECKING:
     from paceline import Workspace
+    from paceline.compat.azureml.records import Document
     from paceline.environments import EnvironmentSpec
 
 __all__ = [
@@ -72,7 +73,7 @@ class PythonSection(Strict):
         self.base_conda_environment: str | None = None
         self.create_conda_env = True
 
-    def _plain(self) -> dict[str, Any]:
+    def _plain(self) -> dict[str, object]:
         found = super()._plain()
         dependencies = self.conda_dependencies
         return found | {"condaDependencies": dependencies.as_dict() if dependencies else None}
@@ -93,8 +94,8 @@ class DockerSection(Strict):
         self.shm_size: str | None = None
         self.arguments: list[str] = []
         self.gpu_support: bool | None = None
-        self.platform: Any = None
-        self.build_context: Any = None
+        self.platform: object = None
+        self.build_context: object = None
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -108,8 +109,8 @@ class SparkSection(Strict):
     """Accepted; Paceline has no Spark."""
 
     def __init__(self) -> None:
-        self.repositories: list[Any] = []
-        self.packages: list[Any] = []
+        self.repositories: list[object] = []
+        self.packages: list[object] = []
         self.precache_packages = True
 
 
@@ -121,10 +122,10 @@ class RSection(Strict):
         self.user_managed = False
         self.rscript_path: str | None = None
         self.snapshot_date: str | None = None
-        self.cran_packages: Any = None
-        self.github_packages: Any = None
-        self.custom_url_packages: Any = None
-        self.bioconductor_packages: Any = None
+        self.cran_packages: object = None
+        self.github_packages: object = None
+        self.custom_url_packages: object = None
+        self.bioconductor_packages: object = None
 
 
 class Environment(Strict):
@@ -151,7 +152,7 @@ class Environment(Strict):
         self.spark = SparkSection()
         self.r: RSection | None = None
         self.inferencing_stack_version: str | None = None
-        self.databricks: Any = None
+        self.databricks: object = None
         self.asset_id: str | None = None
         # For an estimator's environment: the module of its framework, and the estimator's name.
         self._made_for = ("", "")
@@ -358,11 +359,11 @@ class Environment(Strict):
         """Return a finished build, like `build`."""
         return EnvironmentBuild()
 
-    def get_image_details(self, workspace: Workspace) -> dict[str, Any]:
+    def get_image_details(self, workspace: Workspace) -> dict[str, object]:
         """Return details of the image that a run would use."""
         return {"imageExistsInRegistry": False, "dockerImage": {"name": self.docker.base_image}}
 
-    def _data(self) -> dict[str, Any]:
+    def _data(self) -> dict[str, object]:
         dependencies = self.python.conda_dependencies
         return {
             "name": self.name,
@@ -384,7 +385,7 @@ class Environment(Strict):
         }
 
     @staticmethod
-    def _of(data: dict[str, Any]) -> Environment:
+    def _of(data: Document) -> Environment:
         data = _snake_case(data)
         made = Environment(data["name"])
         python = _snake_case(data.get("python") or {})
@@ -401,7 +402,7 @@ class Environment(Strict):
         return made
 
 
-def _snake_case(data: dict[str, Any]) -> dict[str, Any]:
+def _snake_case(data: Document) -> Document:
     """Return the data with the SDK's keys, such as `baseImage`, in snake case."""
     return {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", key): value for key, value in data.items()}
 

@@ -5,6 +5,7 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.experiment.expe
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,8 @@ from paceline.errors import WorkspaceError
 from paceline.runs import new_run_id, page_of
 
 if TYPE_CHECKING:
-    from paceline import Workspace
+    from paceline import Workspace, runs
+    from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 
 __all__ = ["Experiment", "Run"]
 
@@ -76,7 +78,7 @@ class Experiment(paceline.Experiment):
 
     def _submit_script(
         self,
-        config: Any,
+        config: ScriptRunConfig,
         tags: Mapping[str, object] | None,
         *,
         run_id: str | None = None,
@@ -138,7 +140,7 @@ class Experiment(paceline.Experiment):
         properties: Mapping[str, str] | None = None,
         include_children: bool = False,
         **others: Any,
-    ) -> Iterator[Any]:
+    ) -> Iterator[runs.Run]:
         """Yield the runs, each in the class of its kind, such as HyperDriveRun."""
         kinds = {"azureml.StepRun": "script", **{name: kind for kind, name in TYPES.items()}}
         yield from super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others)
@@ -178,7 +180,7 @@ class Experiment(paceline.Experiment):
     @staticmethod
     def list(
         workspace: Workspace, experiment_name: str | None = None, view_type: str = "ActiveOnly", tags: object = None
-    ) -> Any:
+    ) -> builtins.list[paceline.Experiment]:
         """Return the workspace's experiments."""
         return [one for name, one in workspace.experiments.items() if experiment_name in (None, name)]
 

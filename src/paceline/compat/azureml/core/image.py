@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.core.model import InferenceConfig, Model
@@ -58,7 +58,7 @@ class Image:
         self.models = [Model(workspace, id=one) for one in data["models"]]
 
     @staticmethod
-    def create(workspace: Workspace, name: str, models: Sequence[Any], image_config: ImageConfiguration) -> Image:
+    def create(workspace: Workspace, name: str, models: Sequence[object], image_config: ImageConfiguration) -> Image:
         """Store models and a script as the next version of a name."""
         data = {
             "script": str(Path(image_config.execution_script).absolute()),

@@ -26,8 +26,10 @@ from paceline.errors import ModelNotFoundError as NotFound
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Mapping
 
     from paceline import Workspace
+    from paceline.compat.azureml.core.run import Run
 
 __all__ = ["Dataset", "InferenceConfig", "Model", "ModelNotFoundException", "ResourceConfiguration"]
 
@@ -60,7 +62,7 @@ class Model(paceline.Model):
         name: str | None = None,
         id: str | None = None,
         tags: object = None,
-        properties: object = None,
+        properties: Mapping[str, object] | None = None,
         version: int | None = None,
         run_id: str | None = None,
         model_framework: str | None = None,
@@ -105,9 +107,9 @@ class Model(paceline.Model):
         model_path: str,
         model_name: str,
         tags: object = None,
-        properties: Any = None,
+        properties: Mapping[str, object] | None = None,
         description: str | None = None,
-        datasets: Any = None,
+        datasets: Sequence[tuple[str, object]] | None = None,
         model_framework: str | None = None,
         model_framework_version: str | None = None,
         child_paths: object = None,
@@ -142,7 +144,7 @@ class Model(paceline.Model):
         workspace: Workspace,
         name: str | None = None,
         tags: object = None,
-        properties: object = None,
+        properties: Mapping[str, object] | None = None,
         run_id: str | None = None,
         latest: bool = False,
         dataset_id: str | None = None,
@@ -206,7 +208,7 @@ class Model(paceline.Model):
         deployment_target: object = None,
         overwrite: bool = False,
         show_output: bool = False,
-    ) -> Any:
+    ) -> object:
         """Serve models under a name.
 
         Returns at once; `wait_for_deployment` blocks until the service answers.
@@ -226,7 +228,7 @@ class Model(paceline.Model):
         generate_dockerfile: bool = False,
         image_name: str | None = None,
         image_label: str | None = None,
-    ) -> Any:
+    ) -> object:
         """Return a folder from which to build a container.
 
         `package.save(folder)` copies the folder; `package.pull()` builds the image.
@@ -242,7 +244,7 @@ class Model(paceline.Model):
         """Raise WebserviceException: measure a service instead."""
         raise WebserviceException("Model.profile is not supported. Measure a service: paceline service bench NAME.")
 
-    def serialize(self) -> dict[str, Any]:
+    def serialize(self) -> dict[str, object]:
         return {
             "name": self.name,
             "version": self.version,
@@ -302,19 +304,19 @@ class InferenceConfig:
             )
 
 
-def registered_of_run(run: Any, model_name: str, model_path: str | None, **given: Any) -> Model:
+def registered_of_run(run: Run, model_name: str, model_path: str | None, **given: Any) -> Model:
     """Register a file or folder of a run as a model.
 
     Raises:
         ModelPathNotFoundException: The run has no such file. The message lists the files it has.
     """
-    from paceline.runs import Run
+    from paceline import runs
 
     path = model_path or model_name
     while path.startswith("./"):
         path = path[2:]
     try:
-        made = Run.register_model(run, model_name, path.rstrip("/"), **given)
+        made = runs.Run.register_model(run, model_name, path.rstrip("/"), **given)
     except RunNotFoundError as error:
         raise ModelPathNotFoundException(str(error)) from error
     except ModelError as error:
@@ -324,12 +326,17 @@ def registered_of_run(run: Any, model_name: str, model_path: str | None, **given
                 f"Could not locate the provided model_path {path} in the set of files uploaded to the run: {there}"
             ) from error
         raise WebserviceException(str(error)) from error
-    return Model(run.experiment.workspace, id=made.id)
+    return Model(run._workspace(), id=made.id)
 
 
 def _listed(
-    workspace: Workspace, name: str | None, tags: object, properties: Any, run_id: str | None, latest: bool = False
-) -> Any:
+    workspace: Workspace,
+    name: str | None,
+    tags: object,
+    properties: Mapping[str, object] | None,
+    run_id: str | None,
+    latest: bool = False,
+) -> list[paceline.Model]:
     """Return the models; a tag without a value matches every value."""
     named = _tags(tags) or {}
     wanted = {key: value for key, value in named.items() if value is not None}

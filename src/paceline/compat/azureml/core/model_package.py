@@ -10,15 +10,16 @@ import subprocess
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.compat.azureml.core.webservice import script_of
+from paceline.compat.azureml.core.webservice import ids_of, script_of
 from paceline.compat.azureml.exceptions import WebserviceException
 from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline import Workspace
+    from paceline.compat.azureml.core.model import InferenceConfig
 
 __all__ = ["ModelPackage"]
 
@@ -32,7 +33,7 @@ class ModelPackage:
 
     def __init__(self, workspace: Workspace, folder: Path, name: str) -> None:
         self.workspace, self.name, self.state = workspace, name, "Succeeded"
-        self.environment: Any = None
+        self.environment: object = None
         self.package_build_log_uri: str | None = None
         self._folder, self.location = folder, str(folder)
 
@@ -79,19 +80,19 @@ class ModelPackage:
         self.location = self.name
         return self.name
 
-    def serialize(self) -> dict[str, Any]:
+    def serialize(self) -> dict[str, object]:
         return {"state": self.state, "location": self.location}
 
 
 def package(
-    workspace: Workspace, models: Sequence[Any], inference_config: object, *, image_name: str | None
+    workspace: Workspace, models: Sequence[object], inference_config: InferenceConfig | None, *, image_name: str | None
 ) -> ModelPackage:
     """Write the folder below the workspace.
 
     Raises:
         WebserviceException: The model or script does not exist, or another machine can't build the environment.
     """
-    notes, named = SubmissionNotes(), [getattr(one, "id", one) for one in models]
+    notes, named = SubmissionNotes(), ids_of(models)
     given = script_of(inference_config, notes)
     name = (image_name or str(named[0]).partition(":")[0]).lower()
     folder = Path(workspace.path) / "azureml" / "packages" / f"{name.replace('/', '-')}-{uuid.uuid4().hex[:8]}"

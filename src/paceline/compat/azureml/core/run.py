@@ -29,6 +29,7 @@ from paceline.errors import RunNotFoundError, RunStateError
 from paceline.runs import copy_out, files_below, page_of, plain_file_name
 
 if TYPE_CHECKING:
+    from paceline.compat.azureml.data.data_reference import DataPath
     from paceline.data import DataReference
 
     #: Tags by name, or one name.
@@ -220,10 +221,11 @@ class Run(SdkSpellings, runs.Run):
             return {}
         return {name.partition("/")[2]: path for name, path in files_below(self.folder, top)}
 
-    def _get_outputs_datapath(self) -> Any:
+    def _get_outputs_datapath(self) -> DataPath:
         """Return a DataPath of the run's outputs, for a run that continues them."""
         store = late("core.datastore", "Datastore")(self._workspace(), ARTIFACTS)
-        return late("data.data_reference", "DataPath")(store, f"ExperimentRun/dcid.{self.id}/outputs")
+        place: DataPath = late("data.data_reference", "DataPath")(store, f"ExperimentRun/dcid.{self.id}/outputs")
+        return place
 
     def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:  # type: ignore[override]
         """Write the run's source as `<path>/<snapshot id>.zip`, by default in the temporary folder, and return its path.
@@ -282,7 +284,7 @@ class Run(SdkSpellings, runs.Run):
         sample_output_dataset: object = None,
         resource_configuration: object = None,
         **others: object,
-    ) -> Any:
+    ) -> paceline.Model:
         """Register a file or folder of the run as a model's next version.
 
         `model_path` is relative to the run: `outputs/model.pkl` or `./outputs/model.pkl`.
@@ -291,7 +293,7 @@ class Run(SdkSpellings, runs.Run):
             ModelPathNotFoundException: The run has no such file.
             WebserviceException: The name is not valid.
         """
-        return late("core.model", "registered_of_run")(
+        made: paceline.Model = late("core.model", "registered_of_run")(
             self,
             model_name,
             model_path,
@@ -302,6 +304,7 @@ class Run(SdkSpellings, runs.Run):
             description=description,
             datasets=datasets,
         )
+        return made
 
     def get_environment(self) -> Any:
         """Return the `Environment` that the run was submitted with."""

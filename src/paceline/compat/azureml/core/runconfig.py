@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
 from paceline.compat.azureml.core.environment import (
@@ -19,6 +19,9 @@ from paceline.compat.azureml.core.environment import (
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
 from paceline.compat.azureml.refused import EggLibrary, JarLibrary, MavenLibrary, PyPiLibrary, RCranLibrary
 from paceline.compat.azureml.strict import Strict, camel_case
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "DEFAULT_CPU_IMAGE",
@@ -139,7 +142,7 @@ class SparkConfiguration(Strict):
     """Accepted; Paceline has no Spark."""
 
     def __init__(self) -> None:
-        self.configuration: dict[str, Any] = {}
+        self.configuration: dict[str, object] = {}
 
 
 class _Vm(Strict):
@@ -178,17 +181,17 @@ class RunConfiguration(Strict):
     def __init__(
         self,
         script: str | None = None,
-        arguments: list[Any] | None = None,
+        arguments: Sequence[object] | None = None,
         framework: str | None = None,
         communicator: str | None = None,
         conda_dependencies: CondaDependencies | None = None,
-        command: str | list[Any] | None = None,
+        command: str | Sequence[object] | None = None,
         _history_enabled: bool | None = None,
         _path: str | None = None,
         _name: str | None = None,
     ) -> None:
         self.script = script
-        self.arguments: Any = list(arguments) if isinstance(arguments, (list, tuple)) else arguments or []
+        self.arguments: object = list(arguments) if isinstance(arguments, (list, tuple)) else arguments or []
         self.command = command
         self.framework = framework or "Python"
         self.communicator = communicator or "None"
@@ -203,20 +206,20 @@ class RunConfiguration(Strict):
         self.history = HistoryConfiguration()
         self.docker = DockerConfiguration()
         self.spark = SparkConfiguration()
-        self.hdi: Any = None
+        self.hdi: object = None
         self.tensorflow = TensorflowConfiguration()
         self.mpi = MpiConfiguration()
         self.pytorch = PyTorchConfiguration()
         self.paralleltask = ParallelTaskConfiguration()
-        self.data_references: dict[str, Any] = {}
-        self.data: dict[str, Any] = {}
-        self.datacaches: list[Any] = []
-        self.output_data: dict[str, Any] = {}
+        self.data_references: dict[str, object] = {}
+        self.data: dict[str, object] = {}
+        self.datacaches: list[object] = []
+        self.output_data: dict[str, object] = {}
         self.environment_variables: dict[str, str] = {}
         self.amlcompute = _Vm()
         self.kubernetescompute = _Vm()
         self.container_instance = _Container()
-        self.services: dict[str, Any] = {}
+        self.services: dict[str, object] = {}
         self.source_directory_data_store: str | None = None
         self.credential_passthrough = False
 

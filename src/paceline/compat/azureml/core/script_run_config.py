@@ -9,11 +9,16 @@ import copy
 import logging
 import os
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml.core.runconfig import DockerConfiguration, RunConfiguration, set_distribution
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.records import late
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.compat.azureml.core.environment import Environment
 
 __all__ = ["ScriptRunConfig"]
 
@@ -42,15 +47,15 @@ class ScriptRunConfig:
         self,
         source_directory: str | None = None,
         script: str | None = None,
-        arguments: list[Any] | str | None = None,
+        arguments: Sequence[object] | str | None = None,
         run_config: RunConfiguration | None = None,
         _telemetry_values: object = None,
         compute_target: object = None,
-        environment: Any = None,
+        environment: Environment | None = None,
         distributed_job_config: object = None,
         resume_from: object = None,
         max_run_duration_seconds: int | None = 2592000,
-        command: list[Any] | str | None = None,
+        command: Sequence[object] | str | None = None,
         docker_runtime_config: DockerConfiguration | None = None,
     ) -> None:
         if command is not None and (script is not None or arguments is not None):
@@ -104,7 +109,7 @@ class ScriptRunConfig:
         return f"ScriptRunConfig(source_directory={self.source_directory!r}, script={script!r})"
 
 
-def argument_list(arguments: object) -> list[Any]:
+def argument_list(arguments: object) -> list[object]:
     """Return arguments as a list; split a string as a shell would.
 
     Raises:

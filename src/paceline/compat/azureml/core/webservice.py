@@ -6,8 +6,8 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.webservice
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
 
 from paceline.compat.azureml.exceptions import WebserviceException
 from paceline.compat.azureml.packages import spec_of
@@ -17,13 +17,19 @@ from paceline.environments import without_sdk_packages
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline import Workspace
+    from collections.abc import Callable
+
+    from paceline import Service, Workspace
+    from paceline.compat.azureml.core.image import Image, ImageConfiguration
+    from paceline.compat.azureml.core.model import InferenceConfig
 
 __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
 
 #: Make this module a package: the SDK divides it into modules.
 __path__: list[str] = []
 
+
+T = TypeVar("T")
 
 _NO_ENDPOINT = (
     "AksEndpoint divides requests among versions, which is not available here. Deploy an "
@@ -68,8 +74,8 @@ class Webservice:
         made._workspace, made._service = workspace, service
         return made
 
-    _workspace: Any
-    _service: Any
+    _workspace: Workspace
+    _service: Service
 
     # --- deployment
 
@@ -78,8 +84,8 @@ class Webservice:
         workspace: Workspace,
         name: str,
         models: Sequence[object],
-        image_config: Any,
-        deployment_config: Any = None,
+        image_config: ImageConfiguration,
+        deployment_config: object = None,
         deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
@@ -90,8 +96,8 @@ class Webservice:
     def deploy_from_image(
         workspace: Workspace,
         name: str,
-        image: Any,
-        deployment_config: Any = None,
+        image: Image,
+        deployment_config: object = None,
         deployment_target: object = None,
         overwrite: bool = False,
     ) -> Webservice:
@@ -104,7 +110,7 @@ class Webservice:
         workspace: Workspace,
         name: str,
         model_paths: Sequence[str],
-        image_config: object,
+        image_config: ImageConfiguration,
         deployment_config: object = None,
         deployment_target: object = None,
         overwrite: bool = False,
@@ -132,7 +138,7 @@ class Webservice:
         return str(self._service.name)
 
     @property
-    def workspace(self) -> Any:
+    def workspace(self) -> Workspace:
         return self._workspace
 
     @property
@@ -147,15 +153,15 @@ class Webservice:
 
     @property
     def error(self) -> str | None:
-        return self._service.error  # type: ignore[no-any-return]
+        return self._service.error
 
     @property
     def scoring_uri(self) -> str | None:
-        return self._service.scoring_uri  # type: ignore[no-any-return]
+        return self._service.scoring_uri
 
     @property
     def swagger_uri(self) -> str | None:
-        return self._service.swagger_uri  # type: ignore[no-any-return]
+        return self._service.swagger_uri
 
     @property
     def auth_enabled(self) -> bool:
@@ -189,11 +195,12 @@ class Webservice:
 
     def get_keys(self) -> tuple[str, str]:
         """Return the primary and the secondary key."""
-        return self._asked(self._service.get_keys)  # type: ignore[no-any-return]
+        return self._asked(self._service.get_keys)
 
     def regen_key(self, key: str, set_key: str | None = None) -> None:
         """Replace the "Primary" or the "Secondary" key."""
-        self._asked(lambda: self._service.regen_key(str(key).lower(), set_key))
+        which = cast("Literal['primary', 'secondary']", str(key).lower())
+        self._asked(lambda: self._service.regen_key(which, set_key))
 
     def get_token(self) -> NoReturn:
         """Raise WebserviceException: there are keys alone."""
@@ -214,7 +221,7 @@ class Webservice:
             )
         given = script_of(named.get("inference_config"), notes)
         if named.get("models"):
-            given["models"] = [getattr(one, "id", one) for one in named["models"]]
+            given["models"] = ids_of(named["models"])
         notes.show()
         if given:
             self._asked(lambda: self._service.update(**given))
@@ -223,7 +230,7 @@ class Webservice:
         """Stop the service and remove it."""
         self._asked(self._service.delete)
 
-    def serialize(self) -> dict[str, Any]:
+    def serialize(self) -> dict[str, object]:
         return {
             "name": self.name,
             "computeType": self.compute_type,
@@ -236,7 +243,7 @@ class Webservice:
     def update_deployment_state(self) -> None:
         """Do nothing: every read fetches the current state."""
 
-    def _asked(self, call: Any) -> Any:
+    def _asked(self, call: Callable[[], T]) -> T:
         try:
             return call()
         except PacelineError as error:
@@ -399,9 +406,9 @@ _CLASSES: dict[str, type[Webservice]] = {"ACI": AciWebservice, "AKS": AksWebserv
 def deploy(
     workspace: Workspace,
     name: str,
-    models: Sequence[Any],
-    inference_config: Any,
-    deployment_config: Any,
+    models: Sequence[object],
+    inference_config: InferenceConfig | None,
+    deployment_config: object,
     *,
     overwrite: bool,
 ) -> Webservice:
@@ -426,7 +433,7 @@ def deploy(
         Service.deploy(
             workspace,
             name,
-            [getattr(one, "id", one) for one in models or ()],
+            ids_of(models or ()),
             port=config.port,
             auth=bool(config.auth_enabled),
             overwrite=overwrite,
@@ -440,7 +447,12 @@ def deploy(
     return Webservice(workspace, name)
 
 
-def script_of(config: Any, notes: SubmissionNotes) -> dict[str, Any]:
+def ids_of(models: Iterable[object]) -> list[str]:
+    """Return the ids of models; a path stands for itself."""
+    return [str(getattr(one, "id", one)) for one in models]
+
+
+def script_of(config: InferenceConfig | None, notes: SubmissionNotes) -> dict[str, Any]:
     """Return an InferenceConfig as options of Paceline's services.
 
     The result is empty without an InferenceConfig.

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import paceline
@@ -22,6 +22,15 @@ from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceExce
 from paceline.compat.azureml.records import NamedObjects
 from paceline.runs import all_records
 from paceline.workspace_dir import WORKSPACE_VARIABLE, configured, nearest_sdk_config, project_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline import runs
+    from paceline.compat.azureml.core.compute import ComputeTarget
+    from paceline.compat.azureml.core.image import Image
+    from paceline.compat.azureml.core.webservice import Webservice
+    from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 
 __all__ = ["Workspace"]
 
@@ -67,7 +76,10 @@ class Workspace(paceline.Workspace):
 
     @staticmethod
     def from_config(  # type: ignore[override]  # the SDK's
-        path: Any = None, auth: object = None, _logger: object = None, _file_name: str | None = None
+        path: str | os.PathLike[str] | None = None,
+        auth: object = None,
+        _logger: object = None,
+        _file_name: str | None = None,
     ) -> Workspace:
         """Return the workspace of the nearest config.json.
 
@@ -181,7 +193,7 @@ class Workspace(paceline.Workspace):
         """Return this machine's workspaces by name, ignoring the subscription."""
         folder = configured()
         kept = records.documents(paceline.Workspace(folder), "workspaces")
-        found: dict[str, Any] = {name: kept.read(name) or {} for name in kept.names()}
+        found: dict[str, records.Document] = {name: kept.read(name) or {} for name in kept.names()}
         return {
             name: [
                 Workspace(
@@ -229,7 +241,7 @@ class Workspace(paceline.Workspace):
     def workspace_id(self) -> str:
         return str(self.path)
 
-    def get_details(self) -> dict[str, Any]:
+    def get_details(self) -> dict[str, object]:
         """Return the SDK's dict of details, as far as it applies to a folder."""
         import datetime as dt
 
@@ -257,7 +269,7 @@ class Workspace(paceline.Workspace):
     # --- contents
 
     @property
-    def compute_targets(self) -> WorkspaceTargets:
+    def compute_targets(self) -> WorkspaceTargets:  # type: ignore[override]
         """The compute targets by name; may be called, as in 2018."""
         return WorkspaceTargets(self)
 
@@ -267,11 +279,11 @@ class Workspace(paceline.Workspace):
         return Datastore.list(self)
 
     @property
-    def datasets(self) -> NamedObjects[Any]:
+    def datasets(self) -> NamedObjects[AbstractDataset]:
         """The latest versions of the registered datasets, by name."""
         from paceline.compat.azureml.core.dataset import Dataset
 
-        found: NamedObjects[Any] = Dataset.get_all(self)
+        found: NamedObjects[AbstractDataset] = Dataset.get_all(self)
         return found
 
     @property
@@ -280,7 +292,7 @@ class Workspace(paceline.Workspace):
         return Environment.list(self)
 
     @property
-    def experiments(self) -> NamedObjects[Any]:
+    def experiments(self) -> NamedObjects[paceline.Experiment]:
         """The experiments by name."""
         from paceline.compat.azureml.core.experiment import Experiment
 
@@ -288,28 +300,28 @@ class Workspace(paceline.Workspace):
         return NamedObjects({name: Experiment(self, name) for name in found})
 
     @property
-    def models(self) -> NamedObjects[Any]:
+    def models(self) -> NamedObjects[paceline.Model]:
         """The latest versions of the registered models, by name."""
         from paceline.compat.azureml.core.model import Model
 
         return NamedObjects({one.name: one for one in Model.list(self, latest=True)})
 
     @property
-    def webservices(self) -> NamedObjects[Any]:
+    def webservices(self) -> NamedObjects[Webservice]:
         """The web services by name."""
         from paceline.compat.azureml.core.webservice import Webservice
 
         return NamedObjects({one.name: one for one in Webservice.list(self)})
 
     @property
-    def images(self) -> NamedObjects[Any]:
+    def images(self) -> NamedObjects[Image]:
         """The latest versions of images (SDK of 2018), by name."""
         from paceline.compat.azureml.core.image import Image
 
         return NamedObjects({one.name: one for one in Image.list(self)})
 
     @property
-    def linked_services(self) -> NamedObjects[Any]:
+    def linked_services(self) -> NamedObjects[object]:
         """Empty: Paceline has no linked services."""
         return NamedObjects()
 
@@ -325,14 +337,14 @@ class Workspace(paceline.Workspace):
         """Return the workspace's secrets."""
         return Keyvault(self)
 
-    def get_default_compute_target(self, type: str) -> Any:
+    def get_default_compute_target(self, type: str) -> ComputeTarget:
         """Return the target `cpu-cluster` or `gpu-cluster`.
 
         It is this machine unless a target of that name was added. `type` is "CPU" or "GPU".
         """
         return self.compute_targets[f"{str(type).lower()}-cluster"]
 
-    def get_run(self, run_id: str) -> Any:
+    def get_run(self, run_id: str) -> runs.Run:
         """Return a run by its id."""
         from paceline.compat.azureml.core.run import Run
 
@@ -353,8 +365,12 @@ class Workspace(paceline.Workspace):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def update(
-        self, friendly_name: str | None = None, description: str | None = None, tags: Any = None, **others: object
-    ) -> Any:
+        self,
+        friendly_name: str | None = None,
+        description: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        **others: object,
+    ) -> dict[str, object]:
         """Set the workspace's tags."""
         self.tags.update(tags or {})
         return self.get_details()

@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.compat.azureml.data.data_reference import DatasetConsumptionConfig
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.data import AnyDataset, DataReference, path_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["AbstractDataset"]
 
@@ -58,7 +61,7 @@ class AbstractDataset(AnyDataset):
             return [*re.compile(path_pattern(form)[0]).groupindex]
         return [*reading.get("partition_keys", ())]
 
-    def checked_keys(self, keys: Any) -> list[str]:
+    def checked_keys(self, keys: str | Sequence[str] | None) -> list[str]:
         """Return the keys, by default all partition keys.
 
         Raises:

@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from paceline import data
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
@@ -37,7 +36,7 @@ class FileDataset(AbstractDataset, data.FileDataset):
         """Return the files' paths in the dataset, each beginning with `/`."""
         return super().to_path()
 
-    def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, Any]]:
+    def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, object]]:
         """Return the distinct combinations of the keys' values."""
         keys = self.checked_keys(partition_keys)
         found = [
@@ -57,7 +56,7 @@ class FileDataset(AbstractDataset, data.FileDataset):
         return super().download(target_path, overwrite)
 
 
-def key_values(form: str, relative: str, path: Path) -> dict[str, Any]:
+def key_values(form: str, relative: str, path: Path) -> dict[str, object]:
     """Parse a file's path by a partition_format into strings and datetimes."""
     moments = path_pattern(form)[1]
     return {

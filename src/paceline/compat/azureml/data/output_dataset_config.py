@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 import uuid
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.records import late
@@ -17,9 +17,20 @@ from paceline.data import DataReference, Source
 from paceline.pipelines import NOWHERE, PendingReference
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline import Workspace
+    from paceline.compat.azureml.data.tabular_dataset import TabularDataset
 
 __all__ = ["OutputDatasetConfig", "OutputFileDatasetConfig", "OutputTabularDatasetConfig"]
+
+
+class Registration(TypedDict):
+    """The dataset that an output becomes."""
+
+    name: str
+    description: str | None
+    tags: dict[str, str] | None
 
 
 class Origin:
@@ -58,7 +69,7 @@ class OutputFileDatasetConfig:
         self.destination = tuple(destination) if destination is not None else None
         self.source = source
         self.overwrite = False
-        self.registered: dict[str, Any] | None = None
+        self.registered: Registration | None = None
         #: Shared by all copies; it links the step that writes the output to the steps that read it.
         self.origin = Origin()
 
@@ -144,14 +155,14 @@ class OutputTabularDatasetConfig:
     That step calls `run.input_datasets[name].to_pandas_dataframe()`.
     """
 
-    def __init__(self, name: str, data: Any, inside: str | None, table: Any) -> None:
+    def __init__(self, name: str, data: object, inside: str | None, table: TabularDataset) -> None:
         self.name, self._data, self._inside, self._table = name, data, inside, table
 
-    def keep_columns(self, columns: Any) -> OutputTabularDatasetConfig:
+    def keep_columns(self, columns: str | Sequence[str]) -> OutputTabularDatasetConfig:
         """Return the table with only these columns."""
         return self._with(self._table.keep_columns(columns))
 
-    def drop_columns(self, columns: Any) -> OutputTabularDatasetConfig:
+    def drop_columns(self, columns: str | Sequence[str]) -> OutputTabularDatasetConfig:
         """Return the table without these columns."""
         return self._with(self._table.drop_columns(columns))
 
@@ -189,7 +200,7 @@ class OutputTabularDatasetConfig:
             "OutputFileDatasetConfig."
         )
 
-    def _with(self, table: object) -> OutputTabularDatasetConfig:
+    def _with(self, table: TabularDataset) -> OutputTabularDatasetConfig:
         return OutputTabularDatasetConfig(self.name, self._data, self._inside, table)
 
 

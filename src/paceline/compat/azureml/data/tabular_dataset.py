@@ -10,13 +10,20 @@ import datetime as dt
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from paceline import data
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.data.file_dataset import FileDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import late
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas
+
+    from paceline.data import Step
 
 __all__ = ["TabularDataset"]
 
@@ -28,7 +35,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
     `dataset["age"] > 30` is a condition for `filter`.
     """
 
-    def to_pandas_dataframe(self, on_error: str = "null", out_of_range_datetime: str = "null") -> Any:
+    def to_pandas_dataframe(self, on_error: str = "null", out_of_range_datetime: str = "null") -> pandas.DataFrame:
         """Return all rows as a pandas frame."""
         return super().to_pandas_dataframe()
 
@@ -50,12 +57,12 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
 
     def partition_by(
         self,
-        partition_keys: Any,
+        partition_keys: str | Sequence[str],
         target: object,
         name: str | None = None,
         show_progress: bool = True,
         partition_as_file_dataset: bool = False,
-    ) -> Any:
+    ) -> AbstractDataset:
         """Write the rows to a store as Parquet files, one for each key combination.
 
         `target` is (datastore, path), a DataPath, or a datastore. `name` registers the result.
@@ -78,7 +85,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
                 rows.to_parquet(folder / f"part-{number:05}.parquet", index=False)
             store.upload(scratch, own, show_progress=show_progress)
         form = "/".join(["", *(f"{key}={{{key}}}" for key in keys), "*.parquet"])
-        made: Any
+        made: AbstractDataset
         if partition_as_file_dataset:
             made = FileDataset.of(data.Dataset.File.from_files((store, own), partition_format=form))
         else:
@@ -86,7 +93,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
             made = dataclasses.replace(made, reading={**made.reading, "partition_keys": keys})
         return made.register(store.workspace, name, create_new_version=True) if name else made
 
-    def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, Any]]:
+    def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, object]]:
         """Return the distinct combinations of the keys' values."""
         keys = self.checked_keys(partition_keys)
         if not keys:
@@ -94,9 +101,9 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         found: list[dict[str, object]] = self.to_pandas_dataframe()[keys].drop_duplicates().to_dict("records")
         return found
 
-    def keep_columns(self, columns: Any, validate: bool = False) -> TabularDataset:
+    def keep_columns(self, columns: str | Sequence[str], validate: bool = False) -> TabularDataset:
         """Return the dataset with only these columns."""
-        return super().keep_columns(columns)  # type: ignore[return-value]
+        return super().keep_columns(columns)
 
     def filter(self, expression: Condition) -> TabularDataset:
         """Return the rows that satisfy a condition.
@@ -118,14 +125,15 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         timestamp: str | None = None,
         partition_timestamp: str | None = None,
         validate: bool = False,
-        **others: Any,
+        fine_grain_timestamp: str | None = None,
+        **others: object,
     ) -> TabularDataset:
         """Set the column that time_before and similar methods use."""
         return dataclasses.replace(
             self,
             reading={
                 **self.reading,
-                "timestamp": timestamp or partition_timestamp or others.get("fine_grain_timestamp"),
+                "timestamp": timestamp or partition_timestamp or fine_grain_timestamp,
             },
         )
 
@@ -161,7 +169,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         return ColumnExpression(column)._compared(verb, moment)
 
 
-def _as_name(column: Any) -> str:
+def _as_name(column: pandas.Series) -> str:
     """Return a column's single value as a folder name, as Hive writes it."""
     if column.isna().iloc[0]:
         return "__HIVE_DEFAULT_PARTITION__"
@@ -174,7 +182,7 @@ class Condition:
     `plain` is its form in the dataset's definition.
     """
 
-    def __init__(self, plain: tuple[Any, ...]) -> None:
+    def __init__(self, plain: Step) -> None:
         self.plain = plain
 
     def __and__(self, other: Condition) -> Condition:
@@ -232,10 +240,6 @@ class ColumnExpression:
         return Condition(("null", self._name))
 
 
-def of_native(native: object) -> Any:
-    """Return Paceline's dataset with the SDK's methods; other values unchanged."""
-    if isinstance(native, AbstractDataset):
-        return native
-    if isinstance(native, data.TabularDataset):
-        return TabularDataset.of(native)
-    return FileDataset.of(native) if isinstance(native, data.FileDataset) else native
+def of_native(native: data.AnyDataset) -> FileDataset | TabularDataset:
+    """Return Paceline's dataset with the SDK's methods."""
+    return TabularDataset.of(native) if isinstance(native, data.TabularDataset) else FileDataset.of(native)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from paceline.compat.azureml.exceptions import UserErrorException
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["MNIST", "Diabetes"]
 
@@ -13,7 +16,7 @@ class Diabetes:
     """The diabetes data, from scikit-learn: AGE, SEX, BMI, BP, S1 to S6, Y."""
 
     @staticmethod
-    def get_tabular_dataset(**others: object) -> Any:
+    def get_tabular_dataset(**others: object) -> _Frame:
         """Return the data as an object with `to_pandas_dataframe()`.
 
         Raises:
@@ -32,10 +35,10 @@ class Diabetes:
 
 
 class _Frame:
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: pandas.DataFrame) -> None:
         self._frame = frame
 
-    def to_pandas_dataframe(self) -> Any:
+    def to_pandas_dataframe(self) -> pandas.DataFrame:
         return self._frame.copy()
 
     def take(self, count: int) -> _Frame:
@@ -71,7 +74,7 @@ class MNIST(_Service):
     )
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type[_Service]:
     # NoaaIsdWeather, NycTlcGreen, PublicHolidays and dozens more.
     if name.startswith("_") or not name[:1].isupper():
         raise AttributeError(f"module 'azureml.opendatasets' has no attribute {name!r}")

@@ -11,10 +11,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from paceline.compat.azureml.data.file_dataset import key_values
 from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+
+#: A table, and the number of each row's group.
+Table: TypeAlias = "tuple[pandas.DataFrame, pandas.Series | None]"
 
 
 class BatchFields(TypedDict):
@@ -103,7 +110,7 @@ def all_of(settings: ParallelRunSettings) -> list[Batch]:
     return found
 
 
-def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Any]) -> Any:
+def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Table]) -> list[str] | pandas.DataFrame:
     """Return the argument of `run`: a list of paths, or a frame.
 
     `tables` caches the tables and row groups already read.
@@ -119,7 +126,7 @@ def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Any])
     return rows.reset_index(drop=True)
 
 
-def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[str, Any]:
+def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[str, object]:
     """Return a mini-batch's key values by key.
 
     `given` is the argument of `run`.
@@ -131,7 +138,7 @@ def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[s
     return {key: _plain(given[key]) for key in settings.keys}
 
 
-def _plain(column: Any) -> Any:
+def _plain(column: pandas.Series) -> object:
     """Return a column's single value as a Python value.
 
     Scripts write it into file names. A missing value becomes None.
@@ -141,7 +148,7 @@ def _plain(column: Any) -> Any:
 
 
 def _parts(settings: ParallelRunSettings, name: str, files: list[str]) -> list[tuple[str, ...]]:
-    parts: dict[tuple[Any, ...], list[str]] = {}
+    parts: dict[tuple[object, ...], list[str]] = {}
     for file in files:
         parts.setdefault(tuple(_values(settings, name, file).values()), []).append(file)
     return [tuple(part) for part in parts.values()]
@@ -153,7 +160,7 @@ def _values(settings: ParallelRunSettings, name: str, file: str) -> dict[str, ob
     return {key: found[key] for key in settings.keys}
 
 
-def _groups(frame: Any, keys: tuple[str, ...]) -> Any:
+def _groups(frame: pandas.DataFrame, keys: tuple[str, ...]) -> pandas.Series:
     """Return the number of each row's key combination.
 
     Numbers begin with 0, in the order of the key values.
@@ -168,7 +175,7 @@ def folder_of(name: str) -> Path:
     return Path(os.environ[f"AZUREML_DATAREFERENCE_{name}"])
 
 
-def table_of(name: str) -> Any:
+def table_of(name: str) -> pandas.DataFrame:
     """Return all rows of an input."""
     from paceline.compat.azureml.core.run import Run
 

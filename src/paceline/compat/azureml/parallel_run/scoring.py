@@ -25,6 +25,11 @@ from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.parallel_run.batches import Batch, ParallelRunSettings, content, folder_of, values_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.compat.azureml.data.file_dataset import FileDataset
+    from paceline.compat.azureml.data.tabular_dataset import TabularDataset
+    from paceline.compat.azureml.parallel_run.batches import Table
     from paceline.compat.azureml.parallel_run.sharing import RankRequest
 
 
@@ -110,7 +115,7 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit(1) from None
     tell(kind="ready")
     takes_context = _takes_two(script.run)
-    tables: dict[str, object] = {}
+    tables: dict[str, Table] = {}
     while True:
         try:
             values = json.loads(link.recv_bytes())
@@ -157,14 +162,14 @@ class MiniBatchContext:
         self._batch, self._given = batch, given
 
     @property
-    def dataset(self) -> Any:
+    def dataset(self) -> FileDataset | TabularDataset:
         """Return the mini-batch as a dataset."""
         from paceline.compat.azureml.core.dataset import FileDatasetFactory
         from paceline.compat.azureml.core.run import Run
 
         if self._batch.files:
             return FileDatasetFactory.from_files(self._given)
-        found = Run.get_context().input_datasets[self._batch.input]
+        found: TabularDataset = Run.get_context().input_datasets[self._batch.input]
         for key, value in self.partition_key_value.items():
             found = found.filter(found[key].is_null() if value is None else found[key] == value)
         return found
@@ -175,7 +180,7 @@ class MiniBatchContext:
         )
 
 
-def _takes_two(function: Any) -> bool:
+def _takes_two(function: Callable[..., object]) -> bool:
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError):

@@ -9,11 +9,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml.exceptions import UserErrorException
+
+if TYPE_CHECKING:
+    from paceline.compat.azureml.core.run import Run
 
 __all__ = ["Tensorboard"]
 
@@ -33,9 +35,13 @@ class Tensorboard:
     """
 
     def __init__(
-        self, runs: object, local_root: str | None = None, port: int = 6006, use_display_name: bool = False
+        self,
+        runs: Run | list[Run] | tuple[Run, ...],
+        local_root: str | None = None,
+        port: int = 6006,
+        use_display_name: bool = False,
     ) -> None:
-        self._runs: Sequence[Any] = list(runs) if isinstance(runs, (list, tuple)) else [runs]
+        self._runs = [*runs] if isinstance(runs, (list, tuple)) else [runs]
         self._is_ours = local_root is None
         self._root = Path(local_root or tempfile.mkdtemp(prefix="paceline-tensorboard-")).absolute()
         self._port, self._by_name = port, use_display_name

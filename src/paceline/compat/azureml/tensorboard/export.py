@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml.exceptions import sdk_errors
+
+if TYPE_CHECKING:
+    from paceline.compat.azureml.core.run import Run
 
 __all__ = ["export_to_tensorboard"]
 
 
 @sdk_errors
-def export_to_tensorboard(run_data: Any, logsdir: str, logger: Any = None, recursive: bool = True) -> None:
+def export_to_tensorboard(
+    run_data: Run | list[Run] | tuple[Run, ...], logsdir: str, logger: object = None, recursive: bool = True
+) -> None:
     """Write the numbers that runs have logged, in a folder for each run.
 
     `recursive` includes the runs' children.

@@ -19,7 +19,11 @@ from paceline.compat.azureml.exceptions import TrainingException, UserErrorExcep
 from paceline.compat.azureml.submission import reference_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from paceline import Workspace
+    from paceline.compat.azureml.core.experiment import Experiment
+    from paceline.compat.azureml.core.run import ScriptRun
 
 __all__ = [
     "Chainer",
@@ -98,7 +102,7 @@ class MMLBaseEstimator(ScriptRunConfig):
         vm_size: str | None = None,
         vm_priority: str | None = None,
         entry_script: str | None = None,
-        script_params: dict[Any, Any] | None = None,
+        script_params: Mapping[str, object] | None = None,
         node_count: int = 1,
         process_count_per_node: int = 1,
         worker_count: int = 1,
@@ -119,7 +123,7 @@ class MMLBaseEstimator(ScriptRunConfig):
         pip_requirements_file: str | None = None,
         environment_variables: dict[str, str] | None = None,
         environment_definition: Environment | None = None,
-        inputs: list[Any] | None = None,
+        inputs: Sequence[object] | None = None,
         source_directory_data_store: object = None,
         shm_size: str | None = None,
         resume_from: object = None,
@@ -224,7 +228,12 @@ class MMLBaseEstimator(ScriptRunConfig):
         run.pytorch.process_count = nodes * per_node
         run.communicator = {"mpi": "IntelMpi", "ps": "ParameterServer", "gloo": "Gloo", "nccl": "Nccl"}[backend]
 
-    def with_overrides(self, **overrides: Any) -> MMLBaseEstimator:
+    def with_overrides(
+        self,
+        script_params: Mapping[str, object] | None = None,
+        inputs: Sequence[object] | None = None,
+        **overrides: object,
+    ) -> MMLBaseEstimator:
         """Return a copy with overrides from `submit`.
 
         Accepts script_params (merged), inputs and source_directory_data_store.
@@ -232,10 +241,10 @@ class MMLBaseEstimator(ScriptRunConfig):
         Raises:
             UserErrorException: Another parameter is present.
         """
-        overrides.pop("source_directory_data_store", None)
         made = copy.copy(self)
-        made.script_params = {**self.script_params, **(overrides.pop("script_params", None) or {})}
-        made.inputs = list(overrides.pop("inputs", None) or self.inputs)
+        made.script_params = {**self.script_params, **(script_params or {})}
+        made.inputs = list(inputs or self.inputs)
+        overrides.pop("source_directory_data_store", None)
         if overrides:
             raise UserErrorException(f"submit can't override {', '.join(sorted(overrides))} of an estimator.")
         return made
@@ -244,7 +253,7 @@ class MMLBaseEstimator(ScriptRunConfig):
         """Return the ScriptRunConfig, with script_params as arguments."""
         made = copy.copy(self)
         made.run_config = copy.copy(self.run_config)
-        words: list[Any] = []
+        words: list[object] = []
         for name, value in self.script_params.items():
             words += [word for word in (name, value) if not (isinstance(word, str) and word == "")]
         made.run_config.arguments = words
@@ -259,15 +268,15 @@ class MMLBaseEstimator(ScriptRunConfig):
 
     def _submit_to(
         self,
-        experiment: Any,
-        tags: object,
+        experiment: Experiment,
+        tags: Mapping[str, object] | None,
         *,
         run_id: str | None = None,
         parent_run_id: str | None = None,
         display_name: str | None = None,
-        **overrides: object,
-    ) -> Any:
-        config = self.with_overrides(**overrides) if overrides else self
+        **overrides: Any,
+    ) -> ScriptRun:
+        config = self.with_overrides(**overrides)
         return experiment._submit_script(
             config.script_run_config(experiment.workspace),
             tags,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.compat.azureml.core.run import Run
 
 __all__ = ["RunDetails"]
 
@@ -13,14 +16,14 @@ class RunDetails:
     A notebook shows updates; elsewhere it prints a line. Neither waits for the run.
     """
 
-    def __init__(self, run_instance: Any) -> None:
+    def __init__(self, run_instance: Run) -> None:
         self._run = run_instance
 
-    def show(self, render_lib: Any = None, widget_settings: Any = None) -> None:
+    def show(self, render_lib: object = None, widget_settings: object = None) -> None:
         """Show the run; a notebook shows updates."""
         self._run.show()
 
-    def get_widget_data(self, widget_settings: Any = None) -> dict[str, Any]:
+    def get_widget_data(self, widget_settings: object = None) -> dict[str, object]:
         """Return the run's data."""
         run = self._run
         return {

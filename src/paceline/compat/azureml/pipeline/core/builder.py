@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import paceline
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline import Workspace
+    from paceline.compat.azureml.data.output_dataset_config import Origin
 
 __all__ = ["PipelineData", "PipelineStep", "StepSequence"]
 
@@ -105,10 +106,14 @@ class PipelineData(paceline.PipelineData):
         return f"AZUREML_DATAREFERENCE_{self.name}"
 
     def create_input_binding(
-        self, input_name: str | None = None, mode: str | None = None, **others: Any
+        self,
+        input_name: str | None = None,
+        mode: str | None = None,
+        path_on_compute: str | None = None,
+        **others: object,
     ) -> DataReference:
         """Return the data as a mounted or downloaded input."""
-        return self._found(input_name, mode or "mount", others.get("path_on_compute"))
+        return self._found(input_name, mode or "mount", path_on_compute)
 
     def parse_delimited_files(
         self,
@@ -162,10 +167,10 @@ class StepSequence:
     The steps of a nested list run at the same time.
     """
 
-    def __init__(self, steps: Any = None) -> None:
+    def __init__(self, steps: Sequence[object] | None = None) -> None:
         self.steps = list(steps or ())
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter(self.steps)
 
     def run_after(self, step: object) -> None:
@@ -186,8 +191,8 @@ class PipelineStep:
     def __init__(
         self,
         name: str,
-        inputs: Any = None,
-        outputs: Any = None,
+        inputs: Iterable[object] | None = None,
+        outputs: Iterable[object] | None = None,
         arguments: object = None,
         fix_port_name_collisions: bool = False,
         resource_inputs: object = None,
@@ -266,11 +271,11 @@ class PipelineStep:
     def _filled(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
         return filling.config(self._configuration(filling, source_directory), [*self.inputs, *self._outputs()])
 
-    def _values(self) -> list[Any]:
+    def _values(self) -> list[object]:
         """Return all values that may contain data or parameters."""
         return [self.arguments, self.inputs, self.outputs]
 
-    def _outputs(self) -> list[Any]:
+    def _outputs(self) -> list[PipelineData | OutputFileDatasetConfig]:
         """Return the outputs: from outputs=, and OutputFileDatasetConfigs in arguments."""
         found = [one for one in self.outputs if isinstance(one, (PipelineData, OutputFileDatasetConfig))]
         origins = {id(one.origin) for one in found if isinstance(one, OutputFileDatasetConfig)}
@@ -280,9 +285,9 @@ class PipelineStep:
                 found.append(value)
         return found
 
-    def _given(self) -> list[Any]:
+    def _given(self) -> list[PipelineData | Origin]:
         """Return the objects that represent the outputs in other steps."""
-        return [getattr(one, "origin", one) for one in self._outputs()]
+        return [one if isinstance(one, PipelineData) else one.origin for one in self._outputs()]
 
 
 def flat_steps(steps: object) -> list[PipelineStep]:

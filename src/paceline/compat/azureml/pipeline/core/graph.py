@@ -15,6 +15,7 @@ from paceline.compat.azureml.refused import InputPortDef, OutputPortDef
 from paceline.data import DataReference
 
 if TYPE_CHECKING:
+    from paceline import Workspace
     from paceline.compat.azureml.core.datastore import Datastore
     from paceline.compat.azureml.data.data_reference import DatasetConsumptionConfig
 
@@ -151,7 +152,7 @@ class OutputPortBinding:
 class PortDataReference:
     """The output of a step in its datastore."""
 
-    def __init__(self, context: Any, pipeline_run_id: str, data_reference: Any) -> None:
+    def __init__(self, context: Workspace, pipeline_run_id: str, data_reference: DataReference) -> None:
         self._workspace, self._run_id, self._reference = context, pipeline_run_id, data_reference
 
     @property
@@ -186,10 +187,10 @@ class PortDataReference:
         )
         return count
 
-    def as_mount(self) -> Any:
+    def as_mount(self) -> DataReference:
         """Return the data as a mounted input of another run."""
         return self._reference
 
-    def as_download(self, *arguments: Any, **named: Any) -> Any:
+    def as_download(self, *arguments: object, **named: object) -> DataReference:
         """Return the data as an input of another run."""
         return self._reference.as_download()

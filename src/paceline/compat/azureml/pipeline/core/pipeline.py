@@ -17,6 +17,7 @@ from paceline.pipelines import PipelineSpec, check_parameters, ordered, spec_of
 from paceline.runs import check_run_id, new_run_id
 
 if TYPE_CHECKING:
+    import paceline
     from paceline import Workspace
 
 __all__ = ["Pipeline"]
@@ -79,7 +80,7 @@ class Pipeline:
         parent_run_id: str | None = None,
         credential_passthrough: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> paceline.PipelineRun:
         """Submit the pipeline to an experiment and return the PipelineRun."""
         experiment = late("core.experiment", "Experiment")(self.workspace, experiment_name)
         return self._submit_to(
@@ -105,8 +106,8 @@ class Pipeline:
 
     def _submit_to(
         self,
-        experiment: Any,
-        tags: Any,
+        experiment: paceline.Experiment,
+        tags: Mapping[str, object] | None,
         *,
         pipeline_parameters: Mapping[str, object] | None = None,
         continue_on_step_failure: bool | None = None,
@@ -114,7 +115,7 @@ class Pipeline:
         display_name: str | None = None,
         run_id: str | None = None,
         **others: object,
-    ) -> Any:
+    ) -> paceline.PipelineRun:
         from paceline.pipelines import submit_pipeline
 
         for accepted in ("credential_passthrough", "parent_run_id", "pipeline_params"):
@@ -138,7 +139,8 @@ class Pipeline:
             tags=tags,
             display_name=display_name,
         )
-        return late("pipeline.core.run", "PipelineRun")(experiment, folder.run_id)
+        run: paceline.PipelineRun = late("pipeline.core.run", "PipelineRun")(experiment, folder.run_id)
+        return run
 
     def _spec(self, run_id: str, parameters: Mapping[str, object], **values: object) -> tuple[PipelineSpec, list[Path]]:
         outputs: dict[str, object] = {}

@@ -20,7 +20,9 @@ from paceline.pipelines import step_output, step_records
 from paceline.runs import RunRecord
 
 if TYPE_CHECKING:
-    from paceline import Workspace
+    from paceline import Workspace, runs
+    from paceline.data import DataReference
+    from paceline.runs import ExperimentLike
 
 __all__ = ["PipelineRun", "StepRun", "StepRunOutput"]
 
@@ -37,17 +39,19 @@ class PipelineRun(Run, paceline.PipelineRun):
         UserErrorException: The run is not a pipeline.
     """
 
-    def __init__(self, experiment: Any, run_id: str, _service_endpoint: object = None, **kwargs: object) -> None:
+    def __init__(
+        self, experiment: ExperimentLike, run_id: str, _service_endpoint: object = None, **kwargs: object
+    ) -> None:
         super().__init__(experiment, run_id)
 
     @classmethod
-    def _handle(cls, experiment: Any, record: RunRecord) -> Any:
+    def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> runs.Run:
         if record.kind == "sweep":
             return HyperDriveStepRun(experiment, record.run_id)
         return StepRun(experiment, record.run_id) if record.step is not None else Run._handle(experiment, record)
 
     @staticmethod
-    def get(workspace: Workspace, run_id: str) -> Any:
+    def get(workspace: Workspace, run_id: str) -> runs.Run:
         """Return the pipeline of this run id."""
         return Run.get(workspace, run_id)
 
@@ -56,13 +60,13 @@ class PipelineRun(Run, paceline.PipelineRun):
         """Raise ScenarioNotSupportedException: nothing is published."""
         raise refuse("get_pipeline_runs")
 
-    def get_steps(self) -> Iterator[Any]:
+    def get_steps(self) -> Iterator[runs.Run]:
         """Yield the runs of the started steps, in the order of the steps."""
         for record in step_records(self.folder, self.spec):
             if record is not None:
                 yield self._handle(self.experiment, record)
 
-    def find_step_run(self, name: str) -> list[Any]:
+    def find_step_run(self, name: str) -> list[runs.Run]:
         """Return the started runs of the steps of this name, usually one."""
         return [step for step in self.get_steps() if (step.record().step or {}).get("name") == name]
 
@@ -155,7 +159,7 @@ class _Step(Run):
         """Return the data of an output."""
         return self.get_output(name).get_port_data_reference()
 
-    def _that_leaves(self) -> Any:
+    def _that_leaves(self) -> runs.Run | None:
         """Return the run that writes the step's outputs, or None before it starts."""
         return self
 
@@ -164,7 +168,7 @@ class _Step(Run):
 class StepRun(_Step, ScriptRun):
     """The run of a step."""
 
-    def __init__(self, experiment: Any, step_run_id: str, *others: object, **kwargs: object) -> None:
+    def __init__(self, experiment: ExperimentLike, step_run_id: str, *others: object, **kwargs: object) -> None:
         super().__init__(experiment, step_run_id)
 
     @property
@@ -206,7 +210,12 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
     """The sweep of a HyperDriveStep."""
 
     def __init__(
-        self, experiment: Any = None, step_run_id: str = "", *others: Any, step_run: Any = None, **kwargs: Any
+        self,
+        experiment: Any = None,
+        step_run_id: str = "",
+        *others: object,
+        step_run: runs.Run | None = None,
+        **kwargs: object,
     ) -> None:
         # The SDK calls HyperDriveStepRun(step_run=...); this package calls HyperDriveStepRun(experiment, id).
         given = step_run if step_run is not None else experiment if not step_run_id else None
@@ -214,7 +223,7 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
             experiment, step_run_id = given.experiment, given.id
         super().__init__(experiment, step_run_id)
 
-    def _that_leaves(self) -> Any:
+    def _that_leaves(self) -> runs.Run | None:
         pipeline = PipelineRun(self.experiment, self.pipeline_run_id or "")
         return next(iter(pipeline.find_step_run(f"{self.name} outputs")), None)
 
@@ -222,7 +231,7 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
 class StepRunOutput:
     """An output of a step."""
 
-    def __init__(self, step_run: Any, reference: Any) -> None:
+    def __init__(self, step_run: Any, reference: DataReference) -> None:
         self._step, self._reference = step_run, reference
 
     @property
@@ -238,7 +247,7 @@ class StepRunOutput:
         )
 
 
-def _wait(run: Any, show_output: bool, timeout_seconds: float, raise_on_error: bool) -> str:
+def _wait(run: Run, show_output: bool, timeout_seconds: float, raise_on_error: bool) -> str:
     if show_output:
         print(f"{type(run).__name__}Id: {run.id}\nLink to folder: {run.get_portal_url()}", flush=True)
     try:
@@ -254,7 +263,7 @@ def _wait(run: Any, show_output: bool, timeout_seconds: float, raise_on_error: b
     return str(record.status)
 
 
-def _within(run: Any, seconds: float) -> None:
+def _within(run: Run, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not run.record().is_terminal:
         if time.monotonic() > deadline:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.runconfig import RunConfiguration
-from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.parallel_run.batches import ParallelRunSettings
@@ -24,6 +24,8 @@ from paceline.data import DataReference
 from paceline.pipelines import Planned
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline import Workspace
 
 __all__ = ["ParallelRunConfig", "ParallelRunStep"]
@@ -68,10 +70,10 @@ class ParallelRunConfig:
     entry_script: str
     error_threshold: int
     output_action: str
-    compute_target: Any
+    compute_target: object
     node_count: int
     process_count_per_node: int | None = None
-    mini_batch_size: Any = None
+    mini_batch_size: object = None
     source_directory: str | None = None
     description: str | None = None
     logging_level: str = "INFO"
@@ -80,7 +82,7 @@ class ParallelRunConfig:
     append_row_file_name: str | None = None
     allowed_failed_count: int | None = None
     allowed_failed_percent: float | None = None
-    partition_keys: Any = None
+    partition_keys: object = None
     environment_variables: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +116,7 @@ class ParallelRunStep(PipelineStep):
         parallel_run_config: ParallelRunConfig,
         inputs: object,
         output: object = None,
-        side_inputs: Any = None,
+        side_inputs: Sequence[object] | None = None,
         arguments: object = None,
         allow_reuse: bool = True,
     ) -> None:
@@ -154,7 +156,7 @@ class ParallelRunStep(PipelineStep):
         made = filling.config(
             self._configuration(filling, source_directory), [*inputs, *self._side_inputs, *self._outputs()]
         )
-        made.run_config.arguments = [self._settings(filling, inputs).text(), *made.run_config.arguments]
+        made.run_config.arguments = [self._settings(filling, inputs).text(), *argument_list(made.run_config.arguments)]
         return made
 
     def planned(
@@ -227,7 +229,7 @@ def _keys(given: object) -> tuple[str, ...]:
     return tuple(found or ())
 
 
-def _format(step: str, name: str, value: Any, keys: tuple[str, ...]) -> str:
+def _format(step: str, name: str, value: object, keys: tuple[str, ...]) -> str:
     """Return a file input's partition_format, which must contain the keys."""
     dataset = getattr(value, "dataset", value)
     known = getattr(dataset, "partition_keys", [])
@@ -236,7 +238,7 @@ def _format(step: str, name: str, value: Any, keys: tuple[str, ...]) -> str:
             f"step {step!r} makes mini-batches by {unknown[0]!r}, a key missing in the paths of the input {name!r}; its "
             f"partition_keys are {known}. Name it: Dataset.File.from_files(..., partition_format='/{{{unknown[0]}}}/*')."
         )
-    return str(dataset.reading["partition_format"])
+    return str(getattr(dataset, "reading", {})["partition_format"])
 
 
 def _number(name: str, value: Any, least: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.azureml.core.runconfig import MpiConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
@@ -15,6 +15,9 @@ from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.builder import PipelineStep
 from paceline.compat.azureml.pipeline.filling import Filling
 from paceline.compat.azureml.train.estimator import Estimator, MMLBaseEstimator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["CommandStep", "EstimatorStep", "MpiStep", "PythonScriptStep"]
 
@@ -37,8 +40,8 @@ class _ConfiguredStep(PipelineStep):
     def __init__(
         self,
         name: str,
-        inputs: object,
-        outputs: object,
+        inputs: Iterable[object] | None,
+        outputs: Iterable[object] | None,
         arguments: object,
         run_params: Mapping[str, object] | None,
         params: Mapping[str, object] | None = None,
@@ -49,7 +52,7 @@ class _ConfiguredStep(PipelineStep):
             )
         self._run_params, self._params = dict(run_params or {}), dict(params or {})
         super().__init__(name, inputs, outputs, arguments)
-        self.compute_target: Any = None
+        self.compute_target: object = None
 
     def _values(self) -> list[object]:
         return [*super()._values(), self._params, self._run_params]
@@ -93,8 +96,8 @@ class PythonScriptStep(_ConfiguredStep):
         compute_target: object = None,
         runconfig: RunConfiguration | None = None,
         runconfig_pipeline_params: Mapping[str, object] | None = None,
-        inputs: object = None,
-        outputs: object = None,
+        inputs: Iterable[object] | None = None,
+        outputs: Iterable[object] | None = None,
         params: Mapping[str, object] | None = None,
         source_directory: str | None = None,
         allow_reuse: bool = True,
@@ -126,13 +129,13 @@ class CommandStep(_ConfiguredStep):
 
     def __init__(
         self,
-        command: Any = None,
+        command: str | Sequence[object] | None = None,
         name: str | None = None,
-        compute_target: Any = None,
-        runconfig: Any = None,
+        compute_target: object = None,
+        runconfig: ScriptRunConfig | RunConfiguration | None = None,
         runconfig_pipeline_params: Mapping[str, object] | None = None,
-        inputs: Any = None,
-        outputs: Any = None,
+        inputs: Iterable[object] | None = None,
+        outputs: Iterable[object] | None = None,
         params: Mapping[str, object] | None = None,
         source_directory: str | None = None,
         allow_reuse: bool = True,
@@ -173,8 +176,8 @@ class EstimatorStep(_ConfiguredStep):
         estimator: MMLBaseEstimator | None = None,
         estimator_entry_script_arguments: object = None,
         runconfig_pipeline_params: Mapping[str, object] | None = None,
-        inputs: object = None,
-        outputs: object = None,
+        inputs: Iterable[object] | None = None,
+        outputs: Iterable[object] | None = None,
         compute_target: object = None,
         allow_reuse: bool = True,
         version: str | None = None,
@@ -211,8 +214,8 @@ class MpiStep(EstimatorStep):
         compute_target: object = None,
         node_count: int | None = None,
         process_count_per_node: int | None = None,
-        inputs: object = None,
-        outputs: object = None,
+        inputs: Iterable[object] | None = None,
+        outputs: Iterable[object] | None = None,
         allow_reuse: bool = True,
         version: str | None = None,
         hash_paths: object = None,

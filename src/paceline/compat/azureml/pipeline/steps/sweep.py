@@ -6,7 +6,7 @@ https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.compat.azureml.core.runconfig import RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
@@ -18,7 +18,7 @@ from paceline.compat.azureml.train.hyperdrive.runconfig import HyperDriveConfig
 from paceline.pipelines import Planned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from paceline import Workspace
 
@@ -48,9 +48,9 @@ class HyperDriveStep(PipelineStep):
         name: str,
         hyperdrive_config: HyperDriveConfig,
         estimator_entry_script_arguments: object = None,
-        inputs: object = None,
-        outputs: Any = None,
-        metrics_output: object = None,
+        inputs: Iterable[object] | None = None,
+        outputs: Sequence[PipelineData] | None = None,
+        metrics_output: PipelineData | None = None,
         allow_reuse: bool = True,
         version: str | None = None,
     ) -> None:

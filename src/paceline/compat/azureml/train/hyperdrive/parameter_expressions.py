@@ -6,10 +6,10 @@ As in the SDK, the bounds of loguniform and qloguniform are logarithms, unlike t
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import paceline
 from paceline.compat.azureml.exceptions import HyperDriveConfigException, sdk_errors
+from paceline.sweeps import Expression
 
 __all__ = [
     "choice",
@@ -26,7 +26,7 @@ __all__ = [
 
 
 @sdk_errors
-def choice(*options: object) -> Any:
+def choice(*options: object) -> Expression:
     """Choose an option.
 
     The options may also be a single list or range.
@@ -37,31 +37,31 @@ def choice(*options: object) -> Any:
 
 
 @sdk_errors
-def randint(upper: int) -> Any:
+def randint(upper: int) -> Expression:
     """Choose an integer from 0 to `upper` - 1."""
     return paceline.randint(upper)
 
 
 @sdk_errors
-def uniform(min_value: float, max_value: float) -> Any:
+def uniform(min_value: float, max_value: float) -> Expression:
     """Choose a number from min_value to max_value."""
     return paceline.uniform(min_value, max_value)
 
 
 @sdk_errors
-def quniform(min_value: float, max_value: float, q: float) -> Any:
+def quniform(min_value: float, max_value: float, q: float) -> Expression:
     """Choose round(uniform(min_value, max_value) / q) * q."""
     return paceline.quniform(min_value, max_value, q)
 
 
 @sdk_errors
-def loguniform(min_value: float, max_value: float) -> Any:
+def loguniform(min_value: float, max_value: float) -> Expression:
     """Choose exp(uniform(min_value, max_value))."""
     return paceline.loguniform(_exp(min_value), _exp(max_value))
 
 
 @sdk_errors
-def qloguniform(min_value: float, max_value: float, q: float) -> Any:
+def qloguniform(min_value: float, max_value: float, q: float) -> Expression:
     """Choose round(exp(uniform(min_value, max_value)) / q) * q."""
     return paceline.qloguniform(_exp(min_value), _exp(max_value), q)
 
@@ -73,7 +73,7 @@ lognormal = sdk_errors(paceline.lognormal)
 qlognormal = sdk_errors(paceline.qlognormal)
 
 
-def _exp(bound: Any) -> float:
+def _exp(bound: float) -> float:
     try:
         return math.exp(bound)
     except (TypeError, OverflowError) as error:

@@ -5,10 +5,9 @@ They are Paceline's policies with the SDK's parameter order.
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline import Bandit, MedianStopping, TruncationSelection
 from paceline.compat.azureml.exceptions import sdk_errors
+from paceline.sweeps import Policy
 
 __all__ = [
     "BanditPolicy",
@@ -22,7 +21,7 @@ __all__ = [
 class EarlyTerminationPolicy:
     """A policy; `policy` is Paceline's."""
 
-    policy: Any = None
+    policy: Policy | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.policy!r})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml._restclient.constants import RunStatus
 from paceline.compat.azureml.core.run import Run, ScriptRun
@@ -16,6 +16,10 @@ from paceline.compat.azureml.exceptions import HyperDriveRuntimeException, sdk_c
 from paceline.compat.azureml.train.hyperdrive.runconfig import RESUMED, PrimaryMetricGoal
 from paceline.runs import RunRecord
 from paceline.sweeps import SweepSpec, Trial, cost, is_better, trials
+
+if TYPE_CHECKING:
+    from paceline.runs import ExperimentLike
+    from paceline.sweeps import Policy
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
 
@@ -33,7 +37,7 @@ class HyperDriveRun(Run):
     """
 
     @classmethod
-    def _handle(cls, experiment: Any, record: RunRecord) -> Any:
+    def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> ScriptRun:
         return ScriptRun(experiment, record.run_id)
 
     @property
@@ -79,7 +83,7 @@ class HyperDriveRun(Run):
 
     def get_best_run_by_primary_metric(
         self, include_failed: bool = True, include_canceled: bool = True, include_resume_from_runs: bool = True
-    ) -> Any:
+    ) -> ScriptRun | None:
         """Return the child with the best primary metric at any time.
 
         Return None if no child has logged it.
@@ -94,7 +98,7 @@ class HyperDriveRun(Run):
 
     def get_children_sorted_by_primary_metric(
         self, top: int = 0, reverse: bool = False, discard_no_metric: bool = False
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """Return the children, best first.
 
         Each is a dict of run_id, hyperparameters (JSON), best_primary_metric and status. Children without the metric
@@ -137,7 +141,7 @@ class HyperDriveRun(Run):
         return sorted(trials, key=lambda trial: cost(trial.best(goal), goal))
 
 
-def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
+def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
     """Return the sweep's own metric: a row for each new best value.
 
     Columns: metric_name, timestamp (UTC), run_id, metric_value, and final, which is true in the last row once the sweep
@@ -170,7 +174,7 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
     return {BEST_CHILD: {key: column[0] if len(rows) == 1 else column for key, column in table.items()}}
 
 
-def _policy(stop: Any) -> dict[str, object]:
+def _policy(stop: Policy | None) -> dict[str, object]:
     if stop is None:
         return {"name": "DEFAULT"}
     # Paceline's policies have the SDK's names.

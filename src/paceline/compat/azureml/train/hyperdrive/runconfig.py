@@ -20,7 +20,13 @@ from paceline.compat.azureml.train.hyperdrive.policy import EarlyTerminationPoli
 from paceline.compat.azureml.train.hyperdrive.sampling import HyperParameterSampling
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import paceline
     from paceline import Workspace
+    from paceline.compat.azureml.core.run import Run
+    from paceline.compat.azureml.submission import Prepared
+    from paceline.sweeps import SweepSpec
 
 __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 
@@ -130,13 +136,13 @@ class HyperDriveConfig:
 
     def _submit_to(
         self,
-        experiment: Any,
-        tags: Any,
+        experiment: paceline.Experiment,
+        tags: Mapping[str, object] | None,
         *,
         display_name: str | None = None,
         run_id: str | None = None,
         **others: object,
-    ) -> Any:
+    ) -> Run:
         from paceline.submit import SourceCopy
         from paceline.sweeps import submit_sweep
 
@@ -154,7 +160,7 @@ class HyperDriveConfig:
             warnings=found.notes,
             run_id=run_id or self.custom_run_id,
         )
-        run = late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
+        run: Run = late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
         run._said = found.said
         if self.resume_from:
             run.add_properties({RESUMED: ",".join(former.id for former in self.resume_from)})
@@ -162,7 +168,7 @@ class HyperDriveConfig:
 
     def prepared(
         self, workspace: Workspace, change: Callable[[ScriptRunConfig], ScriptRunConfig] = lambda config: config
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Prepared, SweepSpec]:
         """Return the trials' job (`submission.Prepared`) and the `SweepSpec`.
 
         `change` derives the configuration of a pipeline step from the script's.
@@ -209,7 +215,7 @@ class HyperDriveConfig:
     def _native_goal(self) -> Literal["maximize", "minimize"]:
         return "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
 
-    def _former(self, run: Any) -> Any:
+    def _former(self, run: Run) -> Run:
         """Return an earlier sweep that has ended and has the same goal.
 
         Raises:
@@ -256,14 +262,14 @@ class HyperDriveRunConfig(HyperDriveConfig):
         )
 
 
-def _runs(name: str, given: object) -> list[Any]:
-    runs = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+def _runs(name: str, given: Any) -> list[Run]:
+    runs: list[Run] = [] if given is None else [*given] if isinstance(given, (list, tuple)) else [given]
     if wrong := [run for run in runs if not hasattr(run, "record")]:
         raise HyperDriveConfigException(f"{name} has {wrong[0]!r}, which is not a run.")
     return runs
 
 
-def _point(run: Any) -> dict[str, Any]:
+def _point(run: Run) -> dict[str, object]:
     """Return the hyperparameters of an earlier trial.
 
     Raises:
@@ -278,9 +284,9 @@ def _point(run: Any) -> dict[str, Any]:
     return dict(record.trial["values"])
 
 
-def _goal(goal: Any) -> PrimaryMetricGoal:
+def _goal(goal: object) -> PrimaryMetricGoal:
     try:
-        return PrimaryMetricGoal.from_str(goal)
+        return PrimaryMetricGoal.from_str(str(goal))
     except ValueError:
         raise HyperDriveConfigException(
             f"primary_metric_goal={goal!r} must be PrimaryMetricGoal.MAXIMIZE or PrimaryMetricGoal.MINIMIZE."

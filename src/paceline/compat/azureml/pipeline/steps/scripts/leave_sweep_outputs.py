@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+from typing import Any
 
 from paceline.compat.azureml.core.run import Run
 from paceline.compat.azureml.pipeline.core.run import PipelineRun
@@ -18,6 +19,7 @@ parser.add_argument("--model", action="append", default=[], nargs=2, metavar=("P
 args = parser.parse_args()
 
 run = Run.get_context()
+sweep: Any
 (sweep,) = PipelineRun(run.experiment, run.parent.id).find_step_run(args.step)
 
 for path in args.metrics:
