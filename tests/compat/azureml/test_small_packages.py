@@ -12,8 +12,7 @@ from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.monitoring import ModelDataCollector
 from paceline.compat.azureml.opendatasets import MNIST, Diabetes
 from paceline.compat.azureml.telemetry import set_diagnostics_collection
-from paceline.compat.azureml.tensorboard import Tensorboard
-from paceline.compat.azureml.tensorboard.export import export_to_tensorboard
+from paceline.compat.azureml.tensorboard import Tensorboard, export_to_tensorboard
 from paceline.compat.azureml.widgets import RunDetails
 from paceline.trackers.event_file import EventFile
 

@@ -42,6 +42,7 @@ RENAMED = {
     "core.profile": "refused",
     "core.resource_configuration": "core.model",
     **{f"core.webservice.{name}": "core.webservice" for name in ("aci", "aks", "local", "webservice")},
+    "data.abstract_dataset": "data.file_dataset",
     "data.azure_data_lake_datastore": "core.datastore",
     "data.azure_storage_datastore": "core.datastore",
     "data.datapath": "data.data_reference",
@@ -49,8 +50,13 @@ RENAMED = {
     "data.dataset_error_handling": "exceptions",
     "data.dataset_factory": "core.dataset",
     "data.dataset_type_definitions": "core.dataset",
+    "tensorboard.export": "tensorboard",
     "train.dnn": "train.estimator",
     "train.hyperdrive.exceptions": "exceptions",
+    **{
+        f"train.hyperdrive.{name}": "train.hyperdrive.search"
+        for name in ("parameter_expressions", "policy", "sampling")
+    },
     "train.sklearn": "train.estimator",
     "train.widgets": "widgets",
     **{
@@ -87,7 +93,6 @@ OUR_OWN = (
     "stores",
     "strict",
     "submission",
-    "targets",
 )
 
 

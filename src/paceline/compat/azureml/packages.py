@@ -169,7 +169,6 @@ def _interpreter(python: PythonSection) -> str | None:
 
 
 def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[list[str], list[str]]:
-    """Return the packages for pip and the packages for conda."""
     pip: list[str] = []
     conda: list[str] = []
     moved: list[str] = []

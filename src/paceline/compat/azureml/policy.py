@@ -31,7 +31,6 @@ class SubmissionNotes:
         self._said.setdefault(text)
 
     def all(self) -> tuple[str, ...]:
-        """Return all notes."""
         return tuple(self._said)
 
     def show(self) -> tuple[str, ...]:

@@ -86,7 +86,6 @@ class Refused:
 
     @classmethod
     def list(cls, *arguments: object, **named: object) -> builtins.list[NoReturn]:
-        """Return an empty list."""
         return []
 
     get_all = get_schedules_for_pipeline_id = list

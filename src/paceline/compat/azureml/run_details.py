@@ -132,7 +132,6 @@ def _of_native(native: AnyDataset) -> AnyDataset:
 
 
 def _definition(job: Job) -> dict[str, object]:
-    """Return the job as the SDK's runDefinition."""
     shown, environment = job.shown(), job.environment
     backend = job.distributed_backend
     return {

@@ -29,7 +29,6 @@ def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
 
 
 def real_name(workspace: Workspace, name: str | None) -> str:
-    """Return Paceline's name of a store."""
     from paceline import Datastore
 
     if name is None or (name in DEFAULT_NAMES and name not in Datastore.list(workspace)):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from paceline import Job
+from paceline.compat.azureml.core.compute import resolve
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.data_reference import SdkDataReference
@@ -20,7 +21,6 @@ from paceline.compat.azureml.exceptions import RunConfigurationException, UserEr
 from paceline.compat.azureml.packages import spec_of, with_notebooks
 from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.stores import place_in
-from paceline.compat.azureml.targets import resolve
 from paceline.data import MODEL_LOCATION, DataReference, Source
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
         **entry,
         "compute_target": target,
         "environment": dataclasses.replace(
-            environment,
-            version=run.environment.version_in(workspace) if run.environment else None,
+            environment, version=run.environment.version_in(workspace) if run.environment else None
         ),
         "environment_variables": {
             **environment.environment_variables,

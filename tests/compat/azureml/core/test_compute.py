@@ -9,9 +9,9 @@ from paceline.compat.azureml.core.compute import (
     ComputeTargetException,
     DatabricksCompute,
     RemoteCompute,
+    resolve,
 )
 from paceline.compat.azureml.policy import SubmissionNotes
-from paceline.compat.azureml.targets import resolve
 from paceline.targets import configured
 
 

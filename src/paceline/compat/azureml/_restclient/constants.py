@@ -33,7 +33,6 @@ class RunStatus:
 
     @classmethod
     def list(cls) -> builtins.list[str]:
-        """Return all states."""
         return [value for name, value in vars(cls).items() if name.isupper()]
 
     @classmethod

@@ -11,25 +11,26 @@ from paceline.system.lazy_import import face
 VERSION = "1.61.0"
 __version__ = VERSION
 
+#: Module -> the names that the package takes from it.
 _HOMES = {
-    "core.compute": ("ComputeTarget",),
-    "core.dataset": ("Dataset",),
-    "core.datastore": ("Datastore",),
-    "core.environment": ("ContainerRegistry", "Environment"),
-    "core.experiment": ("Experiment",),
-    "core.image": ("Image",),
-    "core.keyvault": ("Keyvault",),
-    "core.model": ("Model",),
-    "core.run": ("Run", "ScriptRun", "get_run"),
-    "core.runconfig": ("RunConfiguration",),
-    "core.script_run_config": ("ScriptRunConfig",),
-    "core.webservice": ("Webservice",),
-    "core.workspace": ("Workspace",),
+    "core.compute": "ComputeTarget",
+    "core.dataset": "Dataset",
+    "core.datastore": "Datastore",
+    "core.environment": "ContainerRegistry Environment",
+    "core.experiment": "Experiment",
+    "core.image": "Image",
+    "core.keyvault": "Keyvault",
+    "core.model": "Model",
+    "core.run": "Run ScriptRun get_run",
+    "core.runconfig": "RunConfiguration",
+    "core.script_run_config": "ScriptRunConfig",
+    "core.webservice": "Webservice",
+    "core.workspace": "Workspace",
 }
 
-__all__ = ["VERSION", *(name for names in _HOMES.values() for name in names)]  # noqa: PLE0604 - the names are strings
+__all__ = ["VERSION", *" ".join(_HOMES.values()).split()]  # noqa: PLE0604 - the names are strings
 
-__getattr__ = face(__name__, {f"paceline.compat.azureml.{home}": names for home, names in _HOMES.items()})
+__getattr__ = face(__name__, {f"paceline.compat.azureml.{home}": names.split() for home, names in _HOMES.items()})
 
 #: Standard library submodules that the SDK's imports load, by package: afterwards `import urllib` offers
 #: `urllib.request`.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException, sdk_class
+from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.records import NamedObjects
 from paceline.compat.azureml.strict import Strict, camel_case
-from paceline.compat.azureml.targets import workspace_targets
 
 if TYPE_CHECKING:
     from paceline import Workspace
@@ -254,11 +254,7 @@ class ComputeStatus:
         self.provisioning_state = "Succeeded"
         self.provisioning_state_transition_time = None
         idle = int(data.get("idle_seconds_before_scaledown") or 1800)
-        self.scale_settings = {
-            "minNodeCount": least,
-            "maxNodeCount": most,
-            "nodeIdleTimeBeforeScaleDown": f"PT{idle}S",
-        }
+        self.scale_settings = {"minNodeCount": least, "maxNodeCount": most, "nodeIdleTimeBeforeScaleDown": f"PT{idle}S"}
         self.vm_priority = "Dedicated" if data.get("vm_priority", "dedicated") == "dedicated" else "LowPriority"
         self.vm_size = data.get("vm_size") or "local"
 
@@ -282,16 +278,10 @@ class AmlCompute(ComputeTarget):
         admin_username: str | None = None,
         admin_user_password: str | None = None,
         admin_user_ssh_key: str | None = None,
-        vnet_resourcegroup_name: str | None = None,
-        vnet_name: str | None = None,
-        subnet_name: str | None = None,
+        *settings: object,
         tags: dict[str, str] | None = None,
         description: str | None = None,
-        remote_login_port_public_access: str = "NotSpecified",
-        identity_type: str | None = None,
-        identity_id: object = None,
         location: str | None = None,
-        enable_node_public_ip: bool = True,
         **others: object,
     ) -> Provisioning:
         """Return settings for `ComputeTarget.create`.
@@ -315,7 +305,6 @@ class AmlCompute(ComputeTarget):
 
     @staticmethod
     def supported_vmsizes(workspace: Workspace, location: str | None = None) -> list[dict[str, object]]:
-        """Return this machine's size."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         return [
             {
@@ -351,7 +340,6 @@ class BatchAiCompute(ComputeTarget):
         cluster_max_nodes: int | None = None,
         **others: object,
     ) -> Provisioning:
-        """Return settings for `ComputeTarget.create`."""
         return Provisioning(
             "BatchAI",
             vm_size=vm_size,
@@ -434,7 +422,6 @@ class ComputeInstance(AmlCompute):
     def provisioning_configuration(  # type: ignore[override]
         vm_size: str = "", ssh_public_access: bool = False, **others: object
     ) -> Provisioning:
-        """Return settings for `ComputeTarget.create`."""
         return Provisioning("ComputeInstance", vm_size=vm_size, min_nodes=1, max_nodes=1)
 
 
@@ -445,7 +432,6 @@ class DsvmCompute(AmlCompute):
     def provisioning_configuration(  # type: ignore[override]
         vm_size: str | None = None, ssh_port: int | None = None, location: str | None = None
     ) -> Provisioning:
-        """Return settings for `ComputeTarget.create`."""
         return Provisioning("VirtualMachine", vm_size=vm_size or "", min_nodes=1, max_nodes=1, location=location)
 
 
@@ -456,12 +442,10 @@ class AksCompute(AmlCompute):
     def provisioning_configuration(  # type: ignore[override]
         agent_count: int | None = None, vm_size: str | None = None, **others: object
     ) -> Provisioning:
-        """Return settings for `ComputeTarget.create`."""
         return Provisioning("AKS", vm_size=vm_size or "", min_nodes=agent_count or 1, max_nodes=agent_count)
 
     @staticmethod
     def attach_configuration(**others: object) -> Provisioning:
-        """Return settings for `ComputeTarget.attach`."""
         return Provisioning("AKS")
 
     class ClusterPurpose:
@@ -474,7 +458,6 @@ class KubernetesCompute(AmlCompute):
 
     @staticmethod
     def attach_configuration(resource_id: object = None, namespace: object = None, **others: object) -> Provisioning:
-        """Return settings for `ComputeTarget.attach`."""
         return Provisioning("Kubernetes")
 
 
@@ -526,3 +509,42 @@ def _add_ssh(workspace: Workspace, name: str, config: Provisioning) -> None:
 
 def _now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat()
+
+
+#: Names of clusters that Azure would create on demand.
+_LOCAL = ("local", "amlcompute", "containerinstance", "")
+
+
+def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
+    """Return a target added to Paceline, otherwise "local" with a note.
+
+    A driver may name a cluster that exists only in Azure's portal.
+
+    Raises:
+        ComputeTargetException: The value is not a valid target name.
+    """
+    name = getattr(name, "name", name) or "local"
+    if not isinstance(name, str):
+        raise ComputeTargetException(f"compute_target={name!r} must be a target or a target's name.")
+    if name in workspace_targets(workspace):
+        return name
+    created = records.documents(workspace, "compute")
+    if name.lower() in _LOCAL:
+        return "local"
+    if not created.rule.fullmatch(name):
+        raise ComputeTargetException(
+            f"compute_target={name!r} can't be a target's name: letters, digits, '-', '_' and '.'."
+        )
+    size = (created.read(name) or {}).get("vm_size")
+    notes.add(
+        f"The compute target {name}{f' ({size})' if size else ''} is this machine. To train elsewhere: "
+        f"paceline compute add {name} --kind ssh ..."
+    )
+    return "local"
+
+
+def workspace_targets(workspace: Workspace) -> list[str]:
+    """Return the names of Paceline's targets in the workspace."""
+    from paceline.targets import ComputeTargets
+
+    return list(ComputeTargets(workspace.path))

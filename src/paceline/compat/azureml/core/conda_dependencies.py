@@ -151,7 +151,6 @@ class CondaDependencies:
         self.set_pip_option(f"--index-url {index_url.removeprefix('--index-url').strip()}")
 
     def set_pip_requirements(self, pip_requirements: list[str]) -> None:
-        """Replace all pip packages."""
         self._pip = [str(line) for line in pip_requirements]
 
     def set_python_version(self, version: str) -> None:
@@ -182,13 +181,11 @@ class CondaDependencies:
     # --- as a file
 
     def as_dict(self) -> CondaFile:
-        """Return the content of the file."""
         pip = [*self._options, *self._pip]
         dependencies: list[str | dict[str, list[str]]] = [*self._conda, *([{"pip": pip}] if pip else [])]
         return {"name": self._name, "dependencies": dependencies, "channels": list(self._channels)}
 
     def serialize_to_string(self) -> str:
-        """Return the file's text, as YAML."""
         return _yaml().safe_dump(self.as_dict(), sort_keys=False)  # type: ignore[no-any-return]
 
     def save(self, path: str | None = None) -> str:

@@ -22,7 +22,7 @@ from paceline.data import PATH_VARIABLES
 
 if TYPE_CHECKING:
     from paceline import Workspace
-    from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
+    from paceline.compat.azureml.data.file_dataset import AbstractDataset
 
 __all__ = ["DataType", "Dataset", "FileDatasetFactory", "PromoteHeadersBehavior", "TabularDatasetFactory"]
 
@@ -51,7 +51,6 @@ class FileDatasetFactory:
     def upload_directory(
         src_dir: str, target: object, pattern: str | None = None, overwrite: bool = False, show_progress: bool = True
     ) -> FileDataset:
-        """Upload a folder and return a dataset of its files."""
         _none("pattern", pattern)
         store, folder = _target(target)
         return FileDataset.of(
@@ -108,7 +107,6 @@ class TabularDatasetFactory:
         partition_format: str | None = None,
         **others: object,
     ) -> TabularDataset:
-        """Return a dataset of the rows of Parquet files."""
         return TabularDataset.of(
             paceline.Dataset.Tabular.from_parquet_files(
                 _place(path),
@@ -186,7 +184,6 @@ class Dataset:
 
     @staticmethod
     def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> FileDataset | TabularDataset:
-        """Return a registered dataset."""
         return of_native(paceline.Dataset.get_by_name(workspace, name, version))
 
     @staticmethod
@@ -205,7 +202,6 @@ class Dataset:
 
     @staticmethod
     def get_all(workspace: Workspace) -> NamedObjects[AbstractDataset]:
-        """Return all registered datasets by name."""
         return NamedObjects({name: of_native(one) for name, one in paceline.Dataset.get_all(workspace).items()})
 
     @staticmethod

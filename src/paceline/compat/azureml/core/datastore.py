@@ -103,7 +103,6 @@ class Datastore(paceline.Datastore):
 
     @staticmethod
     def get_default(workspace: Workspace) -> Datastore:
-        """Return the workspace's default store."""
         return Datastore(workspace, "workspaceblobstore")
 
     @staticmethod
@@ -124,7 +123,6 @@ class Datastore(paceline.Datastore):
         endpoint: str | None = None,
         overwrite: bool = False,
         create_if_not_exists: bool = False,
-        skip_validation: bool = False,
         **others: object,
     ) -> Datastore:
         """Register a container of Azure's blob storage (`abfs://`).
@@ -174,12 +172,10 @@ class Datastore(paceline.Datastore):
 
     @staticmethod
     def register_dbfs(workspace: Workspace, datastore_name: str) -> Datastore:
-        """Return the store that was added under this name."""
         return _added(workspace, datastore_name, "Databricks' file system")
 
     @staticmethod
     def register_hdfs(workspace: Workspace, datastore_name: str, *others: object, **named: object) -> Datastore:
-        """Return the store that was added under this name."""
         return _added(workspace, datastore_name, "HDFS")
 
     @staticmethod
@@ -198,13 +194,7 @@ class Datastore(paceline.Datastore):
         datastore_name: str,
         filesystem: str,
         account_name: str,
-        tenant_id: str | None = None,
-        client_id: str | None = None,
-        client_secret: str | None = None,
-        resource_url: str | None = None,
-        authority_url: str | None = None,
-        protocol: str | None = None,
-        endpoint: str | None = None,
+        *login: object,
         overwrite: bool = False,
         **others: object,
     ) -> Datastore:

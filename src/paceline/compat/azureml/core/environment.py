@@ -161,14 +161,12 @@ class Environment(Strict):
 
     @staticmethod
     def from_conda_specification(name: str, file_path: str) -> Environment:
-        """Return an environment read from a conda environment file."""
         made = Environment(name)
         made.python.conda_dependencies = CondaDependencies(file_path)
         return made
 
     @staticmethod
     def from_pip_requirements(name: str, file_path: str, pip_version: str | None = None) -> Environment:
-        """Return an environment read from a requirements file."""
         made = Environment(name)
         try:
             text = Path(file_path).read_text(encoding="utf-8")
@@ -263,7 +261,6 @@ class Environment(Strict):
             self.python.conda_dependencies.save_to_file(str(folder))
 
     def clone(self, new_name: str) -> Environment:
-        """Return a deep copy under another name, not registered."""
         made = copy.deepcopy(self)
         made.name, made.version = new_name, None
         return made
@@ -356,7 +353,6 @@ class Environment(Strict):
         return EnvironmentBuild()
 
     def build_local(self, workspace: Workspace, platform: object = None, **others: object) -> EnvironmentBuild:
-        """Return a finished build, like `build`."""
         return EnvironmentBuild()
 
     def get_image_details(self, workspace: Workspace) -> dict[str, object]:
@@ -430,7 +426,6 @@ class EnvironmentBuild:
     status = "Succeeded"
 
     def wait_for_completion(self, show_output: bool = True) -> None:
-        """Return at once."""
         if show_output:
             print("Succeeded: the environment is built when the first run needs it.")
 

@@ -42,12 +42,7 @@ class Experiment(paceline.Experiment):
         except WorkspaceError as error:
             raise UserErrorException(str(error)) from error
 
-    def submit(
-        self,
-        config: Any,
-        tags: Mapping[str, object] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def submit(self, config: Any, tags: Mapping[str, object] | None = None, **kwargs: Any) -> Any:
         """Submit a configuration.
 
         Accepts a ScriptRunConfig, an estimator, a HyperDriveConfig, a pipeline, and every configuration that
@@ -160,11 +155,9 @@ class Experiment(paceline.Experiment):
         return None
 
     def tag(self, key: str, value: object = None) -> None:
-        """Set a tag on the experiment."""
         self.set_tags({key: value})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        """Set tags on the experiment."""
         values = {str(key): None if value is None else str(value) for key, value in tags.items()}
         records.update(self.workspace, "experiments", self.name, values)
 
@@ -181,7 +174,6 @@ class Experiment(paceline.Experiment):
     def list(
         workspace: Workspace, experiment_name: str | None = None, view_type: str = "ActiveOnly", tags: object = None
     ) -> builtins.list[paceline.Experiment]:
-        """Return the workspace's experiments."""
         return [one for name, one in workspace.experiments.items() if experiment_name in (None, name)]
 
     @staticmethod

@@ -35,7 +35,6 @@ class ImageConfiguration:
         self.inference_config()
 
     def inference_config(self) -> InferenceConfig:
-        """Return the equivalent InferenceConfig."""
         return InferenceConfig(entry_script=self.execution_script, conda_file=self.conda_file, runtime="python")
 
 
@@ -70,11 +69,9 @@ class Image:
 
     @staticmethod
     def list(workspace: Workspace, **others: object) -> Sequence[Image]:
-        """Return the latest version of each image."""
         return [ContainerImage(workspace, name) for name in records.names(workspace, "images")]
 
     def wait_for_creation(self, show_output: bool = False) -> None:
-        """Return at once."""
         if show_output:
             print("Succeeded\nImage creation operation finished for image " + self.id)
 
@@ -99,5 +96,4 @@ class ContainerImage(Image):
         description: str | None = None,
         **others: object,
     ) -> ImageConfiguration:
-        """Return settings for `create`."""
         return ImageConfiguration(execution_script, conda_file)

@@ -52,7 +52,6 @@ class Keyvault:
         return self._kept.read(_check(name))  # type: ignore[no-any-return]
 
     def get_secrets(self, secrets: list[str]) -> dict[str, str | None]:
-        """Return secrets by name."""
         return {name: self.get_secret(name) for name in secrets}
 
     def delete_secret(self, name: str) -> None:

@@ -113,9 +113,6 @@ class Model(paceline.Model):
         model_framework: str | None = None,
         model_framework_version: str | None = None,
         child_paths: object = None,
-        sample_input_dataset: object = None,
-        sample_output_dataset: object = None,
-        resource_configuration: object = None,
         **others: object,
     ) -> Model:
         """Register a file or folder as a model's next version.

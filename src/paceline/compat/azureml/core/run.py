@@ -262,7 +262,6 @@ class Run(SdkSpellings, runs.Run):
         return self.get_secrets([name])[name]
 
     def get_secrets(self, secrets: builtins.list[str]) -> dict[str, str | None]:
-        """Return secrets of the workspace by name."""
         found: dict[str, str | None] = late("core.keyvault", "Keyvault")(self._workspace()).get_secrets(secrets)
         return found
 
@@ -307,7 +306,6 @@ class Run(SdkSpellings, runs.Run):
         return made
 
     def get_environment(self) -> Any:
-        """Return the `Environment` that the run was submitted with."""
         job = self.record().job
         return late("core.environment", "environment_of")(self._workspace(), job and job.environment)
 
@@ -362,7 +360,6 @@ class Run(SdkSpellings, runs.Run):
         return {"status": record.status, "details": why}
 
     def get_details(self) -> DetailFields:
-        """Return the SDK's dict of details."""
         return details_of(
             self.record(),
             self._workspace(),
@@ -417,5 +414,4 @@ _SubmittedRun = Run
 
 
 def get_run(experiment: paceline.Experiment, run_id: str, rehydrate: bool = True, clean_up: bool = True) -> runs.Run:
-    """Return the run of this id in the class of its kind."""
     return Run.get(experiment.workspace, run_id)

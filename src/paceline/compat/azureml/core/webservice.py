@@ -125,7 +125,6 @@ class Webservice:
 
     @staticmethod
     def list(workspace: Workspace, compute_type: str | None = None, **others: object) -> Sequence[Webservice]:
-        """Return the workspace's services."""
         from paceline import Service
 
         found = [Webservice(workspace, name) for name in Service.list(workspace)]
@@ -190,11 +189,9 @@ class Webservice:
         return self._asked(lambda: self._service.run(input_data))
 
     def get_logs(self, num_lines: int = 5000, **others: object) -> str:
-        """Return the last lines of the service's log."""
         return str(self._service.get_logs(num_lines))
 
     def get_keys(self) -> tuple[str, str]:
-        """Return the primary and the secondary key."""
         return self._asked(self._service.get_keys)
 
     def regen_key(self, key: str, set_key: str | None = None) -> None:
@@ -227,7 +224,6 @@ class Webservice:
             self._asked(lambda: self._service.update(**given))
 
     def delete(self) -> None:
-        """Stop the service and remove it."""
         self._asked(self._service.delete)
 
     def serialize(self) -> dict[str, object]:
@@ -269,13 +265,6 @@ class AciWebservice(Webservice):
         auth_enabled: bool | None = None,
         ssl_enabled: bool | None = None,
         enable_app_insights: bool | None = None,
-        ssl_cert_pem_file: str | None = None,
-        ssl_key_pem_file: str | None = None,
-        ssl_cname: str | None = None,
-        dns_name_label: str | None = None,
-        primary_key: str | None = None,
-        secondary_key: str | None = None,
-        collect_model_data: bool | None = None,
         **others: object,
     ) -> DeploymentConfiguration:
         """Return settings for `Model.deploy`.
@@ -302,24 +291,10 @@ class AksWebservice(Webservice):
 
     @staticmethod
     def deploy_configuration(
-        autoscale_enabled: bool | None = None,
-        autoscale_min_replicas: int | None = None,
-        autoscale_max_replicas: int | None = None,
-        autoscale_refresh_seconds: int | None = None,
-        autoscale_target_utilization: int | None = None,
-        collect_model_data: bool | None = None,
+        *settings: object,
         auth_enabled: bool | None = None,
-        cpu_cores: float | None = None,
-        memory_gb: float | None = None,
-        enable_app_insights: bool | None = None,
-        scoring_timeout_ms: int | None = None,
-        replica_max_concurrent_requests: int | None = None,
-        max_request_wait_time: int | None = None,
         num_replicas: int | None = None,
-        primary_key: str | None = None,
-        secondary_key: str | None = None,
         tags: dict[str, str] | None = None,
-        properties: dict[str, str] | None = None,
         description: str | None = None,
         **others: object,
     ) -> DeploymentConfiguration:

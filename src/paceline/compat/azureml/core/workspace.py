@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.compat.azureml.core.compute import ComputeTarget
     from paceline.compat.azureml.core.image import Image
     from paceline.compat.azureml.core.webservice import Webservice
-    from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
+    from paceline.compat.azureml.data.file_dataset import AbstractDataset
 
 __all__ = ["Workspace"]
 
@@ -56,8 +56,6 @@ class Workspace(paceline.Workspace):
         workspace_name: str,
         auth: object = None,
         _location: str | None = None,
-        _disable_service_check: bool = False,
-        _workspace_id: str | None = None,
         sku: str = "basic",
         tags: dict[str, str] | None = None,
         _folder: Path | None = None,
@@ -108,20 +106,7 @@ class Workspace(paceline.Workspace):
         create_resource_group: bool = True,
         sku: str = "basic",
         tags: dict[str, str] | None = None,
-        friendly_name: str | None = None,
-        storage_account: object = None,
-        key_vault: object = None,
-        app_insights: object = None,
-        container_registry: object = None,
-        adb_workspace: object = None,
-        primary_user_assigned_identity: object = None,
-        cmk_keyvault: object = None,
-        resource_cmk_uri: object = None,
-        hbi_workspace: bool = False,
-        default_cpu_compute_target: object = None,
-        default_gpu_compute_target: object = None,
-        private_endpoint_config: object = None,
-        private_endpoint_auto_approval: bool = True,
+        *settings: object,
         exist_ok: bool = False,
         show_output: bool = True,
         **others: object,
@@ -275,7 +260,6 @@ class Workspace(paceline.Workspace):
 
     @property
     def datastores(self) -> NamedObjects[Datastore]:  # type: ignore[override]
-        """The datastores by name."""
         return Datastore.list(self)
 
     @property
@@ -293,7 +277,6 @@ class Workspace(paceline.Workspace):
 
     @property
     def experiments(self) -> NamedObjects[paceline.Experiment]:
-        """The experiments by name."""
         from paceline.compat.azureml.core.experiment import Experiment
 
         found = sorted({record.experiment for record in all_records(self.runs_dir)})
@@ -308,7 +291,6 @@ class Workspace(paceline.Workspace):
 
     @property
     def webservices(self) -> NamedObjects[Webservice]:
-        """The web services by name."""
         from paceline.compat.azureml.core.webservice import Webservice
 
         return NamedObjects({one.name: one for one in Webservice.list(self)})
@@ -330,11 +312,9 @@ class Workspace(paceline.Workspace):
         return Datastore.get_default(self)
 
     def set_default_datastore(self, name: str) -> None:
-        """Make a registered store the default."""
         Datastore(self, name).set_as_default()
 
     def get_default_keyvault(self) -> Keyvault:
-        """Return the workspace's secrets."""
         return Keyvault(self)
 
     def get_default_compute_target(self, type: str) -> ComputeTarget:
@@ -345,7 +325,6 @@ class Workspace(paceline.Workspace):
         return self.compute_targets[f"{str(type).lower()}-cluster"]
 
     def get_run(self, run_id: str) -> runs.Run:
-        """Return a run by its id."""
         from paceline.compat.azureml.core.run import Run
 
         return Run.get(self, run_id)
@@ -371,7 +350,6 @@ class Workspace(paceline.Workspace):
         tags: Mapping[str, str] | None = None,
         **others: object,
     ) -> dict[str, object]:
-        """Set the workspace's tags."""
         self.tags.update(tags or {})
         return self.get_details()
 

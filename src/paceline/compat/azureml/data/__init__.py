@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
+#: Module -> the names that the package takes from it.
 _HOMES = {
-    "core.dataset": ("DataType",),
-    "data.file_dataset": ("FileDataset",),
-    "data.output_dataset_config": ("OutputFileDatasetConfig",),
-    "data.tabular_dataset": ("TabularDataset",),
+    "core.dataset": "DataType",
+    "data.file_dataset": "FileDataset",
+    "data.output_dataset_config": "OutputFileDatasetConfig",
+    "data.tabular_dataset": "TabularDataset",
 }
 
-__all__ = [*(name for names in _HOMES.values() for name in names)]  # noqa: PLE0604 - the names are strings
+__all__ = [*" ".join(_HOMES.values()).split()]  # noqa: PLE0604 - the names are strings
 
-__getattr__ = face(__name__, {f"paceline.compat.azureml.{home}": names for home, names in _HOMES.items()})
+__getattr__ = face(__name__, {f"paceline.compat.azureml.{home}": names.split() for home, names in _HOMES.items()})

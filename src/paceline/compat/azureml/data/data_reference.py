@@ -40,12 +40,10 @@ class SdkDataReference(paceline.DataReference):
         )
 
     def as_upload(self, path_on_compute: str | None = None, overwrite: bool | None = None) -> SdkDataReference:
-        """Return the reference in upload mode."""
         made = super().as_upload(overwrite=overwrite)
         return of_plain(dataclasses.replace(made, path_on_compute=inside(path_on_compute)))
 
     def as_download(self, path_on_compute: str | None = None, overwrite: bool = False) -> SdkDataReference:
-        """Return the reference in download mode."""
         return of_plain(dataclasses.replace(super().as_download(), path_on_compute=inside(path_on_compute)))
 
     def to_config(self) -> DataReferenceConfiguration:
@@ -115,9 +113,7 @@ class DataPath:
         return getattr(self.datastore, "name", None)
 
     def create_data_reference(
-        self,
-        data_reference_name: str | None = None,
-        datapath_compute_binding: DataPathComputeBinding | None = None,
+        self, data_reference_name: str | None = None, datapath_compute_binding: DataPathComputeBinding | None = None
     ) -> SdkDataReference:
         """Return a reference to the path for a run."""
         binding = datapath_compute_binding or DataPathComputeBinding()
@@ -148,7 +144,6 @@ class DatasetConsumptionConfig:
         self.name, self.dataset, self.mode, self.path_on_compute = name, dataset, mode, path_on_compute
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return the input as a folder."""
         return DatasetConsumptionConfig(self.name, self.dataset, "mount", path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
@@ -156,7 +151,6 @@ class DatasetConsumptionConfig:
         return DatasetConsumptionConfig(self.name, self.dataset, "download", path_on_compute)
 
     def as_reference(self) -> paceline.DataReference:
-        """Return the reference for a job."""
         native = getattr(self.dataset, "native_input", self.dataset.as_named_input)
         found: paceline.DataReference = native(self.name)
         mode = "mount" if self.mode == "hdfs" else self.mode

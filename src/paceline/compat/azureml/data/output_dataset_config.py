@@ -159,11 +159,9 @@ class OutputTabularDatasetConfig:
         self.name, self._data, self._inside, self._table = name, data, inside, table
 
     def keep_columns(self, columns: str | Sequence[str]) -> OutputTabularDatasetConfig:
-        """Return the table with only these columns."""
         return self._with(self._table.keep_columns(columns))
 
     def drop_columns(self, columns: str | Sequence[str]) -> OutputTabularDatasetConfig:
-        """Return the table without these columns."""
         return self._with(self._table.drop_columns(columns))
 
     def random_split(
@@ -190,7 +188,6 @@ class OutputTabularDatasetConfig:
     as_named_input = as_input
 
     def as_reference(self) -> DataReference:
-        """Return the reference for the table as an input."""
         return self.as_input()
 
     def register_on_complete(self, *arguments: object, **named: object) -> NoReturn:

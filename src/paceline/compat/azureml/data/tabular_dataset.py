@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline import data
-from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
-from paceline.compat.azureml.data.file_dataset import FileDataset
+from paceline.compat.azureml.data.file_dataset import AbstractDataset, FileDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.records import late
 
@@ -36,7 +35,6 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
     """
 
     def to_pandas_dataframe(self, on_error: str = "null", out_of_range_datetime: str = "null") -> pandas.DataFrame:
-        """Return all rows as a pandas frame."""
         return super().to_pandas_dataframe()
 
     def to_spark_dataframe(self) -> NoReturn:
@@ -102,7 +100,6 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         return found
 
     def keep_columns(self, columns: str | Sequence[str], validate: bool = False) -> TabularDataset:
-        """Return the dataset with only these columns."""
         return super().keep_columns(columns)
 
     def filter(self, expression: Condition) -> TabularDataset:
@@ -130,36 +127,27 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
     ) -> TabularDataset:
         """Set the column that time_before and similar methods use."""
         return dataclasses.replace(
-            self,
-            reading={
-                **self.reading,
-                "timestamp": timestamp or partition_timestamp or fine_grain_timestamp,
-            },
+            self, reading={**self.reading, "timestamp": timestamp or partition_timestamp or fine_grain_timestamp}
         )
 
     @property
     def timestamp_columns(self) -> tuple[str | None, None]:
-        """The timestamp column, and None."""
         return (self.reading.get("timestamp"), None)
 
     def time_before(self, end_time: object, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
-        """Return the rows up to a time."""
         return self.filter(self._moment("<=" if include_boundary else "<", end_time))
 
     def time_after(self, start_time: object, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
-        """Return the rows from a time on."""
         return self.filter(self._moment(">=" if include_boundary else ">", start_time))
 
     def time_between(
         self, start_time: object, end_time: object, include_boundary: bool = True, validate: bool = True
     ) -> TabularDataset:
-        """Return the rows between two times."""
         return self.time_after(start_time, include_boundary).time_before(end_time, include_boundary)
 
     def time_recent(
         self, time_delta: dt.timedelta, include_boundary: bool = True, validate: bool = True
     ) -> TabularDataset:
-        """Return the rows of the most recent period."""
         return self.time_after(dt.datetime.now(dt.timezone.utc) - time_delta, include_boundary)
 
     def _moment(self, verb: str, moment: object) -> Condition:
@@ -236,10 +224,8 @@ class ColumnExpression:
     __hash__ = None  # type: ignore[assignment]
 
     def is_null(self) -> Condition:
-        """Return the condition that the value is missing."""
         return Condition(("null", self._name))
 
 
 def of_native(native: data.AnyDataset) -> FileDataset | TabularDataset:
-    """Return Paceline's dataset with the SDK's methods."""
     return TabularDataset.of(native) if isinstance(native, data.TabularDataset) else FileDataset.of(native)

@@ -58,7 +58,6 @@ class Batch:
         return len(self.files) or self.last - self.first
 
     def fields(self) -> BatchFields:
-        """Return the batch for JSON."""
         return {
             "number": self.number,
             "input": self.input,
@@ -70,7 +69,6 @@ class Batch:
 
     @classmethod
     def of_fields(cls, fields: BatchFields) -> Batch:
-        """Return a batch from the JSON of `fields()`."""
         return cls(
             number=fields["number"],
             input=fields["input"],
@@ -176,7 +174,6 @@ def folder_of(name: str) -> Path:
 
 
 def table_of(name: str) -> pandas.DataFrame:
-    """Return all rows of an input."""
     from paceline.compat.azureml.core.run import Run
 
     return Run.get_context().input_datasets[name].to_pandas_dataframe()
@@ -223,7 +220,6 @@ class ParallelRunSettings:
     logging_level: str = "INFO"
 
     def text(self) -> str:
-        """Return the settings as JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod

@@ -163,7 +163,6 @@ class MiniBatchContext:
 
     @property
     def dataset(self) -> FileDataset | TabularDataset:
-        """Return the mini-batch as a dataset."""
         from paceline.compat.azureml.core.dataset import FileDatasetFactory
         from paceline.compat.azureml.core.run import Run
 

@@ -56,7 +56,6 @@ class Filling:
         return value
 
     def words(self, values: object) -> list[Any]:
-        """Return a list of arguments with all values substituted."""
         return [self.value(one) for one in argument_list(values)]
 
     def config(self, config: ScriptRunConfig, data: Iterable[object]) -> ScriptRunConfig:

@@ -12,12 +12,12 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_errors
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.core.run import Run
 
-__all__ = ["Tensorboard"]
+__all__ = ["Tensorboard", "export_to_tensorboard"]
 
 _START_S = 30.0
 
@@ -71,7 +71,6 @@ class Tensorboard:
         return url
 
     def stop(self) -> None:
-        """Stop the server."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -94,3 +93,22 @@ class Tensorboard:
             else:
                 return
         raise UserErrorException(f"TensorBoard does not answer at {url} within {_START_S:g} s.")
+
+
+@sdk_errors
+def export_to_tensorboard(
+    run_data: Run | list[Run] | tuple[Run, ...], logsdir: str, logger: object = None, recursive: bool = True
+) -> None:
+    """Write the numbers that runs have logged, in a folder for each run.
+
+    `recursive` includes the runs' children.
+
+    Raises:
+        UserErrorException: The writer of these files is not installed.
+    """
+    from paceline.trackers.export import to_tensorboard
+
+    for run in run_data if isinstance(run_data, (list, tuple)) else [run_data]:
+        for one in [run, *(run.get_children(recursive=True) if recursive else ())]:
+            one.record()  # updates the folder of a remote run
+            to_tensorboard([one.folder], Path(logsdir))

@@ -20,11 +20,9 @@ class RunDetails:
         self._run = run_instance
 
     def show(self, render_lib: object = None, widget_settings: object = None) -> None:
-        """Show the run; a notebook shows updates."""
         self._run.show()
 
     def get_widget_data(self, widget_settings: object = None) -> dict[str, object]:
-        """Return the run's data."""
         run = self._run
         return {
             "status": run.get_status(),

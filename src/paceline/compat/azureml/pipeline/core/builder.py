@@ -98,7 +98,6 @@ class PipelineData(paceline.PipelineData):
         return self._found(name, "mount", None)
 
     def as_direct(self) -> DataReference:
-        """Return the data as a mounted input."""
         return self._found(None, "mount", None)
 
     def get_env_variable_name(self) -> str:
@@ -174,7 +173,6 @@ class StepSequence:
         return iter(self.steps)
 
     def run_after(self, step: object) -> None:
-        """Run all of the steps after a step."""
         for one in flat_steps(self.steps):
             one.run_after(step)
 

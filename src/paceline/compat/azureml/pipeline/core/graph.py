@@ -96,9 +96,6 @@ class InputPortBinding:
         bind_object: object = None,
         bind_mode: str = "mount",
         path_on_compute: str | None = None,
-        overwrite: bool | None = None,
-        is_resource: bool = False,
-        additional_transformations: object = None,
         **others: object,
     ) -> Any:
         if isinstance(bind_object, paceline.PipelineData):
@@ -139,13 +136,10 @@ class OutputPortBinding:
             name,
             datastore,
             output_name,
-            bind_mode,
-            path_on_compute,
-            overwrite,
-            data_type,
-            is_directory,
-            pipeline_output_name,
-            training_output,
+            output_path_on_compute=path_on_compute,
+            output_overwrite=overwrite,
+            pipeline_output_name=pipeline_output_name,
+            training_output=training_output,
         )
 
 
@@ -188,9 +182,7 @@ class PortDataReference:
         return count
 
     def as_mount(self) -> DataReference:
-        """Return the data as a mounted input of another run."""
         return self._reference
 
     def as_download(self, *arguments: object, **named: object) -> DataReference:
-        """Return the data as an input of another run."""
         return self._reference.as_download()

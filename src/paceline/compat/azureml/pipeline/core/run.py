@@ -52,7 +52,6 @@ class PipelineRun(Run, paceline.PipelineRun):
 
     @staticmethod
     def get(workspace: Workspace, run_id: str) -> runs.Run:
-        """Return the pipeline of this run id."""
         return Run.get(workspace, run_id)
 
     @staticmethod
@@ -116,7 +115,6 @@ class _Step(Run):
 
     @property
     def name(self) -> str:
-        """The step's name."""
         return str((self.record().step or {}).get("name") or self.id)
 
     @property
@@ -139,7 +137,6 @@ class _Step(Run):
         return {**super().properties, **reused}
 
     def get_outputs(self) -> dict[str, StepRunOutput]:
-        """Return the outputs by name."""
         leaves = self._that_leaves()
         job = leaves.record().job if leaves is not None else None
         return {one.name: StepRunOutput(leaves, one) for one in (job.inputs if job else ()) if one.is_output}
@@ -156,7 +153,6 @@ class _Step(Run):
         return found[name]
 
     def get_output_data(self, name: str) -> PortDataReference:
-        """Return the data of an output."""
         return self.get_output(name).get_port_data_reference()
 
     def _that_leaves(self) -> runs.Run | None:
@@ -193,7 +189,6 @@ class StepRun(_Step, ScriptRun):
         return self._text_of("driver.log") + self._text_of("rank_0.log")
 
     def get_stdout_log(self) -> str:
-        """Return the output of the first worker."""
         return self._text_of("rank_0.log")
 
     def get_stderr_log(self) -> str:
@@ -239,7 +234,6 @@ class StepRunOutput:
         return str(self._reference.name)
 
     def get_port_data_reference(self) -> PortDataReference:
-        """Return the output's data."""
         job = self._step.record().job
         assert job is not None, "a step has a job"
         return PortDataReference(

@@ -77,11 +77,7 @@ class HyperDriveStep(PipelineStep):
 
         found, spec = self.hyperdrive_config.prepared(workspace, change)
         return Planned(
-            name=self.name,
-            job=found.job,
-            directory=found.source_directory,
-            sweep=spec.to_json(),
-            warnings=found.notes,
+            name=self.name, job=found.job, directory=found.source_directory, sweep=spec.to_json(), warnings=found.notes
         )
 
 

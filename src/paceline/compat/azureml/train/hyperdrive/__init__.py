@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
+#: Module -> the names that the package takes from it.
 _HOMES = {
-    "train.hyperdrive.parameter_expressions": (
-        "choice",
-        "lognormal",
-        "loguniform",
-        "normal",
-        "qlognormal",
-        "qloguniform",
-        "qnormal",
-        "quniform",
-        "randint",
-        "uniform",
-    ),
-    "train.hyperdrive.policy": (
-        "BanditPolicy",
-        "EarlyTerminationPolicy",
-        "MedianStoppingPolicy",
-        "NoTerminationPolicy",
-        "TruncationSelectionPolicy",
-    ),
-    "train.hyperdrive.run": ("HyperDriveRun",),
-    "train.hyperdrive.runconfig": ("HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"),
-    "train.hyperdrive.sampling": (
-        "BayesianParameterSampling",
-        "GridParameterSampling",
-        "HyperParameterSampling",
-        "RandomParameterSampling",
-    ),
+    "train.hyperdrive.search": "choice lognormal loguniform normal qlognormal qloguniform qnormal quniform randint uniform "
+    "BanditPolicy EarlyTerminationPolicy MedianStoppingPolicy NoTerminationPolicy "
+    "TruncationSelectionPolicy BayesianParameterSampling GridParameterSampling HyperParameterSampling "
+    "RandomParameterSampling",
+    "train.hyperdrive.run": "HyperDriveRun",
+    "train.hyperdrive.runconfig": "HyperDriveConfig HyperDriveRunConfig PrimaryMetricGoal",
 }
 
-__all__ = [*(name for names in _HOMES.values() for name in names)]  # noqa: PLE0604 - the names are strings
+__all__ = [*" ".join(_HOMES.values()).split()]  # noqa: PLE0604 - the names are strings
 
-__getattr__ = face(__name__, {f"paceline.compat.azureml.{home}": names for home, names in _HOMES.items()})
+__getattr__ = face(__name__, {f"paceline.compat.azureml.{home}": names.split() for home, names in _HOMES.items()})

@@ -16,8 +16,7 @@ from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import HyperDriveConfigException
 from paceline.compat.azureml.records import late
 from paceline.compat.azureml.train.estimator import MMLBaseEstimator
-from paceline.compat.azureml.train.hyperdrive.policy import EarlyTerminationPolicy
-from paceline.compat.azureml.train.hyperdrive.sampling import HyperParameterSampling
+from paceline.compat.azureml.train.hyperdrive.search import EarlyTerminationPolicy, HyperParameterSampling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
