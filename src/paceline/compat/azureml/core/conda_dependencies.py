@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["CondaDependencies"]
 
 
-class CondaFile(TypedDict):
+class CondaFields(TypedDict):
     """The content of an environment file."""
 
     name: str
@@ -48,7 +48,7 @@ class CondaDependencies:
     DEFAULT_NUMBER_OF_CONDA_PACKAGES = 1
 
     def __init__(
-        self, conda_dependencies_file_path: str | None = None, _underlying_structure: CondaFile | None = None
+        self, conda_dependencies_file_path: str | None = None, _underlying_structure: CondaFields | None = None
     ) -> None:
         if conda_dependencies_file_path is not None:
             content = _read(conda_dependencies_file_path)
@@ -180,7 +180,7 @@ class CondaDependencies:
 
     # --- as a file
 
-    def as_dict(self) -> CondaFile:
+    def as_dict(self) -> CondaFields:
         pip = [*self._options, *self._pip]
         dependencies: list[str | dict[str, list[str]]] = [*self._conda, *([{"pip": pip}] if pip else [])]
         return {"name": self._name, "dependencies": dependencies, "channels": list(self._channels)}
@@ -220,7 +220,7 @@ def package_name(line: str) -> str:
     return re.sub(r"[-_.]+", "-", match[1]).lower() if match else line
 
 
-def _read(path: str) -> CondaFile:
+def _read(path: str) -> CondaFields:
     try:
         content = _yaml().safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except OSError as error:
@@ -229,7 +229,7 @@ def _read(path: str) -> CondaFile:
         raise UserErrorException(f"the conda file {path!r} is not YAML: {error}.") from error
     if not isinstance(content, dict):
         raise UserErrorException(f"the conda file {path!r} has no `dependencies:`.")
-    return cast(CondaFile, content)
+    return cast(CondaFields, content)
 
 
 def _yaml() -> Any:
