@@ -12,7 +12,7 @@ import pytest
 from paceline.runs import metrics
 from paceline.runs.context import WorkerContext
 from paceline.system import lazy_import
-from paceline.trackers import csv_loggers, hooks, wandb_run
+from paceline.trackers import hooks, libraries
 from paceline.trackers import sink as sinks
 from paceline.trackers.sink import Sink
 
@@ -50,7 +50,10 @@ def test_a_library_is_listened_to_once_the_script_imports_it(
     )
     # One that is built otherwise than any that is known.
     (package / "other.py").write_text("x = 1\n")
-    waited = {"library_of_the_test.run": "wandb_run", "library_of_the_test.other": "event_writers"}
+    waited = {
+        "library_of_the_test.run": "libraries:hear_wandb",
+        "library_of_the_test.other": "libraries:hear_event_writer",
+    }
     monkeypatch.setattr(hooks, "TRACKERS", {"wandb": waited})
     monkeypatch.syspath_prepend(str(tmp_path))
     hooks.install(environ(tmp_path))
@@ -84,7 +87,7 @@ def test_mlflow_is_pointed_at_the_run_unless_the_user_has_named_a_place(tmp_path
 def test_a_variable_says_which_trackers_are_listened_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hooks, "TRACKERS", {"wandb": {"library_of_the_test.run": "wandb_run"}})
+    monkeypatch.setattr(hooks, "TRACKERS", {"wandb": {"library_of_the_test.run": "libraries:hear_wandb"}})
     monkeypatch.setattr(hooks, "NAMES", ("tensorboard", "wandb", "mlflow"))
     before = len(sys.meta_path)
     found = environ(tmp_path, PACELINE_TRACKERS="none")
@@ -136,7 +139,7 @@ def test_trackio_s_values_are_kept_with_its_own_steps(to: Sink) -> None:
 
     module = ModuleType("trackio.run")
     vars(module)["Run"] = Run
-    wandb_run.listen(module)
+    libraries.hear_wandb(module)
     run = Run()
     run.log(metrics={"loss": 0.5}, step=None)
     run.log({"loss": 0.25, "val": {"acc": 1}})
@@ -157,8 +160,8 @@ def test_csv_loggers_are_captured(to: Sink) -> None:
 
     lightning, keras = ModuleType("lightning"), ModuleType("keras")
     vars(lightning)["_ExperimentWriter"], vars(keras)["CSVLogger"] = Writer, CSVLogger
-    csv_loggers.listen(lightning)
-    csv_loggers.listen(keras)
+    libraries.hear_csv_logger(lightning)
+    libraries.hear_csv_logger(keras)
     writer, logger = Writer(), CSVLogger()
     writer.log_metrics({"loss": 0.5}, 3)
     writer.log_metrics({"acc": 1.0})
@@ -169,13 +172,13 @@ def test_csv_loggers_are_captured(to: Sink) -> None:
 
 
 def test_names_of_wandb_s_dicts_have_dots() -> None:
-    assert [*wandb_run.flat({"a": {"b": {"c": 1}}, "d": SimpleNamespace})] == [("a.b.c", 1), ("d", SimpleNamespace)]
+    assert [*libraries.flat({"a": {"b": {"c": 1}}, "d": SimpleNamespace})] == [("a.b.c", 1), ("d", SimpleNamespace)]
 
 
 def test_csv_files_of_several_trainings_have_prefixes(to: Sink) -> None:
     lightning, keras = SimpleNamespace(log_dir="csv/0/version_0"), SimpleNamespace(filename="fold_0.csv")
-    csv_loggers._of_lightning(to, lightning, {"loss": 1.0})
-    csv_loggers._of_lightning(to, SimpleNamespace(log_dir="csv/1/version_0"), {"loss": 2.0})
-    csv_loggers._of_keras(to, keras, 0, {"acc": 3.0})
-    csv_loggers._of_keras(to, SimpleNamespace(filename="fold_1.csv"), 0, {"acc": 4.0})
+    libraries._of_lightning(to, lightning, {"loss": 1.0})
+    libraries._of_lightning(to, SimpleNamespace(log_dir="csv/1/version_0"), {"loss": 2.0})
+    libraries._of_keras(to, keras, 0, {"acc": 3.0})
+    libraries._of_keras(to, SimpleNamespace(filename="fold_1.csv"), 0, {"acc": 4.0})
     assert logged(to) == {"loss": 1.0, "1/loss": 2.0, "acc": 3.0, "fold_1/acc": 4.0}

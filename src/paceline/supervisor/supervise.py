@@ -181,11 +181,11 @@ def _reason(outcome: Outcome) -> str:
 def _take_up_event_files(run: Supervision, number: int) -> None:
     if run.job.is_python or not run.folder.work.is_dir() or not run.record.attempts:
         return  # a worker's Python reported its values itself
-    from paceline.trackers import left_files
+    from paceline.trackers import event_followers
 
     since = parse_utc(run.record.attempts[-1].started_utc).timestamp()
     try:
-        left_files.take_up(run.folder, number, since=since, variables=run.job.environment_variables)
+        event_followers.take_up(run.folder, number, since=since, variables=run.job.environment_variables)
     # Programs may have written anything here; the run's end does not depend on it.
     except Exception as error:
         run.warn(f"event files of the run could not be read: {type(error).__name__}: {error}")

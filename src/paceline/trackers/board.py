@@ -35,11 +35,11 @@ class TensorBoard:
     """
 
     def __init__(self, folders: Mapping[str, RunFolder], port: int = 6006) -> None:
-        program = Path(sys.executable).with_name("tensorboard")
-        found = str(program) if program.exists() else shutil.which("tensorboard")
-        if found is None:
+        # Beside this Python first: its environment need not be active.
+        program = shutil.which("tensorboard", path=os.path.dirname(sys.executable)) or shutil.which("tensorboard")
+        if program is None:
             raise UserError("TensorBoard is not installed: pip install 'paceline[tensorboard]'.")
-        self._program, self._folders, self._port = found, folders, port
+        self._program, self._port = program, port
         self._top = Path(tempfile.mkdtemp(prefix="paceline-tensorboard-"))
         self._feeds = [FollowedRun(folder, self._top / name) for name, folder in folders.items()]
         self._is_over = threading.Event()
@@ -110,11 +110,11 @@ class FollowedRun:
                 self._links[place].symlink_to(place.absolute(), target_is_directory=True)
             tags |= _tags(place)
         write = None
-        for name, one in series.read(self._run.metrics).items():
+        for name, metric in series.read(self._run.metrics).items():
             # In the metrics, a tag may be prefixed by its folder.
             if name in tags or any(name.endswith(f"/{tag}") for tag in tags):
                 continue
-            numbers = [place for place in enumerate(one) if isinstance(place[1][1], (int, float))]
+            numbers = [place for place in enumerate(metric) if isinstance(place[1][1], (int, float))]
             for number, (step, value, time) in numbers[self._there.get(name, 0) :]:
                 write = write or event_writer(self._top / "metrics")
                 write(name, number if step is None else step, float(value), time)
@@ -129,19 +129,16 @@ def _interrupt(number: int, frame: object) -> None:
 
 def event_folders(folder: RunFolder) -> list[Path]:
     """Return all folders of a run that hold event files, without following links."""
-    found: dict[str, Path] = {}
+    by_target: dict[str, Path] = {}
     for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
         for place, folders, names in os.walk(top):
             folders.sort()
             # A live run's outputs may be in its working directory.
             if any(map(is_event_file, names)):
-                found.setdefault(os.path.realpath(place), Path(place))
-    return list(found.values())
+                by_target.setdefault(os.path.realpath(place), Path(place))
+    return list(by_target.values())
 
 
 def _tags(place: Path) -> set[str]:
-    tags = set[str]()
-    for name in sorted(os.listdir(place)):
-        if is_event_file(name):
-            tags |= {one.tag for one in EventFile(place / name).new()}
-    return tags
+    files = filter(is_event_file, sorted(os.listdir(place)))
+    return {scalar.tag for name in files for scalar in EventFile(place / name).new()}

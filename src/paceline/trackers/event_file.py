@@ -6,8 +6,8 @@
     Value   1 tag   2 simple_value: float   8 TensorProto   9 SummaryMetadata
 
 https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/event.proto, and summary.proto and tensor.proto
-beside it. tensorboard's own reader needs tensorboard, and builds an object for each message. CRCs are not looked at: what is
-torn is the last record, and that is seen by its length.
+beside it. tensorboard's own reader needs tensorboard, and builds an object for each message. CRCs are not checked: only the last
+record can be torn, and its length shows that.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _VALUES = {1: 5, 2: 6, 3: 7, 9: 10, 10: 11}
 _PLAIN = re.compile(
     rb"\x09.{8}(?:\x10([\x80-\xff]{0,8}[\x00-\x7f]))?\x2a[\x00-\x7f]\x0a[\x00-\x7f]\x0a([\x00-\x7f])", re.DOTALL
 )
+#: Wire type -> length of a value of fixed size.
+_FIXED_BYTES = {1: 8, 5: 4}
 _BYTES_AT_ONCE = 1 << 22
 #: A longer record is corrupt.
 _LONGEST = 1 << 30
@@ -76,18 +78,18 @@ class EventFile:
             file.seek(self.offset)
             while data := file.read(_BYTES_AT_ONCE):
                 rest += data
-                at, found, is_record = 0, list[Scalar](), True
+                at, values, is_record = 0, list[Scalar](), True
                 while at + 12 <= len(rest) and is_record:
                     (length,) = _LENGTH.unpack_from(rest, at)
                     is_record = length <= _LONGEST
                     end = at + 12 + length
                     if end + 4 > len(rest):
                         break
-                    found += plain_scalar(rest, at + 12, end) or scalars(rest[at + 12 : end])
+                    values += plain_scalar(rest, at + 12, end) or scalars(rest[at + 12 : end])
                     at = end + 4
                 rest = rest[at:]
                 self.offset += at
-                yield from found
+                yield from values
                 if not is_record:
                     return
 
@@ -111,34 +113,34 @@ def plain_scalar(data: bytes, start: int, end: int) -> tuple[Scalar] | None:
 
 def scalars(event: bytes) -> list[Scalar]:
     """Return the scalars of one serialized Event."""
-    time_s, step, found = 0.0, 0, list[tuple[str, float]]()
+    time_s, step, values = 0.0, 0, list[tuple[str, float]]()
     try:
         for number, value in _fields(event):
-            if number == 1 and isinstance(value, bytes):
-                (time_s,) = _DOUBLE.unpack(value)
-            elif number == 2 and isinstance(value, int):
-                step = value if value < 1 << 63 else value - (1 << 64)
-            elif number == 5 and isinstance(value, bytes):
-                found += _of_summary(value)
+            match number, value:
+                case 1, bytes():
+                    (time_s,) = _DOUBLE.unpack(value)
+                case 2, int():
+                    step = value if value < 1 << 63 else value - (1 << 64)
+                case 5, bytes():
+                    values += _of_summary(value)
     except (ValueError, IndexError, struct.error):
         return []  # not an Event
-    return [Scalar(tag, step, value, time_s) for tag, value in found]
+    return [Scalar(tag, step, value, time_s) for tag, value in values]
 
 
 def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
-    for number, one in _fields(summary):
-        if number != 1 or not isinstance(one, bytes):
+    for number, message in _fields(summary):
+        if number != 1 or not isinstance(message, bytes):
             continue
         tag, value = "", None
-        for field, content in _fields(one):
-            if not isinstance(content, bytes):
-                continue
-            if field == 1:
-                tag = content.decode("utf-8", "replace")
-            elif field == 2:
-                (value,) = _FLOAT.unpack(content)
-            elif field == 8:
-                value = tensor_scalar(content)
+        for field, content in _fields(message):
+            match field, content:
+                case 1, bytes():
+                    tag = content.decode("utf-8", "replace")
+                case 2, bytes():
+                    (value,) = _FLOAT.unpack(content)
+                case 8, bytes():
+                    value = tensor_scalar(content)
         if tag and value is not None:
             yield tag, value
 
@@ -146,29 +148,27 @@ def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
 def tensor_scalar(tensor: bytes) -> float | None:
     """Return the number of a TensorProto without dimensions, or None for any other."""
     dtype, content, values = 0, b"", dict[int, int | bytes]()
-    for number, value in _fields(tensor):
-        if number == 1 and isinstance(value, int):
-            dtype = value
-        elif number == 2 and value:
-            return None  # it has dimensions
-        elif number == 4 and isinstance(value, bytes):
-            content = value
-        else:
-            values[number] = value
+    for number, field in _fields(tensor):
+        match number, field:
+            case 1, int():
+                dtype = field
+            case 2, _ if field:
+                return None  # it has dimensions
+            case 4, bytes():
+                content = field
+            case _:
+                values[number] = field
     form = _CONTENT.get(dtype)
     if form is None:
         return None
-    if content:
-        return float(form.unpack(content)[0]) if len(content) == form.size else None
-    one = values.get(_VALUES.get(dtype, 0))
-    if one is None:
-        return 0.0  # as all of protobuf: what is not there is zero
-    if isinstance(one, int):
-        return float(one)
-    if dtype in (1, 2):
-        return float(form.unpack(one)[0]) if len(one) == form.size else None
-    number, end = _varint(one, 0)
-    return float(number) if end == len(one) else None
+    # Protobuf omits a value that is zero.
+    value = content or values.get(_VALUES.get(dtype, 0), 0)
+    if isinstance(value, int):
+        return float(value)
+    if content or dtype in (1, 2):
+        return float(form.unpack(value)[0]) if len(value) == form.size else None
+    number, end = _varint(value, 0)
+    return float(number) if end == len(value) else None
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -184,20 +184,16 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         if key > 127:
             key, at = _varint(message, at - 1)
         kind = key & 7
+        if kind == 0:
+            number, at = _varint(message, at)
+            yield key >> 3, number
+            continue
         if kind == 2:
             length = message[at]
             at += 1
             if length > 127:
                 length, at = _varint(message, at - 1)
-        elif kind == 1:
-            length = 8
-        elif kind == 5:
-            length = 4
-        elif kind == 0:
-            number, at = _varint(message, at)
-            yield key >> 3, number
-            continue
-        else:
+        elif (length := _FIXED_BYTES.get(kind, 0)) == 0:
             raise ValueError(f"wire type {kind}")
         yield key >> 3, message[at : at + length]
         at += length

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from paceline.errors import UserError
 from paceline.runs import artifacts, series
@@ -18,20 +18,28 @@ from paceline.runs.series import MetricSeries
 COLUMNS = ("run_id", "metric", "step", "value", "time", "rank", "attempt")
 #: MLflow's limit of a batch.
 _BATCH = 1000
+#: MLflow's limits of a run's parameters, and of their and its tags' lengths.
+_PARAMETERS, _PARAMETER_LENGTH, _TAG_LENGTH = 100, 6000, 8000
 _ANSWER_S = 10.0
 
+#: Step, value, time, rank and attempt.
+_Place = tuple[int | None, int | float | str, float, int, int]
 
-def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[Any, ...]]:
+
+def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[int | float | str | None, ...]]:
     """Yield a row of `COLUMNS` for each number, text or bool, times in Unix seconds."""
     for folder in folders:
-        for name, one in series.read(folder.metrics).items():
-            for place in _places(one):
+        for name, metric in series.read(folder.metrics).items():
+            for place in _places(metric):
                 yield (folder.run_id, name, *place)
 
 
-def _places(one: MetricSeries) -> Iterator[tuple[Any, ...]]:
-    columns = zip(one.steps, one.values, one.times, one.ranks, one.attempts, strict=True)
-    return (place for place in columns if isinstance(place[1], (int, float, str)))
+def _places(metric: MetricSeries) -> Iterator[_Place]:
+    for step, value, time, rank, attempt in zip(
+        metric.steps, metric.values, metric.times, metric.ranks, metric.attempts, strict=True
+    ):
+        if isinstance(value, (int, float, str)):
+            yield step, value, time, rank, attempt
 
 
 def to_csv(folders: Sequence[RunFolder], out: IO[str]) -> None:
@@ -74,13 +82,13 @@ def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
     """
     made = []
     for folder in folders:
-        found = series.read(folder.metrics)
-        ranks = sorted({rank for one in found.values() for rank in one.ranks})
+        metrics = series.read(folder.metrics)
+        ranks = sorted({rank for metric in metrics.values() for rank in metric.ranks})
         for rank in ranks:
             place = top / folder.run_id / f"rank_{rank}" if len(ranks) > 1 else top / folder.run_id
             write = event_writer(place)
-            for name, one in found.items():
-                mine = (place for place in _places(one) if place[3] == rank and not isinstance(place[1], str))
+            for name, metric in metrics.items():
+                mine = (place for place in _places(metric) if place[3] == rank and not isinstance(place[1], str))
                 for number, (step, value, time, _, _) in enumerate(mine):
                     write(name, number if step is None else step, float(value), time if math.isfinite(time) else 0.0)
             write(None, 0, 0.0, 0.0)
@@ -110,17 +118,15 @@ def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]
     def write(tag: str | None, step: int, value: float, time: float) -> None:
         if tag is None:
             writer.close()
-            return
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-        writer.add_event(Event(step=step, wall_time=time, summary=summary))
+        else:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(step=step, wall_time=time, summary=summary))
 
     return write
 
 
 def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, files: bool = False) -> str:
-    """Copy the run to an MLflow server or store, and return its id there.
-
-    A store is, for example, `sqlite:///runs.db`.
+    """Copy the run to an MLflow server or store, such as `sqlite:///runs.db`, and return its id there.
 
     `experiment` is its name there, by default the run's own. With `files`, its outputs are copied too.
 
@@ -131,32 +137,35 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
         import mlflow
         from mlflow.entities import Metric, Param, RunTag
 
-        from paceline.trackers import mlflow_view
+        from paceline.trackers.mlflow import view
     except ImportError as error:
         raise UserError("--to mlflow needs mlflow: pip install 'paceline[mlflow]'.") from error
     _check_answers(uri)
-    found = mlflow_view.run(folder)
-    name = experiment or found.info.experiment_id
+    run = view.run(folder)
+    name = experiment or run.info.experiment_id
     try:
         client = mlflow.MlflowClient(uri)
         there = client.get_experiment_by_name(name)
         place = there.experiment_id if there is not None else client.create_experiment(name)
-        tags = {**found.data.tags, "paceline.run_id": folder.run_id}
-        made = client.create_run(place, found.info.start_time, run_name=found.info.run_name)
+        tags = {**run.data.tags, "paceline.run_id": folder.run_id}
+        made = client.create_run(place, run.info.start_time, run_name=run.info.run_name)
         run_id: str = made.info.run_id
-        params = [Param(key, value[:6000]) for key, value in found.data.params.items()]
-        for at in range(0, len(params), 100):
-            client.log_batch(run_id, params=params[at : at + 100])
-        client.log_batch(run_id, tags=[RunTag(key, value[:8000]) for key, value in tags.items()])
-        values = [one for metric in series.read(folder.metrics) for one in mlflow_view.history(folder, metric)]
-        for at in range(0, len(values), _BATCH):
-            batch = [Metric(one.key, one.value, one.timestamp, one.step) for one in values[at : at + _BATCH]]
-            client.log_batch(run_id, metrics=batch)
+        params = [Param(key, value[:_PARAMETER_LENGTH]) for key, value in run.data.params.items()]
+        for at in range(0, len(params), _PARAMETERS):
+            client.log_batch(run_id, params=params[at : at + _PARAMETERS])
+        client.log_batch(run_id, tags=[RunTag(key, value[:_TAG_LENGTH]) for key, value in tags.items()])
+        numbers = [
+            Metric(number.key, number.value, number.timestamp, number.step)
+            for name in series.read(folder.metrics)
+            for number in view.history(folder, name)
+        ]
+        for at in range(0, len(numbers), _BATCH):
+            client.log_batch(run_id, metrics=numbers[at : at + _BATCH])
         if files:
             for file, path in artifacts.files(folder):
                 client.log_artifact(run_id, str(path), file.rpartition("/")[0] or None)
-        if found.info.end_time:
-            client.set_terminated(run_id, found.info.status, found.info.end_time)
+        if run.info.end_time:
+            client.set_terminated(run_id, run.info.status, run.info.end_time)
     except mlflow.MlflowException as error:
         raise UserError(f"--to mlflow: {uri} refuses run {folder.run_id}: {json_safe(str(error))}") from error
     return run_id
@@ -173,7 +182,7 @@ def _check_answers(uri: str) -> None:
     try:
         urllib.request.urlopen(uri, timeout=_ANSWER_S).close()
     except urllib.error.HTTPError:
-        return  # somebody answers; whether that is MLflow and takes the run, its client finds out
+        return  # a server answers; its client finds out whether it is MLflow's and takes the run
     except urllib.error.URLError as error:
         # The client has certificate settings of its own.
         if isinstance(error.reason, (ConnectionRefusedError, TimeoutError, socket.gaierror)):

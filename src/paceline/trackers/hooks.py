@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 #: Comma-separated trackers whose values become metrics, or "none". Default: all.
 VARIABLE = "PACELINE_TRACKERS"
 
-#: Tracker -> its modules, each with the module here whose `listen` is called when it has loaded.
+#: Tracker -> its modules, each with `module:function` here, which is called when it has loaded.
 TRACKERS = {
     "tensorboard": {
-        "tensorboard.summary.writer.event_file_writer": "event_writers",
-        "tensorboardX.event_file_writer": "event_writers",
-        "tensorflow.python.summary.writer.event_file_writer": "event_writers",
-        "tensorflow.python.ops.summary_ops_v2": "tf_summary",
+        "tensorboard.summary.writer.event_file_writer": "libraries:hear_event_writer",
+        "tensorboardX.event_file_writer": "libraries:hear_event_writer",
+        "tensorflow.python.summary.writer.event_file_writer": "libraries:hear_event_writer",
+        "tensorflow.python.ops.summary_ops_v2": "event_followers:hear_tensorflow",
     },
-    "wandb": {"wandb.sdk.wandb_run": "wandb_run"},
-    "trackio": {"trackio.run": "wandb_run"},
+    "wandb": {"wandb.sdk.wandb_run": "libraries:hear_wandb"},
+    "trackio": {"trackio.run": "libraries:hear_wandb"},
     "lightning": {
-        "lightning.fabric.loggers.csv_logs": "csv_loggers",
-        "lightning_fabric.loggers.csv_logs": "csv_loggers",
+        "lightning.fabric.loggers.csv_logs": "libraries:hear_csv_logger",
+        "lightning_fabric.loggers.csv_logs": "libraries:hear_csv_logger",
     },
     "keras": {
-        "keras.src.callbacks.csv_logger": "csv_loggers",
-        "tf_keras.src.callbacks": "csv_loggers",
+        "keras.src.callbacks.csv_logger": "libraries:hear_csv_logger",
+        "tf_keras.src.callbacks": "libraries:hear_csv_logger",
     },
-    "transformers": {"transformers.trainer": "transformers_trainer"},
+    "transformers": {"transformers.trainer": "transformers_trainer:listen"},
 }
 MLFLOW = "mlflow"
 #: Modules of unsupported trackers, and their names.
@@ -96,7 +96,8 @@ def _listen(loaded: ModuleType, own: str) -> None:
     try:
         from importlib import import_module
 
-        import_module(f"paceline.trackers.{own}").listen(loaded)
+        module, _, function = own.partition(":")
+        getattr(import_module(f"paceline.trackers.{module}"), function)(loaded)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         print(f"paceline: values of {loaded.__name__} are not kept as metrics: {text}", file=sys.stderr)

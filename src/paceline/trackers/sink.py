@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from itertools import takewhile
 
 from paceline.errors import MetricError, RunContextError
 from paceline.runs.context import WorkerContext
@@ -46,9 +46,7 @@ class Sink:
         self._is_full = False
 
     def log(self, tracker: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Log a tracker's number unless its name belongs to another tracker.
-
-        Other values are ignored.
+        """Log a tracker's number unless its name belongs to another tracker. Ignore other values.
 
         `time_s`: When it was logged, in seconds since 1970; default now.
         """
@@ -56,9 +54,8 @@ class Sink:
             return
         try:
             number = plain_scalar(name, value)
-            if isinstance(number, (str, bool)):
-                return
-            self._log.scalar(name, number, None if step is None else int(step), time_s)
+            if not isinstance(number, (str, bool)):
+                self._log.scalar(name, number, None if step is None else int(step), time_s)
         except (MetricError, TypeError, ValueError):
             return  # an image, a histogram, a list
         except OSError as error:
@@ -76,10 +73,8 @@ class Sink:
         """Return the prefix of metrics from a folder: "" or "fold1/validation/".
 
         The first training has no prefix; others have the part of their path that differs. A folder below a known one has the
-        rest of
-        its path, as in TensorBoard. `train`, `validation` and so on always remain. Processes of one rank share this state, and
-        the
-        next attempt continues it.
+        rest of its path, as in TensorBoard. `train`, `validation` and so on always remain. Processes of one rank share this
+        state, and the next attempt continues it.
         """
         path = os.path.abspath(folder)
         with self._lock:
@@ -115,14 +110,12 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
     `known`: Folder -> prefix of this attempt, in order.
     `before`: The same of earlier attempts.
     """
-    name = os.path.basename(path)
     above = [other for other in known if path.startswith(f"{other}{os.sep}")]
     if above:
         nearest = max(above, key=len)
         # torch's add_hparams writes into a folder named by the time.
-        if name.replace(".", "").isdigit():
-            return known[nearest]
-        return f"{known[nearest]}{os.path.relpath(path, nearest).replace(os.sep, '/')}/"
+        is_time = os.path.basename(path).replace(".", "").isdigit()
+        return known[nearest] + ("" if is_time else f"{os.path.relpath(path, nearest).replace(os.sep, '/')}/")
     root, part = _training(path)
     trainings, earlier = _trainings(known, bool(part)), _trainings(before, bool(part))
     return _of_training(root, trainings, earlier) + part
@@ -171,10 +164,8 @@ def _difference(root: str, others: Mapping[str, str]) -> str:
 
 def _behind_common(words: list[str], others: list[str]) -> list[str]:
     """Return the words after the common beginning of both."""
-    number = 0
-    while number < min(len(words), len(others)) and words[number] == others[number]:
-        number += 1
-    return words[number:]
+    common = takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False))
+    return words[sum(1 for _ in common) :]
 
 
 def _lasting(path: str, passing: re.Pattern[str]) -> str:
@@ -182,19 +173,19 @@ def _lasting(path: str, passing: re.Pattern[str]) -> str:
     return os.sep.join(name for name in path.split(os.sep) if not passing.fullmatch(name))
 
 
-def hear(kind: Any, name: str, tell: Callable[..., None]) -> None:
+def hear(kind: type, name: str, tell: Callable[..., None]) -> None:
     """Call `tell(sink, self, *args, **options)` after each call of a class's method."""
-    found, method = sink(), getattr(kind, name)
-    if found is None:
+    own, method = sink(), getattr(kind, name)
+    if own is None:
         return
 
     @functools.wraps(method)
-    def told(self: Any, *args: Any, **options: Any) -> Any:
+    def call_and_tell(self: object, *args: object, **options: object) -> object:
         result = method(self, *args, **options)
-        tell(found, self, *args, **options)
+        tell(own, self, *args, **options)
         return result
 
-    setattr(kind, name, told)
+    setattr(kind, name, call_and_tell)
 
 
 _sink: Sink | None = None
@@ -208,10 +199,9 @@ def sink() -> Sink | None:
     if not _is_looked_for:
         with _making:
             if not _is_looked_for:
-                try:
+                # A process whose environment was changed: the script's own calls say what is wrong.
+                with contextlib.suppress(RunContextError):
                     context = WorkerContext.from_environment()
-                except RunContextError:
-                    context = None  # a process whose environment was changed; the script's own calls say what is wrong
-                _sink = Sink(context) if context is not None else None
+                    _sink = Sink(context) if context is not None else None
                 _is_looked_for = True
     return _sink

@@ -6,8 +6,9 @@ From version 5, a Trainer reports nowhere by default. Where a worker's hooks are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Protocol
 
 from transformers import TrainerCallback  # type: ignore[import-not-found,unused-ignore]
 
@@ -26,6 +27,11 @@ def listen(module: ModuleType) -> None:
         module.DEFAULT_CALLBACKS.append(PacelineCallback)
 
 
+class _State(Protocol):
+    is_world_process_zero: bool
+    global_step: int
+
+
 class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """A callback that logs a Trainer's numbers, such as "eval_loss", as metrics.
 
@@ -33,21 +39,28 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """
 
     #: The last logs of all instances: a Trainer may have two of these callbacks.
-    _last: Any = None
+    _last: Mapping[str, object] | None = None
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        found = sink()
-        if found is None or not state.is_world_process_zero or not logs or logs is PacelineCallback._last:
+    def on_log(
+        self,
+        args: object,
+        state: _State,
+        control: object,
+        logs: Mapping[str, object] | None = None,
+        **others: object,
+    ) -> None:
+        own = sink()
+        if own is None or not state.is_world_process_zero or not logs or logs is PacelineCallback._last:
             return
         PacelineCallback._last = logs
         names = [name for name in logs if name not in _NOT_ABOUT_IT]
         # Several Trainers, such as one for each fold, have different output folders.
         folder = getattr(args, "output_dir", None)
-        prefix = found.prefix(str(folder), TRACKER) if folder else ""
+        prefix = own.prefix(str(folder), TRACKER) if folder else ""
         # The names that its callbacks for TensorBoard and W&B use for the same values.
-        found.claim(TRACKER, (prefix + rewritten(name) for name in names))
+        own.claim(TRACKER, (prefix + rewritten(name) for name in names))
         for name in names:
-            found.log(TRACKER, prefix + name, logs[name], state.global_step)
+            own.log(TRACKER, prefix + name, logs[name], state.global_step)
 
 
 def rewritten(name: str) -> str:

@@ -5,19 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from mlflow.entities import (
-    Experiment,
-    LifecycleStage,
-    Metric,
-    Param,
-    Run,
-    RunData,
-    RunInfo,
-    RunStatus,
-    RunTag,
-)
+from mlflow.entities import Experiment, LifecycleStage, Metric, Param, Run, RunData, RunInfo, RunStatus, RunTag
 
 from paceline.reports.diff import arguments_by_name
 from paceline.runs import read, series, states, store, tags_and_properties
@@ -34,7 +23,7 @@ _STATUS = {
     **dict.fromkeys((states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING), RunStatus.SCHEDULED),
 }
 #: Metric files -> the last value of each metric. Nearly all of 10,000 runs have ended.
-_last: dict[Path, tuple[tuple[Any, ...], list[Metric]]] = {}
+_last: dict[Path, tuple[list[tuple[str, int, int]], list[Metric]]] = {}
 
 
 def experiment(name: str, runs_dir: Path, created_ms: int = 0) -> Experiment:
@@ -100,20 +89,19 @@ def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
     return Run(info, data)
 
 
-def _latest(run_id: str, one: series.MetricSeries) -> Metric | None:
-    numbers = _numbers(run_id, one)
+def _latest(run_id: str, metric: series.MetricSeries) -> Metric | None:
     # NaN ranks below any number.
     return max(
-        numbers,
-        key=lambda metric: (metric.step, metric.timestamp, not math.isnan(metric.value), metric.value),
+        _numbers(run_id, metric),
+        key=lambda number: (number.step, number.timestamp, not math.isnan(number.value), number.value),
         default=None,
     )
 
 
-def _numbers(run_id: str, one: series.MetricSeries) -> list[Metric]:
-    rows = zip(one.steps, one.values, one.times, strict=True)
+def _numbers(run_id: str, metric: series.MetricSeries) -> list[Metric]:
+    rows = zip(metric.steps, metric.values, metric.times, strict=True)
     return [
-        Metric(one.name, float(value), round(time * 1000), number if step is None else step, run_id=run_id)
+        Metric(metric.name, float(value), round(time * 1000), number if step is None else step, run_id=run_id)
         for number, (step, value, time) in enumerate(rows)
         if isinstance(value, (int, float))
     ]
@@ -121,8 +109,11 @@ def _numbers(run_id: str, one: series.MetricSeries) -> list[Metric]:
 
 def history(folder: RunFolder, name: str) -> list[Metric]:
     """Return all numbers of a metric, with steps from 0 where they are missing."""
-    found = series.read(folder.metrics, name=name).get(name)
-    return [] if found is None else _numbers(folder.run_id, found)
+    return [
+        number
+        for metric in series.read(folder.metrics, name=name).values()
+        for number in _numbers(folder.run_id, metric)
+    ]
 
 
 def last_metrics(folder: RunFolder) -> list[Metric]:
@@ -130,13 +121,11 @@ def last_metrics(folder: RunFolder) -> list[Metric]:
 
     Last means the greatest step, then time, then value.
     """
-    stamp = tuple(
-        sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.metrics.glob("*"))
-    )
+    stamp = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.metrics.glob("*"))
     kept = _last.get(folder.path)
     if kept is None or kept[0] != stamp:
-        latest = (_latest(folder.run_id, one) for one in series.read(folder.metrics).values())
-        kept = (stamp, [one for one in latest if one is not None])
+        latest = (_latest(folder.run_id, metric) for metric in series.read(folder.metrics).values())
+        kept = (stamp, [number for number in latest if number is not None])
         _last[folder.path] = kept
     return kept[1]
 
@@ -152,7 +141,4 @@ def _ms(utc: str | None) -> int | None:
 
 
 def _seconds(run_id: str) -> int:
-    for part in run_id.split("_")[1:]:
-        if part.isdigit() and len(part) >= 10:
-            return int(part)
-    return 0
+    return next((int(part) for part in run_id.split("_")[1:] if part.isdigit() and len(part) >= 10), 0)

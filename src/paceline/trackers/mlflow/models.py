@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from mlflow.entities import LoggedModel, LoggedModelParameter, LoggedModelStatus, LoggedModelTag
 from mlflow.exceptions import MlflowException
@@ -21,11 +23,24 @@ _FOLDER = "mlflow_models"
 _DOCUMENT = "logged_model.json"
 
 
-class LoggedModels:
-    """The part of the tracking store for logged models.
+class _Document(TypedDict):
+    """A logged model's file."""
 
-    It uses the store's `_folder`, `_runs_dir` and `_sink`.
-    """
+    experiment_id: str
+    model_id: str
+    name: str
+    artifact_location: str
+    creation_timestamp: int
+    last_updated_timestamp: int
+    model_type: str | None
+    source_run_id: str
+    status: str
+    tags: dict[str, str]
+    params: dict[str, str]
+
+
+class LoggedModels:
+    """The part of the tracking store for logged models: it uses the store's `_folder`, `_runs_dir` and `_sink`."""
 
     _runs_dir: Path
     _sink: Sink | None
@@ -38,8 +53,8 @@ class LoggedModels:
         experiment_id: str = "0",
         name: str | None = None,
         source_run_id: str | None = None,
-        tags: Any = None,
-        params: Any = None,
+        tags: Iterable[LoggedModelTag] | None = None,
+        params: Iterable[LoggedModelParameter] | None = None,
         model_type: str | None = None,
     ) -> LoggedModel:
         run_id = source_run_id or (self._sink.folder.run_id if self._sink is not None else None)
@@ -48,8 +63,8 @@ class LoggedModels:
         model_id = f"m-{uuid.uuid4().hex}"
         place = self._folder(run_id).outputs / _FOLDER / model_id
         place.mkdir(parents=True)
-        now = int(time.time() * 1000)
-        document = {
+        now = _now_ms()
+        document: _Document = {
             "experiment_id": experiment_id,
             "model_id": model_id,
             "name": name or model_id,
@@ -65,63 +80,68 @@ class LoggedModels:
         write_json(place / _DOCUMENT, document)
         return _model(document, place)
 
-    def log_logged_model_params(self, model_id: str, params: Any) -> None:
-        self._change_model(model_id, params={param.key: param.value for param in params})
+    def log_logged_model_params(self, model_id: str, params: Iterable[LoggedModelParameter]) -> None:
+        with self._changed(model_id) as document:
+            document["params"] |= {param.key: param.value for param in params}
 
-    def set_logged_model_tags(self, model_id: str, tags: Any) -> None:
-        self._change_model(model_id, tags={tag.key: tag.value for tag in tags})
+    def set_logged_model_tags(self, model_id: str, tags: Iterable[LoggedModelTag]) -> None:
+        with self._changed(model_id) as document:
+            document["tags"] |= {tag.key: tag.value for tag in tags}
 
     def delete_logged_model_tag(self, model_id: str, key: str) -> None:
-        place = self._model_place(model_id)
-        document = read_json(place / _DOCUMENT) or {}
-        document["tags"].pop(key, None)
-        write_json(place / _DOCUMENT, document)
+        with self._changed(model_id) as document:
+            document["tags"].pop(key, None)
 
-    def finalize_logged_model(self, model_id: str, status: Any) -> LoggedModel:
-        return self._change_model(model_id, status=str(LoggedModelStatus(status)))
+    def finalize_logged_model(self, model_id: str, status: LoggedModelStatus) -> LoggedModel:
+        with self._changed(model_id) as document:
+            document["status"] = str(LoggedModelStatus(status))
+        return self.get_logged_model(model_id)
 
     def get_logged_model(self, model_id: str, allow_deleted: bool = False) -> LoggedModel:
         place = self._model_place(model_id)
-        return _model(read_json(place / _DOCUMENT) or {}, place)
+        return _model(read_json(place / _DOCUMENT), place)
 
     def search_logged_models(
         self,
-        experiment_ids: Any,
-        filter_string: Any = None,
-        datasets: Any = None,
-        max_results: Any = None,
-        order_by: Any = None,
-        page_token: Any = None,
-    ) -> Any:
-        found = [
+        experiment_ids: Collection[str],
+        filter_string: str | None = None,
+        datasets: object = None,
+        max_results: int | None = None,
+        order_by: object = None,
+        page_token: str | None = None,
+    ) -> PagedList:
+        models = [
             _model(document, path.parent)
             for path in sorted(self._runs_dir.glob(f"*/outputs/{_FOLDER}/*/{_DOCUMENT}"))
             if (document := read_json(path)) and experiment_of(path.parents[3].name) in experiment_ids
         ]
-        return PagedList(found[:max_results], None)
+        return PagedList(models[:max_results], None)
 
-    def _change_model(self, model_id: str, **changes: Any) -> LoggedModel:
-        place = self._model_place(model_id)
-        document = read_json(place / _DOCUMENT) or {}
-        for name, value in changes.items():
-            document[name] = {**document[name], **value} if isinstance(value, dict) else value
-        document["last_updated_timestamp"] = int(time.time() * 1000)
-        write_json(place / _DOCUMENT, document)
-        return _model(document, place)
+    @contextlib.contextmanager
+    def _changed(self, model_id: str) -> Iterator[_Document]:
+        """Yield the model's document, and write it at the end."""
+        path = self._model_place(model_id) / _DOCUMENT
+        document: _Document = read_json(path)
+        yield document
+        document["last_updated_timestamp"] = _now_ms()
+        write_json(path, document)
 
     def _model_place(self, model_id: str) -> Path:
         # A slash or a star could match any path.
         if model_id.replace("-", "").isalnum():
-            own = [self._sink.folder.path] if self._sink is not None else []
-            for top in (*own, *(self._runs_dir.glob("*") if not own else ())):
-                place = Path(top) / "outputs" / _FOLDER / model_id
+            for top in self._runs_dir.glob("*") if self._sink is None else (self._sink.folder.path,):
+                place = top / "outputs" / _FOLDER / model_id
                 if (place / _DOCUMENT).is_file():
                     return place
         raise MlflowException(f"Logged model with ID '{model_id}' not found.", RESOURCE_DOES_NOT_EXIST)
 
 
-def _model(document: dict[str, Any], place: Path) -> LoggedModel:
-    given = {
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _model(document: _Document, place: Path) -> LoggedModel:
+    own: dict[str, object] = {
         **document,
         # The current place: the run may have come from another machine.
         "artifact_location": place.absolute().as_uri(),
@@ -129,4 +149,4 @@ def _model(document: dict[str, Any], place: Path) -> LoggedModel:
         "tags": [LoggedModelTag(key, value) for key, value in document["tags"].items()],
         "params": [LoggedModelParameter(key, value) for key, value in document["params"].items()],
     }
-    return LoggedModel(**given)
+    return LoggedModel(**own)

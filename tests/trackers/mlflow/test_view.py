@@ -26,7 +26,7 @@ def test_latest_metric_is_of_the_greatest_step_then_time_then_value(
     tmp_path: Path, logged: list[tuple[float, int | None, float]], expected: tuple[float, int]
 ) -> None:
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
-    from paceline.trackers import mlflow_view
+    from paceline.trackers.mlflow import view
 
     folder = RunFolder(tmp_path / "e_1700000000_00000000")
     folder.metrics.mkdir(parents=True)
@@ -34,5 +34,5 @@ def test_latest_metric_is_of_the_greatest_step_then_time_then_value(
     for value, step, time_s in logged:
         log.scalar("loss", value, step, time_s)
     log.close()
-    (metric,) = mlflow_view.last_metrics(folder)
+    (metric,) = view.last_metrics(folder)
     assert (metric.value, metric.step) == expected

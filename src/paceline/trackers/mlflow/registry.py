@@ -1,14 +1,14 @@
 """A read-only MLflow registry of a workspace's models.
 
-`mlflow ui` shows them, and scripts load them as `models:/name/3`. `run.register_model(...)` and `paceline model register`
-create
+`mlflow ui` shows them, and scripts load them as `models:/name/3`. `run.register_model(...)` and `paceline model register` create
 versions and record their origin.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any
+from collections.abc import Sequence
+from typing import NoReturn
 
 from mlflow.entities.model_registry import ModelVersion, ModelVersionTag, RegisteredModel, RegisteredModelAlias
 from mlflow.exceptions import MlflowException
@@ -21,7 +21,7 @@ from paceline.models import aliases, registry
 from paceline.models.record import ModelRecord
 from paceline.runs import tags_and_properties
 from paceline.runs.record import parse_utc
-from paceline.trackers.mlflow_store import workspace_of
+from paceline.trackers.mlflow.store import workspace_of
 
 
 class MlflowRegistry(AbstractStore):  # type: ignore[misc,unused-ignore]
@@ -32,33 +32,41 @@ class MlflowRegistry(AbstractStore):  # type: ignore[misc,unused-ignore]
         self._workspace = workspace_of(store_uri)
 
     def get_registered_model(self, name: str) -> RegisteredModel:
-        found = [record for record in registry.records(self._workspace) if record.name == name]
-        if not found:
+        records = [record for record in registry.records(self._workspace) if record.name == name]
+        if not records:
             raise MlflowException(f"Registered Model with name={name} not found", RESOURCE_DOES_NOT_EXIST)
-        return self._model(name, found)
+        return self._model(name, records)
 
     def search_registered_models(
-        self, filter_string: Any = None, max_results: Any = 100, order_by: Any = None, page_token: Any = None
-    ) -> Any:
+        self,
+        filter_string: str | None = None,
+        max_results: int | None = 100,
+        order_by: Sequence[str] | None = None,
+        page_token: str | None = None,
+    ) -> PagedList:
         by_name: dict[str, list[ModelRecord]] = {}
         for record in registry.records(self._workspace):
             by_name.setdefault(record.name, []).append(record)
         models = [self._model(name, records) for name, records in by_name.items()]
-        found = SearchModelUtils.sort(SearchModelUtils.filter(models, filter_string), order_by)
-        return PagedList(*SearchUtils.paginate(found, page_token, max_results or 100))
+        chosen = SearchModelUtils.sort(SearchModelUtils.filter(models, filter_string), order_by)
+        return PagedList(*SearchUtils.paginate(chosen, page_token, max_results or 100))
 
     def search_model_versions(
-        self, filter_string: Any = None, max_results: Any = 1000, order_by: Any = None, page_token: Any = None
-    ) -> Any:
+        self,
+        filter_string: str | None = None,
+        max_results: int | None = 1000,
+        order_by: Sequence[str] | None = None,
+        page_token: str | None = None,
+    ) -> PagedList:
         versions = [self._version(record) for record in registry.records(self._workspace)]
         kept = SearchModelVersionUtils.filter(versions, filter_string)
-        found = SearchModelVersionUtils.sort(kept, order_by or ["last_updated_timestamp DESC"])
-        return PagedList(*SearchUtils.paginate(found, page_token, max_results or 1000))
+        chosen = SearchModelVersionUtils.sort(kept, order_by or ["last_updated_timestamp DESC"])
+        return PagedList(*SearchUtils.paginate(chosen, page_token, max_results or 1000))
 
-    def get_latest_versions(self, name: str, stages: Any = None) -> list[ModelVersion]:
+    def get_latest_versions(self, name: str, stages: object = None) -> list[ModelVersion]:
         return list(self.get_registered_model(name).latest_versions)
 
-    def get_model_version(self, name: str, version: Any) -> ModelVersion:
+    def get_model_version(self, name: str, version: int | str) -> ModelVersion:
         for record in registry.records(self._workspace):
             if record.name == name and str(record.version) == str(version):
                 return self._version(record)
@@ -70,7 +78,7 @@ class MlflowRegistry(AbstractStore):  # type: ignore[misc,unused-ignore]
             raise MlflowException(f"Registered model alias {alias} not found.", RESOURCE_DOES_NOT_EXIST)
         return self.get_model_version(name, version)
 
-    def get_model_version_download_uri(self, name: str, version: Any) -> str:
+    def get_model_version_download_uri(self, name: str, version: int | str) -> str:
         return str(self.get_model_version(name, version).source)
 
     def _model(self, name: str, records: list[ModelRecord]) -> RegisteredModel:
@@ -107,7 +115,7 @@ def _ms(utc: str) -> int:
     return int(parse_utc(utc).timestamp() * 1000)
 
 
-def _refuse(self: MlflowRegistry, *args: Any, **options: Any) -> Any:
+def _refuse(self: MlflowRegistry, *args: object, **options: object) -> NoReturn:
     raise MlflowException(
         "paceline's registry is only read through MLflow. Register with run.register_model(...) or `paceline model register`, "
         "and set aliases and tags with `paceline model`.",

@@ -14,12 +14,22 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from mlflow.entities import Run, RunStatus, ViewType
+from mlflow.entities import (
+    DatasetInput,
+    Experiment,
+    ExperimentTag,
+    Metric,
+    Param,
+    Run,
+    RunInfo,
+    RunStatus,
+    RunTag,
+    ViewType,
+)
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST
 from mlflow.store.entities.paged_list import PagedList
@@ -31,14 +41,16 @@ from paceline.runs import interactive, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, check_run_id
 from paceline.runs.metrics import MetricLog
-from paceline.trackers import mlflow_view as view
-from paceline.trackers.mlflow_models import LoggedModels
+from paceline.trackers.mlflow import view
+from paceline.trackers.mlflow.models import LoggedModels
 from paceline.trackers.sink import Sink, sink
 from paceline.workspace_dir import configured
 
 TRACKER = "mlflow"
 #: Tags that MLflow's clients set themselves.
 _OWN_TAGS = "mlflow."
+#: MLflow's end states, but FAILED.
+_ENDS = {RunStatus.FINISHED: states.COMPLETED, RunStatus.KILLED: states.CANCELED}
 
 
 def workspace_of(uri: str | None) -> Path:
@@ -80,23 +92,24 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
 
     def search_experiments(  # type: ignore[no-untyped-def]
         self, view_type=ViewType.ACTIVE_ONLY, max_results=1000, filter_string=None, order_by=None, page_token=None
-    ) -> Any:
-        found = view.experiments(self._runs_dir) if view_type != ViewType.DELETED_ONLY else []
-        kept = SearchExperimentsUtils.filter(found, filter_string)
+    ) -> PagedList:
+        experiments = view.experiments(self._runs_dir) if view_type != ViewType.DELETED_ONLY else []
+        kept = SearchExperimentsUtils.filter(experiments, filter_string)
         order = SearchExperimentsUtils.sort(kept, order_by or ["creation_time DESC", "experiment_id ASC"])
         return PagedList(*SearchUtils.paginate(order, page_token, max_results))
 
-    def create_experiment(self, name: str, artifact_location: Any = None, tags: Any = None) -> str:
+    def create_experiment(
+        self, name: str, artifact_location: str | None = None, tags: Sequence[ExperimentTag] | None = None
+    ) -> str:
         return _checked(name)
 
-    def get_experiment(self, experiment_id: str) -> Any:
+    def get_experiment(self, experiment_id: str) -> Experiment:
         return view.experiment(_checked(experiment_id), self._runs_dir)
 
-    def get_experiment_by_name(self, experiment_name: str) -> Any:
+    def get_experiment_by_name(self, experiment_name: str) -> Experiment:
         # Exists from the start: ranks would create it at the same time.
-        return view.experiment(
-            view.DEFAULT if experiment_name == "Default" else _checked(experiment_name), self._runs_dir
-        )
+        experiment_id = view.DEFAULT if experiment_name == "Default" else _checked(experiment_name)
+        return view.experiment(experiment_id, self._runs_dir)
 
     def delete_experiment(self, experiment_id: str) -> None:
         raise _refused("an experiment is a name; `paceline rm` removes its runs")
@@ -109,59 +122,67 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
 
     # --- runs
 
-    def create_run(self, experiment_id: Any, user_id: Any, start_time: Any, tags: Any, run_name: Any) -> Run:
-        given = {tag.key: tag.value for tag in tags or ()}
-        name = run_name or given.get("mlflow.runName")
+    def create_run(
+        self,
+        experiment_id: str | None,
+        user_id: str | None,
+        start_time: int | None,
+        tags: Sequence[RunTag] | None,
+        run_name: str | None,
+    ) -> Run:
+        values = {tag.key: tag.value for tag in tags or ()}
+        name = run_name or values.get("mlflow.runName")
         if self._sink is not None:
-            return self._run_of_worker(self._sink, name, given)
+            return self._run_of_worker(self._sink, name, values)
         experiment = "default" if experiment_id in (None, view.DEFAULT) else _checked(experiment_id)
         self._runs_dir.mkdir(parents=True, exist_ok=True)
         folder = interactive.create(self._runs_dir, experiment)
         _open[folder.run_id] = _Open(folder, log=MetricLog(folder.metric_log(0)))
         if name:
             tags_and_properties.set_name(folder.notes, "display_name", str(name))
-        self._set_tags(_open[folder.run_id], given)
+        self._set_tags(_open[folder.run_id], values)
         return view.run(folder)
 
-    def _run_of_worker(self, to: Sink, name: str | None, given: dict[str, str]) -> Run:
+    def _run_of_worker(self, to: Sink, name: str | None, tags: dict[str, str]) -> Run:
         own = to.folder.run_id
         if own not in _open:
             _open[own] = _Open(to.folder, sink=to)
             if name and to.context.rank == 0 and tags_and_properties.read(to.folder.notes).display_name is None:
                 tags_and_properties.set_name(to.folder.notes, "display_name", name)
-            self._set_tags(_open[own], given)
+            self._set_tags(_open[own], tags)
             return self.get_run(own)
         number = len(_open) + 1
         run_id = f"{own}-{number}"
         _open[run_id] = _Open(to.folder, sink=to, prefix=f"{_plain(name or f'run{number}')}/")
-        self._set_tags(_open[run_id], given)
+        self._set_tags(_open[run_id], tags)
         return self.get_run(run_id)
 
     def get_run(self, run_id: str) -> Run:
-        found = view.run(self._folder(run_id))
-        if run_id != found.info.run_id:
-            found.info._run_id = run_id
-        if run_id in _open:
-            found.data.tags.update(_open[run_id].tags)
-            if prefix := _open[run_id].prefix:
-                for values in (found.data.metrics, found.data.params):
-                    own = {key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)}
-                    values.clear()
-                    values.update(own)
-        return found
+        run = view.run(self._folder(run_id))
+        run.info._run_id = run_id
+        if (writing := _open.get(run_id)) is not None:
+            run.data.tags.update(writing.tags)
+            for values in (run.data.metrics, run.data.params):
+                own = {
+                    key.removeprefix(writing.prefix): value
+                    for key, value in values.items()
+                    if key.startswith(writing.prefix)
+                }
+                values.clear()
+                values.update(own)
+        return run
 
-    def update_run_info(self, run_id: str, run_status: Any, end_time: Any, run_name: Any) -> Any:
-        if run_name and run_id in _open and not _open[run_id].prefix:
-            tags_and_properties.set_name(_open[run_id].folder.notes, "display_name", str(run_name))
-        # The script's end is the run's end, not a call of MLflow.
-        if run_id in _open and _open[run_id].log is not None and RunStatus.is_terminated(run_status):
-            state = {RunStatus.FINISHED: states.COMPLETED, RunStatus.KILLED: states.CANCELED}.get(
-                run_status, states.FAILED
-            )
-            log = _open.pop(run_id).log
-            assert log is not None
-            log.close()
-            interactive.end(self._folder(run_id), state)
+    def update_run_info(
+        self, run_id: str, run_status: int | None, end_time: int | None, run_name: str | None
+    ) -> RunInfo:
+        if (writing := _open.get(run_id)) is not None:
+            if run_name and not writing.prefix:
+                tags_and_properties.set_name(writing.folder.notes, "display_name", str(run_name))
+            # The script's end is the end of a worker's run, not a call of MLflow.
+            if writing.log is not None and RunStatus.is_terminated(run_status):
+                del _open[run_id]
+                writing.log.close()
+                interactive.end(writing.folder, _ENDS.get(run_status, states.FAILED))
         return self.get_run(run_id).info
 
     def delete_run(self, run_id: str) -> None:
@@ -172,24 +193,31 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
 
     def _search_runs(  # type: ignore[no-untyped-def]
         self, experiment_ids, filter_string, run_view_type, max_results, order_by, page_token
-    ) -> Any:
-        wanted = set(experiment_ids) if run_view_type != ViewType.DELETED_ONLY else set()
-        found = SearchUtils.filter(list(view.runs(self._runs_dir, wanted)), filter_string)
-        return SearchUtils.paginate(SearchUtils.sort(found, order_by), page_token, max_results)
+    ) -> tuple[list[Run], str | None]:
+        names = set(experiment_ids) if run_view_type != ViewType.DELETED_ONLY else set()
+        runs = SearchUtils.filter(list(view.runs(self._runs_dir, names)), filter_string)
+        page: tuple[list[Run], str | None] = SearchUtils.paginate(
+            SearchUtils.sort(runs, order_by), page_token, max_results
+        )
+        return page
 
-    def get_metric_history(self, run_id: str, metric_key: str, max_results: Any = None, page_token: Any = None) -> Any:
+    def get_metric_history(
+        self, run_id: str, metric_key: str, max_results: int | None = None, page_token: str | None = None
+    ) -> PagedList:
         prefix = _open[run_id].prefix if run_id in _open else ""
-        found = view.history(self._folder(run_id), prefix + metric_key)
-        for metric in found:
+        metrics = view.history(self._folder(run_id), prefix + metric_key)
+        for metric in metrics:
             metric._key = metric_key
-        return PagedList(found, None)
+        return PagedList(metrics, None)
 
-    def _search_datasets(self, experiment_ids: Any) -> list[Any]:
+    def _search_datasets(self, experiment_ids: Collection[str]) -> list[object]:
         return []
 
     # --- what is logged
 
-    def log_batch(self, run_id: str, metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> None:
+    def log_batch(
+        self, run_id: str, metrics: Sequence[Metric], params: Sequence[Param], tags: Sequence[RunTag]
+    ) -> None:
         to = self._writable(run_id)
         for metric in metrics:
             name, time_s = to.prefix + metric.key, metric.timestamp / 1000 if metric.timestamp else None
@@ -202,18 +230,13 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
                     to.log.scalar(name, metric.value, metric.step, time_s)
                 except MetricError as error:
                     raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
-        if params:
-            _add_parameters(to, {f"{to.prefix}{param.key}": str(param.value) for param in params})
-        if tags:
-            self._set_tags(to, {tag.key: tag.value for tag in tags})
+        _add_parameters(to, {f"{to.prefix}{param.key}": str(param.value) for param in params})
+        self._set_tags(to, {tag.key: tag.value for tag in tags})
 
-    def _is_known(self, to: _Open, name: str, metric: Any) -> bool:
-        """Return whether the run has this number.
-
-        MLflow logs it again for each model of its step.
-        """
+    def _is_known(self, to: _Open, name: str, metric: Metric) -> bool:
+        """Return whether the run has this number: MLflow logs it again for each model of its step."""
         if metric.model_id is not None and name not in to.known:
-            to.known[name] = {_number(one) for one in view.history(to.folder, name)}
+            to.known[name] = {_number(number) for number in view.history(to.folder, name)}
         if (known := to.known.get(name)) is None:
             return False
         number, count = _number(metric), len(known)
@@ -225,17 +248,17 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         to.tags.pop(key, None)
         tags_and_properties.remove_tags(to.folder.notes, [key])
 
-    def log_inputs(self, run_id: str, datasets: Any = None, models: Any = None) -> None:
+    def log_inputs(self, run_id: str, datasets: Sequence[DatasetInput] | None = None, models: object = None) -> None:
         """Store MLflow's datasets as tags. The run's real inputs are in `data.json`."""
         to = self._writable(run_id)
-        found = {f"dataset {one.dataset.name}": one.dataset.digest for one in datasets or ()}
-        if found:
-            tags_and_properties.set_tags(to.folder.notes, found)
+        if datasets:
+            tags = {f"dataset {entry.dataset.name}": entry.dataset.digest for entry in datasets}
+            tags_and_properties.set_tags(to.folder.notes, tags)
 
-    def log_outputs(self, run_id: str, models: Any) -> None:
+    def log_outputs(self, run_id: str, models: object) -> None:
         """Do nothing: logged models name their run."""
 
-    def record_logged_model(self, run_id: str, mlflow_model: Any) -> None:
+    def record_logged_model(self, run_id: str, mlflow_model: object) -> None:
         """Do nothing, as `log_outputs`."""
 
     def link_traces_to_run(self, trace_ids: list[str], run_id: str) -> None:
@@ -276,10 +299,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
 
 
 def _add_parameters(to: _Open, values: dict[str, str]) -> None:
-    """Store parameters as properties of the run: both are immutable.
-
-    Several ranks may log the same parameters.
-    """
+    """Store parameters as properties of the run: both are immutable, and several ranks may log the same."""
     for _ in range(2):
         there = tags_and_properties.read(to.folder.notes).properties
         for key, value in values.items():
@@ -300,7 +320,7 @@ def _add_parameters(to: _Open, values: dict[str, str]) -> None:
             raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
 
 
-def _number(metric: Any) -> tuple[int, int, str]:
+def _number(metric: Metric) -> tuple[int, int, str]:
     """Return what identifies a number of one name in MLflow's own store."""
     return metric.step, metric.timestamp, repr(float(metric.value))
 

@@ -9,7 +9,7 @@ import pytest
 from paceline.runs import metrics
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
-from paceline.trackers import left_files
+from paceline.trackers import event_followers
 from paceline.trackers.export import event_writer
 
 
@@ -28,7 +28,7 @@ def written(folder: RunFolder, steps: range, *, at_s: float, name: str = "logs")
 
 
 def taken_up(folder: RunFolder, attempt: int) -> dict[str, object]:
-    left_files.take_up(folder, attempt, since=0.0, variables={})
+    event_followers.take_up(folder, attempt, since=0.0, variables={})
     return metrics.read(folder.metrics)
 
 

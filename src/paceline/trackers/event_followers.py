@@ -1,0 +1,155 @@
+"""Values of event files that no hook sees while they are written.
+
+TensorFlow's C++ writers (Keras's TensorBoard callback, `tf.summary`) all come from `summary_ops_v2.create_file_writer_v2`. A
+thread reads their files once a second and at the end. Files of programs other than a worker's Python, such as Python in a shell
+script, are read at the attempt's end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from paceline.runs.context import WorkerContext
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import placed_entries_by_name
+from paceline.system.files import names_in
+from paceline.trackers.board import event_folders
+from paceline.trackers.event_file import EventFile, is_event_file
+from paceline.trackers.hooks import wanted
+from paceline.trackers.libraries import TENSORBOARD
+from paceline.trackers.sink import Sink, sink
+
+_LOOK_S = 1.0
+_NAME = "create_file_writer_v2"
+
+
+class _Writer(Protocol):
+    def flush(self) -> object: ...
+
+
+def hear_tensorflow(module: ModuleType) -> None:
+    """Follow the files of every writer that the module creates from now on."""
+    make: Callable[..., _Writer] = getattr(module, _NAME)
+    own = sink()
+    if own is None:
+        return
+    follower = Follower(own)
+
+    def create_file_writer_v2(logdir: object, *args: object, **options: object) -> _Writer:
+        writer = make(logdir, *args, **options)
+        # In TensorFlow 1's graphs it is a tensor without a value yet.
+        if isinstance(logdir, (str, os.PathLike)):
+            follower.add(os.fspath(logdir), writer)
+        return writer
+
+    setattr(module, _NAME, create_file_writer_v2)
+
+
+class Follower:
+    """A thread that reads the event files that this process writes."""
+
+    def __init__(self, to: Sink) -> None:
+        self._sink = to
+        self._folders: list[str] = []
+        self._writers: list[weakref.ref[_Writer]] = []
+        self._files: dict[Path, EventFile] = {}
+        self._prefixes: dict[Path, str] = {}
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, folder: str, writer: _Writer) -> None:
+        """Follow a folder. `writer` is flushed before each read."""
+        path = os.path.abspath(folder)
+        self._sink.prefix(path)
+        with self._lock:
+            self._writers.append(weakref.ref(writer))
+            if path not in self._folders:
+                self._folders.append(path)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="paceline-event-files", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)
+
+    def close(self) -> None:
+        """Read the rest and end the thread."""
+        self._is_over.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+            self.look()
+
+    def look(self) -> None:
+        """Log new values."""
+        with self._lock:
+            writers = [writer for each in self._writers if (writer := each()) is not None]
+            folders = list(self._folders)
+        for writer in writers:
+            # A closed writer may refuse to flush, and has written everything.
+            try:
+                writer.flush()
+            except Exception:
+                continue
+        for folder in folders:
+            for name in _names(folder):
+                path = Path(folder, name)
+                if path not in self._files:
+                    self._files[path] = EventFile(path)
+                    self._prefixes[path] = self._sink.prefix(folder)
+                self._read(self._files[path])
+
+    def _read(self, file: EventFile) -> None:
+        prefix = self._prefixes[file.path]
+        try:
+            for scalar in file.new():
+                self._sink.log(TENSORBOARD, prefix + scalar.tag, scalar.value, scalar.step, scalar.time)
+        except OSError:
+            pass  # the script has removed it
+
+    def _run(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            self.look()
+
+
+def _names(folder: str) -> list[str]:
+    """Return this process's event files: their names hold its pid."""
+    mine = f".{os.getpid()}."
+    return [name for name in names_in(Path(folder)) if is_event_file(name) and mine in name]
+
+
+def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping[str, str]) -> None:
+    """Log the scalars of event files, written since `since`, as metrics of rank 0.
+
+    A value that is already a metric is skipped: by name and step in this attempt, and by time too in earlier attempts, because a
+    program may append to its files.
+
+    Args:
+        folder: The run.
+        attempt: The attempt that has ended.
+        since: Seconds since 1970.
+        variables: The job's, with the choice of trackers.
+    """
+    if TENSORBOARD not in wanted(variables):
+        return
+    to = Sink(WorkerContext(folder.path, 0, 1, attempt))
+    there = {
+        (name, number == attempt or entry.get("time"), entry.get("step"))
+        for number in range(1, attempt + 1)
+        for name, entries in placed_entries_by_name(folder.metrics, attempts=[number]).items()
+        for entry in entries
+    }
+    for place in event_folders(folder):
+        for path in sorted(place.iterdir()):
+            if is_event_file(path.name) and path.is_file() and path.stat().st_mtime >= since:
+                for tag, step, value, time_s in EventFile(path).new():
+                    name = to.prefix(str(place)) + tag
+                    # A script's own calls may have no step.
+                    if not there.intersection([(name, True, step), (name, True, None), (name, round(time_s, 6), step)]):
+                        to.log(TENSORBOARD, name, value, step, time_s)
