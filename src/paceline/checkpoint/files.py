@@ -18,10 +18,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.checkpoint import values
 from paceline.errors import CheckpointError, UserError
@@ -33,7 +32,6 @@ _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
 LOCKED_WITHIN_S = 10.0
 #: The key in the header's metadata that holds the state without its arrays.
 _STATE = "paceline.state"
-
 
 #: The folder of a run's checkpoints. Each worker of each attempt has this variable.
 DIR_VARIABLE = "PACELINE_CHECKPOINT_DIR"
@@ -87,8 +85,8 @@ def parts_in(folder: Path) -> list[CheckpointPart]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    found = [(int(m[1]), m) for name in names if (m := _NAME.fullmatch(name))]
-    return [CheckpointPart(step, int(m[2]), int(m[3]), m[4]) if m[2] else CheckpointPart(step) for step, m in found]
+    found = [match.groups() for name in names if (match := _NAME.fullmatch(name))]
+    return [CheckpointPart(int(step), int(rank or 0), int(of or 1), token or "") for step, rank, of, token in found]
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
@@ -99,25 +97,25 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
-    found: dict[int, list[CheckpointPart]] = {}
     # Sorted, so that for each step the checkpoint with fewer parts comes later.
-    for (step, of, _), members in sorted(together.items()):
-        if len(members) == -of:
-            found[step] = sorted(members, key=lambda part: part.rank)
-    return found
+    return {
+        step: sorted(members, key=lambda part: part.rank)
+        for (step, of, _), members in sorted(together.items())
+        if len(members) == -of
+    }
 
 
-def write(folder: Path, part: CheckpointPart, told: object, dense: Sequence[values.DenseArray]) -> None:
+def write(folder: Path, part: CheckpointPart, state: object, dense: Sequence[values.DenseArray]) -> None:
     """Write one checkpoint file durably.
 
     Raises:
         OSError: The write failed. A former file of that name is untouched.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / part.name, told, dense)
+    write_file(folder / part.name, state, dense)
 
 
-def write_file(path: Path, told: object, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
+def write_file(path: Path, state: object, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
     """Write a file that appears under its name only when it is complete.
 
     `durable` waits until the bytes are on the disk. Without it a power failure may lose the file.
@@ -125,16 +123,16 @@ def write_file(path: Path, told: object, dense: Sequence[values.DenseArray], *, 
     Raises:
         OSError: The write failed. A former file of that name is untouched.
     """
-    about = [(one.name, one.dtype, one.shape, one.size) for one in dense]
-    header = safetensors.header(about, {_STATE: json.dumps(told), "format": "pt"})
+    about = [(array.name, array.dtype, array.shape, array.size) for array in dense]
+    header = safetensors.header(about, {_STATE: json.dumps(state), "format": "pt"})
     beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
         with open(beside, "xb") as file:
             # The lock marks a live writer. The kernel releases it when the process ends.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(header)
-            for one in dense:
-                file.write(one.data)
+            for array in dense:
+                file.write(array.data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -150,6 +148,9 @@ def write_file(path: Path, told: object, dense: Sequence[values.DenseArray], *, 
 class CheckpointFile:
     """A checkpoint file whose arrays are read on demand.
 
+    Attributes:
+        state: The state without its arrays, as JSON; see `values`.
+
     Raises:
         CheckpointError: The file is not a checkpoint.
     """
@@ -158,17 +159,16 @@ class CheckpointFile:
         self.path = path
         try:
             with open(path, "rb") as file:
-                header, self._start, size = safetensors.read_header(file)
-            self.told = json.loads(header.pop("__metadata__")[_STATE])
-            self._entries: Mapping[str, Any] = header
-            for name, entry in header.items():
+                self._entries, metadata, self._start, size = safetensors.read_header(file)
+            self.state = json.loads(metadata[_STATE])
+            for name, entry in self._entries.items():
                 begin, end = entry["data_offsets"]
                 if not 0 <= begin <= end <= size:
                     raise ValueError(f"{name!r} has the bytes {begin} to {end} of {size}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(unreadable(path, f"{type(error).__name__}: {error}")) from error
 
-    def array(self, name: str, of: str) -> Any:
+    def array(self, name: str, of: values.Library) -> object:
         """Read a tensor (`of="torch"`) or an array (`of="numpy"`)."""
         entry = self._entries[name]
         begin, end = entry["data_offsets"]
@@ -193,21 +193,19 @@ def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPar
     parts = parts_in(folder)
     complete = sorted(whole(parts), reverse=True)
     own = sorted({part.step for part in parts if part.rank == rank and part.of > 1}, reverse=True)
-    oldest = complete[keep - 1] if len(complete) >= keep else None
-    if own and not any(step in own for step in complete[:1]) and len(own) >= keep + 2:
-        oldest = max(oldest or 0, own[keep + 1])
-    for part in parts:
-        if oldest is not None and part.step < oldest and part.rank % size == rank and part != but:
-            with contextlib.suppress(OSError):
-                (folder / part.name).unlink()
+    limits = complete[keep - 1 : keep]
+    if not set(own).intersection(complete[:1]):
+        limits += own[keep + 1 : keep + 2]
+    oldest = max(limits, default=-1)
+    for part in (part for part in parts if part.step < oldest and part.rank % size == rank and part != but):
+        with contextlib.suppress(OSError):
+            (folder / part.name).unlink()
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the files of killed saves, but not those that a process still writes."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if not _SAVING.fullmatch(name):
-                continue
+        for name in filter(_SAVING.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError), open(folder / name, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # A writer locks its file shortly after creating it, so an empty file may be about to be locked.

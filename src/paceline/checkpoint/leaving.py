@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -83,10 +84,10 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     `followers` is the number of other ranks (1 and up) that may wait for this one in a collective and end with it; see
     `follow`.
     """
-    store = default_store() if followers else None
-    if store is not None:
+    if followers:
         # Before the connections close, which would raise an error in the followers' collective.
         with contextlib.suppress(Exception):
+            store = default_store()
             store.set(_LEFT, "1")
             store.wait([f"{_LEFT}_{rank}" for rank in range(1, followers + 1)], timedelta(seconds=_FOLLOW_S))
     if why == RESIZE:
@@ -100,14 +101,12 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
 
 def default_store() -> Any:
     """Return the key-value store of torch's default group, or None without a group."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
     from paceline import torch_private
 
-    # A group over MPI has no store.
+    # Without torch, or a group, there is none; nor has a group over MPI one.
     with contextlib.suppress(Exception):
-        return torch_private.default_store()
+        if sys.modules["torch.distributed"].is_initialized():
+            return torch_private.default_store()
     return None
 
 
@@ -173,14 +172,9 @@ def _stop_following() -> None:
 def _end_after_the_first() -> None:
     store = default_store()
     deadline = time.monotonic() + (_WITHOUT_STORE_S if store is None else _WITH_STORE_S)
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not _has_first_left(store):
         if _is_over.wait(0.05):
             return
-        try:
-            if store is not None and store.check([_LEFT]):
-                break
-        except Exception:
-            break  # the store is rank 0's, and went with it
     _flush()
     with contextlib.suppress(Exception):
         store.set(f"{_LEFT}_{sys.modules['torch.distributed'].get_rank()}", "1")
@@ -189,6 +183,13 @@ def _end_after_the_first() -> None:
     # Python allows only the main thread to change a handler, so call the C library.
     ctypes.CDLL(None).signal(signal.SIGTERM, None)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _has_first_left(store: Any) -> bool:
+    try:
+        return store is not None and bool(store.check([_LEFT]))
+    except Exception:
+        return True  # the store is rank 0's, and went with it
 
 
 def _block() -> None:
@@ -226,18 +227,17 @@ class TimeLimit:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
-        self._last: float | None = None
+        #: The time of the last call of `asked`. Before the first, no interval is known.
+        self._last = math.inf
         self._longest_s = self._save_s = 0.0
         self._is_said = False
 
     def asked(self, now: float | None = None) -> str | None:
         """Return LIMIT if a save is due now. Call it once in each save()."""
         now = time.time() if now is None else now
-        if self._last is not None:
-            self._longest_s = max(self._longest_s, now - self._last)
+        self._longest_s = max(self._longest_s, now - self._last)
         self._last = now
-        end = self._end()
-        if end is None or self._is_said or now < end - 2 * (self._longest_s + self._save_s) - _SPARE_S:
+        if self._is_said or now < self._end() - 2 * (self._longest_s + self._save_s) - _SPARE_S:
             return None
         self._is_said = True
         return LIMIT
@@ -246,10 +246,6 @@ class TimeLimit:
         """Record the duration of a save."""
         self._save_s = max(self._save_s, seconds)
 
-    def _end(self) -> float | None:
-        found = []
-        for name in VARIABLES:
-            text = self._environment.get(name, "")
-            if text.replace(".", "", 1).isdigit():
-                found.append(float(text))
-        return min(found, default=None)
+    def _end(self) -> float:
+        texts = (self._environment.get(name, "") for name in VARIABLES)
+        return min((float(text) for text in texts if text.replace(".", "", 1).isdigit()), default=math.inf)

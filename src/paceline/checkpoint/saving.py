@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from paceline.checkpoint import files, leaving
 from paceline.checkpoint.leaving import TimeLimit
@@ -103,25 +103,26 @@ def save(
         if leaving.asked() is not None:
             leaving.follow()
         return False
-    asked = leaving.asked() or _limit.asked()
+    asked, part = leaving.asked() or _limit.asked(), files.CheckpointPart(step)
     if parts and size > 1:
         asked = _agreed(asked, rank)
+        part = files.CheckpointPart(step, rank, size, _token())
     is_due = every is None or step % every == 0 or asked is not None
-    part = files.CheckpointPart(step, rank, size, _token()) if parts and size > 1 else files.CheckpointPart(step)
     # Keep an existing part: together with newer parts of other ranks it would form a checkpoint of mixed states.
     if is_due and (part.of == 1 or _last != (place, part)):
         wait()
-        told, plain = _plain(state, copy=asynchronous and asked is None)
-        work = partial(_write, place, part, told, plain, (keep, rank, size if parts else 1))
+        goes_on = asynchronous and asked is None
+        content, arrays = _plain(state, copy=goes_on)
+        work = partial(_write, place, part, content, arrays, (keep, rank, size if parts else 1))
         _last = (place, part)
-        if asynchronous and asked is None:
+        if goes_on:
             _writing = _Writing(work)
             _writing.start()
         else:
             work()
     if asked in (leaving.SIGNAL, leaving.RESIZE):
         wait()
-        if parts and size > 1:
+        if parts:
             _await_all(rank, size)
         leaving.leave(asked, followers=0 if parts else size - 1)
     return is_due
@@ -144,9 +145,7 @@ def wait() -> None:
 
 
 def _check(step: object, every: object, keep: object) -> None:
-    for name, value, least in (("step", step, 0), ("every", every, 1), ("keep", keep, 1)):
-        if value is None and name == "every":
-            continue
+    for name, value, least in (("step", step, 0), ("every", 1 if every is None else every, 1), ("keep", keep, 1)):
         if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
             raise UserError(f"{name}={value!r} must be an integer of at least {least}.")
 
@@ -154,19 +153,19 @@ def _check(step: object, every: object, keep: object) -> None:
 def _plain(state: object, *, copy: bool) -> tuple[object, list[DenseArray]]:
     if callable(state) and not hasattr(state, "state_dict"):
         state = state()
-    told, found = encode_state(state)
-    return told, [DenseArray(name, array, copy=copy) for name, array in found.items()]
+    content, arrays = encode_state(state)
+    return content, [DenseArray(name, array, copy=copy) for name, array in arrays.items()]
 
 
 def _write(
-    place: Path, part: files.CheckpointPart, told: object, plain: Sequence[DenseArray], kept: tuple[int, int, int]
+    place: Path, part: files.CheckpointPart, content: object, arrays: Sequence[DenseArray], kept: tuple[int, int, int]
 ) -> None:
     global _last
     began = time.monotonic()
     try:
         files.remove_leftovers(place)
         _warn_of_newer(place, part.step)
-        files.write(place, part, told, plain)
+        files.write(place, part, content, arrays)
     except OSError as error:
         _last = None
         raise CheckpointError(
@@ -193,8 +192,8 @@ def _warn_of_newer(place: Path, step: int) -> None:
 def _token() -> str:
     """Return a word that all ranks of one attempt share."""
     names = ("PACELINE_RUN_ID", "PACELINE_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    told = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
+    values = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]
+    return hashlib.sha256("\n".join(values).encode()).hexdigest()[:8]
 
 
 def _agreed(asked: str | None, rank: int) -> str | None:
@@ -254,9 +253,7 @@ class Checkpoint:
         Raises:
             CheckpointError: The file cannot be read, or the checkpoint is in parts and the number of ranks has changed.
         """
-        if len(self.paths) == 1:
-            return self.parts[0]
-        rank, size = own_rank()
+        rank, size = own_rank() if len(self.paths) > 1 else (0, 1)
         if size != len(self.paths):
             raise CheckpointError(
                 f"the checkpoint of step {self.step} has a part for each of {len(self.paths)} ranks, and there "
@@ -297,44 +294,52 @@ class Checkpoint:
                 f"the checkpoint of step {self.step} has no {missing[0]!r}; it has {', '.join(map(repr, state))}. Leave it out, "
                 "or start in another folder."
             )
-        for name, one in objects.items():
+        for name, value in objects.items():
+            saved = state[name]
             # `copy_` would silently broadcast a smaller tensor.
-            if is_tensor(one) and not (is_tensor(state[name]) and one.shape == state[name].shape):
+            if is_tensor(value) and not (is_tensor(saved) and value.shape == saved.shape):
                 raise UserError(
-                    f"{name!r} is a tensor of shape {list(one.shape)}, and the checkpoint of step {self.step} has "
-                    f"{_described(state[name])} there. Give one of that shape, or take it from `.state`."
+                    f"{name!r} is a tensor of shape {list(value.shape)}, and the checkpoint of step {self.step} has "
+                    f"{_described(saved)} there. Give one of that shape, or take it from `.state`."
                 )
-        for name, one in objects.items():
-            if callable(getattr(one, "load_state_dict", None)):
-                one.load_state_dict(state[name])
-            elif is_tensor(one):
-                one.detach().copy_(state[name])
+        for name, value in objects.items():
+            if callable(getattr(value, "load_state_dict", None)):
+                value.load_state_dict(state[name])
+            elif is_tensor(value):
+                value.detach().copy_(state[name])
             else:
                 objects[name] = state[name]
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     return f"one of shape {list(value.shape)}" if is_tensor(value) else f"a {type(value).__name__}"
 
 
-class _Parts(Sequence[Any]):
+class _Parts(Sequence[object]):
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
 
     def __len__(self) -> int:
         return len(self._paths)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> object: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[object]: ...
+    def __getitem__(self, index: int | slice) -> object:
         if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        reader = files.CheckpointFile(self._paths[index])
-        try:
-            return decode_state(reader.told, reader.array)
-        except CheckpointError as error:
-            text = str(error)
-            if str(reader.path) in text:
-                raise
-            raise CheckpointError(files.unreadable(reader.path, text)) from error
+            return list(map(_state_in, self._paths[index]))
+        return _state_in(self._paths[index])
+
+
+def _state_in(path: Path) -> object:
+    reader = files.CheckpointFile(path)
+    try:
+        return decode_state(reader.state, reader.array)
+    except CheckpointError as error:
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(files.unreadable(path, str(error))) from error
 
 
 def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
@@ -348,8 +353,8 @@ def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
     # A checkpoint that this process is still writing will be the newest.
     wait()
     place = files.folder_of(folder)
-    found = files.whole(files.parts_in(place))
-    if not found:
+    complete = files.whole(files.parts_in(place))
+    if not complete:
         return None
-    step = max(found)
-    return Checkpoint(step, tuple(place / part.name for part in found[step]))
+    step = max(complete)
+    return Checkpoint(step, tuple(place / part.name for part in complete[step]))

@@ -15,13 +15,26 @@ import math
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from paceline.errors import CheckpointError, UserError
 
-_SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+if TYPE_CHECKING:
+    import torch
+
+Library = Literal["torch", "numpy"]
+
+_SEQUENCES: dict[str, Callable[[Any], object]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _KINDS = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
+#: Class -> the name of its kind, and its value as JSON.
+_SINGLE: dict[type, tuple[str, Callable[[Any], object]]] = {
+    complex: ("complex", lambda value: [repr(value.real), repr(value.imag)]),
+    bytes: ("bytes", bytes.hex),
+    bytearray: ("bytes", bytearray.hex),
+}
+#: The same of torch's classes, which may not be loaded, by name.
+_SINGLE_OF_TORCH: dict[str, Callable[[Any], object]] = {"Size": list, "dtype": str, "device": str}
 _DEEPEST = 200
 
 #: The format's dtype -> torch's name, which old releases may lack, and numpy's name or None.
@@ -47,7 +60,7 @@ _OF_TORCH = {f"torch.{names[0]}": dtype for dtype, names in TYPES.items()}
 _OF_NUMPY = {names[1]: dtype for dtype, names in TYPES.items() if names[1]}
 
 
-def encode_state(state: object) -> tuple[Any, dict[str, Any]]:
+def encode_state(state: object) -> tuple[Any, dict[str, object]]:
     """Split a state into JSON and its arrays by name.
 
     Objects with `state_dict` and `load_state_dict` (models, optimizers, schedulers, samplers) are replaced by their state.
@@ -55,61 +68,73 @@ def encode_state(state: object) -> tuple[Any, dict[str, Any]]:
     Raises:
         UserError: A value's type is not supported. The message names its place.
     """
-    arrays: dict[str, Any] = {}
-    return _apart(state, (), arrays), arrays
+    arrays: dict[str, object] = {}
+    return _encoded(state, (), arrays), arrays
 
 
-def decode_state(told: object, array: Callable[[str, str], Any]) -> Any:
+def decode_state(encoded: object, array: Callable[[str, Library], object]) -> Any:
     """Rebuild a state from its JSON. `array(name, library)` returns an array.
 
     Raises:
         CheckpointError: The JSON does not describe a state.
     """
     try:
-        return _together(told, array)
+        return _decoded(encoded, array)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"it says what no save() writes ({type(error).__name__}: {error})") from error
 
 
-def _apart(value: Any, path: tuple[str, ...], arrays: dict[str, Any]) -> Any:
+def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> object:
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
-    if kind is float:
-        return value if math.isfinite(value) else {"$": "float", "of": repr(value)}
     if len(path) > _DEEPEST:
         raise _refused(path, "is nested too deeply, or contains itself")
-    if is_tensor(value):
-        return {"$": "tensor", "at": _kept(value, path, arrays)}
-    if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
-        scalar = not isinstance(value, numpy.ndarray)
-        return {"$": "scalar" if scalar else "array", "at": _kept(numpy.asarray(value), path, arrays)}
+    if (encoded := _encoded_array(value, path, arrays)) is not None:
+        return encoded
     if kind is list:
-        return [_apart(item, (*path, str(number)), arrays) for number, item in enumerate(value)]
+        return [_encoded(item, (*path, str(number)), arrays) for number, item in enumerate(value)]
+    if kind in _MAPPINGS.values():
+        return _encoded_mapping(value, _KINDS[kind], path, arrays)
     if kind in _KINDS:
-        if isinstance(value, Mapping):
-            pairs = [[_key(key, path), _apart(item, (*path, str(key)), arrays)] for key, item in value.items()]
-            return {"$": _KINDS[kind], "of": pairs}
         items = sorted(value, key=repr) if kind in (set, frozenset) else value
-        return {"$": _KINDS[kind], "of": [_apart(item, (*path, str(n)), arrays) for n, item in enumerate(items)]}
-    if kind is complex:
-        return {"$": "complex", "of": [repr(value.real), repr(value.imag)]}
-    if kind in (bytes, bytearray):
-        return {"$": "bytes", "of": bytes(value).hex()}
-    if kind.__module__ == "torch" and kind.__name__ in ("Size", "dtype", "device"):
-        named = list(value) if kind.__name__ == "Size" else str(value)
-        return {"$": kind.__name__.lower(), "of": named}
+        return {"$": _KINDS[kind], "of": [_encoded(item, (*path, str(n)), arrays) for n, item in enumerate(items)]}
+    if kind is float:
+        return {"$": "float", "of": repr(value)}
+    if kind in _SINGLE:
+        name, to_json = _SINGLE[kind]
+        return {"$": name, "of": to_json(value)}
+    if kind.__module__ == "torch" and kind.__name__ in _SINGLE_OF_TORCH:
+        return {"$": kind.__name__.lower(), "of": _SINGLE_OF_TORCH[kind.__name__](value)}
     # Last, because a user's class may be a mapping and have a state_dict too.
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
-        return _apart(value.state_dict(), path, arrays)
+        return _encoded(value.state_dict(), path, arrays)
     if isinstance(value, dict) and kind.__module__.startswith(("torch.", "collections")):
-        return {"$": "dict", "of": [[_key(k, path), _apart(v, (*path, str(k)), arrays)] for k, v in value.items()]}
+        return _encoded_mapping(value, "dict", path, arrays)
     raise _refused(path, f"is a {kind.__module__}.{kind.__qualname__}")
 
 
-def _key(key: object, path: tuple[str, ...]) -> Any:
+def _encoded_array(value: object, path: tuple[str, ...], arrays: dict[str, object]) -> object:
+    """Return the JSON of a tensor, an array or a number of numpy's, or None."""
+    if is_tensor(value):
+        return {"$": "tensor", "at": _kept(value, path, arrays)}
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+        return None
+    kind = "array" if isinstance(value, numpy.ndarray) else "scalar"
+    return {"$": kind, "at": _kept(numpy.asarray(value), path, arrays)}
+
+
+def _encoded_mapping(
+    value: Mapping[object, object], kind: str, path: tuple[str, ...], arrays: dict[str, object]
+) -> object:
+    pairs = [[_key(key, path), _encoded(item, (*path, str(key)), arrays)] for key, item in value.items()]
+    return {"$": kind, "of": pairs}
+
+
+def _key(key: object, path: tuple[str, ...]) -> object:
     if key is None or type(key) in (bool, int, str, float, tuple):
-        return _apart(key, path, {})
+        return _encoded(key, path, {})
     raise _refused(path, f"has the key {key!r}, a {type(key).__qualname__}; keys are texts and numbers. It")
 
 
@@ -131,47 +156,67 @@ def _refused(path: tuple[str, ...], what: str) -> UserError:
     )
 
 
-def is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Return True for a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _together(told: object, array: Callable[[str, str], Any]) -> object:
-    if isinstance(told, list):
-        return [_together(item, array) for item in told]
-    if not isinstance(told, dict):
-        return told
-    kind = told["$"]
-    if kind in ("tensor", "array", "scalar"):
-        found = array(told["at"], "torch" if kind == "tensor" else "numpy")
-        return found[()] if kind == "scalar" else found
-    of = told["of"]
+def _decoded(encoded: object, array: Callable[[str, Library], object]) -> object:
+    if isinstance(encoded, list):
+        return [_decoded(item, array) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    kind = encoded["$"]
+    if kind in _READ_ARRAYS:
+        return _READ_ARRAYS[kind](array, encoded["at"])
+    of = encoded["of"]
     if kind in _SEQUENCES:
-        return _SEQUENCES[kind](_together(item, array) for item in of)
+        return _SEQUENCES[kind](_decoded(item, array) for item in of)
     if kind in _MAPPINGS:
         mapping = _MAPPINGS[kind]()
         for key, item in of:
-            mapping[_together(key, array)] = _together(item, array)
+            mapping[_decoded(key, array)] = _decoded(item, array)
         return mapping
-    if kind == "float":
-        return float(of)
-    if kind == "complex":
-        return complex(*map(float, of))
-    if kind == "bytes":
-        return bytes.fromhex(of)
-    if kind in ("size", "dtype", "device"):
-        import torch
+    if kind not in _READ_SINGLE:
+        raise ValueError(f"a value of kind {kind!r}")
+    return _READ_SINGLE[kind](of)
 
-        if kind == "size":
-            return torch.Size(of)
-        if kind == "device":
-            return torch.device(of)
-        dtype = getattr(torch, str(of).removeprefix("torch."))
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"{of} is no type of torch")
-        return dtype
-    raise ValueError(f"a value of kind {kind!r}")
+
+def _size(of: list[int]) -> object:
+    import torch
+
+    return torch.Size(of)
+
+
+def _device(of: str) -> object:
+    import torch
+
+    return torch.device(of)
+
+
+def _dtype(of: str) -> object:
+    import torch
+
+    dtype = getattr(torch, str(of).removeprefix("torch."))
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{of} is no type of torch")
+    return dtype
+
+
+_READ_ARRAYS: dict[str, Callable[[Callable[[str, Library], Any], str], object]] = {
+    "tensor": lambda array, name: array(name, "torch"),
+    "array": lambda array, name: array(name, "numpy"),
+    "scalar": lambda array, name: array(name, "numpy")[()],
+}
+_READ_SINGLE: dict[str, Callable[[Any], object]] = {
+    "float": float,
+    "complex": lambda of: complex(*map(float, of)),
+    "bytes": bytes.fromhex,
+    "size": _size,
+    "device": _device,
+    "dtype": _dtype,
+}
 
 
 class DenseArray:
@@ -191,51 +236,60 @@ class DenseArray:
         self.name, self.shape = name, [int(size) for size in array.shape]
         if is_tensor(array):
             self.dtype = _of_torch(name, array)
-            # Copy these rows alone to the CPU: a view may be a small part of a large storage.
-            tensor = array.detach()
-            tensor = tensor.to("cpu", copy=True) if copy or tensor.device.type != "cpu" else tensor
-            # A conjugated or negated tensor may be only flagged so, with the original's bytes.
-            self._held: Any = tensor.resolve_conj().resolve_neg().contiguous()
-            size, address = self._held.numel() * self._held.element_size(), self._held.data_ptr()
+            # Copy these rows alone to the CPU: a view may be a small part of a large storage. A conjugated or negated tensor may
+            # be only flagged so, with the original's bytes.
+            tensor = array.detach().to("cpu", copy=copy).resolve_conj().resolve_neg().contiguous()
+            self._held: object = tensor
+            self.size, address = tensor.numel() * tensor.element_size(), tensor.data_ptr()
         else:
             self.dtype = _named(name, str(array.dtype), _OF_NUMPY.get(array.dtype.name))
             little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=copy)
-            self._held = little if little.flags.c_contiguous else little.copy("C")
-            size, address = self._held.nbytes, self._held.ctypes.data
+            self._held = little
+            self.size, address = little.nbytes, little.ctypes.data
         # numpy's view of a tensor would need numpy, which may be missing.
-        self.data = memoryview((ctypes.c_ubyte * size).from_address(address)) if size else memoryview(b"")
-        self.size = size
+        self.data = memoryview((ctypes.c_ubyte * self.size).from_address(address))
 
 
-def made(dtype: str, shape: list[int], data: bytearray, *, of: str) -> Any:
-    """Return an array that owns `data`. `of` is "torch" or "numpy".
+def made(dtype: str, shape: list[int], data: bytearray, *, of: Library) -> object:
+    """Return an array of the library that owns `data`.
 
     Raises:
         CheckpointError: The bytes do not fit dtype and shape, or the library is missing.
     """
-    names = TYPES.get(dtype)
-    name = None if names is None else names[of == "numpy"]
     try:
-        if of == "numpy":
-            import numpy
-
-            if name is None:
-                raise ValueError(f"numpy has no type {dtype}")
-            return numpy.frombuffer(data, numpy.dtype(name).newbyteorder("<")).reshape(shape)
-        import torch
-
-        kind = getattr(torch, name or "", None)
-        if kind is None:
-            raise ValueError(f"this torch has no type {dtype}")
-        # torch.frombuffer refuses an empty buffer.
-        return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).reshape(shape)
+        return _MAKERS[of](dtype, shape, data)
     except ImportError as error:
         raise CheckpointError(f"it has arrays of {of}, which is not installed here") from error
     except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"it has an array that can't be made: {error}") from error
 
 
-def _of_torch(name: str, tensor: Any) -> str:
+def _made_by_torch(dtype: str, shape: list[int], data: bytearray) -> object:
+    import torch
+
+    kind = getattr(torch, TYPES.get(dtype, ("", None))[0], None)
+    if kind is None:
+        raise ValueError(f"this torch has no type {dtype}")
+    # torch.frombuffer refuses an empty buffer.
+    return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).reshape(shape)
+
+
+def _made_by_numpy(dtype: str, shape: list[int], data: bytearray) -> object:
+    import numpy
+
+    name = TYPES.get(dtype, ("", None))[1]
+    if name is None:
+        raise ValueError(f"numpy has no type {dtype}")
+    return numpy.frombuffer(data, numpy.dtype(name).newbyteorder("<")).reshape(shape)
+
+
+_MAKERS: dict[Library, Callable[[str, list[int], bytearray], object]] = {
+    "torch": _made_by_torch,
+    "numpy": _made_by_numpy,
+}
+
+
+def _of_torch(name: str, tensor: torch.Tensor) -> str:
     if sys.byteorder != "little":
         raise UserError("checkpoints are written in little endian, which this machine is not.")
     if type(tensor).__module__.startswith("torch.distributed"):
@@ -244,15 +298,16 @@ def _of_torch(name: str, tensor: Any) -> str:
             "torch.distributed.checkpoint.state_dict gives with full_state_dict=True, or train with paceline.parallelize, "
             "whose par.save() writes the parts."
         )
-    if tensor.layout is not sys.modules["torch"].strided or tensor.device.type == "meta" or tensor.is_quantized:
-        what = "on the meta device" if tensor.device.type == "meta" else "sparse or quantized"
+    is_meta = tensor.device.type == "meta"
+    if is_meta or tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized:
+        what = "on the meta device" if is_meta else "sparse or quantized"
         raise UserError(
             f"{name!r} is a tensor {what}; a checkpoint keeps dense values. Save its parts or its dense form."
         )
     return _named(name, str(tensor.dtype), _OF_TORCH.get(str(tensor.dtype)))
 
 
-def _named(name: str, own: str, found: str | None) -> str:
-    if found is None:
+def _named(name: str, own: str, dtype: str | None) -> str:
+    if dtype is None:
         raise UserError(f"{name!r} has the type {own}, which a checkpoint can't keep. It has {', '.join(TYPES)}.")
-    return found
+    return dtype

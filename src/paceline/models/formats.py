@@ -17,10 +17,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from paceline.models.record import Lineage, ModelFile
-from paceline.system.safetensors import read_header
+from paceline.system.safetensors import Entry, read_header
 
 #: Formats that contain a pickle, alone or in an archive, which their readers run.
 HOLDS_PICKLE = frozenset({"pickle", "torch", "joblib", "numpy-objects"})
@@ -278,15 +277,14 @@ def header(path: Path) -> Header | None:
     """
     with open(path, "rb") as file:
         try:
-            found, _, size = read_header(file)
-            metadata = found.pop("__metadata__", None) or {}
-            tensors = [_tensor(name, entry, size) for name, entry in sorted(found.items())]
+            entries, metadata, _, size = read_header(file)
+            tensors = [_tensor(name, entry, size) for name, entry in sorted(entries.items())]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
     return Header(tensors=tuple(tensors), metadata={str(key): str(value) for key, value in metadata.items()})
 
 
-def _tensor(name: str, entry: Mapping[str, Any], size: int) -> Tensor:
+def _tensor(name: str, entry: Entry, size: int) -> Tensor:
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if not (0 <= begin <= end <= size) or any(type(length) is not int or length < 0 for length in shape):

@@ -11,36 +11,48 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 #: The limit of the format's own library.
 _MOST_BYTES = 100_000_000
 
 
+class Entry(TypedDict):
+    """A tensor in a header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
     """Return the start of a file. `tensors` has name, type, shape and bytes of each, in the order of the file."""
-    told: dict[str, Any] = {"__metadata__": metadata}
+    entries: dict[str, Entry] = {}
     offset = 0
     for name, dtype, shape, size in tensors:
-        told[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
-    text = json.dumps(told, separators=(",", ":")).encode()
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     # Readers map the file, and need numbers aligned to 8 bytes.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def read_header(file: BinaryIO) -> tuple[Any, int, int]:
-    """Return the header's JSON, the offset of the tensors' bytes, and their number. `file` is at its start.
+def read_header(file: BinaryIO) -> tuple[dict[str, Entry], dict[str, str], int, int]:
+    """Return the entries, the metadata, the offset of the tensors' bytes, and their number.
+
+    `file` is at its start. The entries are as the file has them: only JSON was checked.
 
     Raises:
-        ValueError: The header is invalid.
+        ValueError, TypeError, AttributeError: The header is invalid.
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, _MOST_BYTES):
         raise ValueError(f"its header would be {length} bytes long")
-    return json.loads(file.read(length)), 8 + length, size - 8 - length
+    entries = json.loads(file.read(length))
+    metadata = entries.pop("__metadata__", None) or {}
+    return entries, metadata, 8 + length, size - 8 - length
 
 
 def fill(file: BinaryIO, view: Any) -> bool:

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.checkpoint.values import TYPES
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.large.meta_parameters import Region
-from paceline.system.safetensors import fill, header, read_header
+from paceline.system.safetensors import Entry, fill, header, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, (own, _) in TYPES.items() if hasattr(torch, own)}
@@ -40,14 +40,12 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._entries: dict[str, tuple[Path, int, Any]] = {}
+        self._entries: dict[str, tuple[Path, int, Entry]] = {}
         #: The number of bytes read, without headers.
         self.bytes_read = 0
         for file in self._files():
             start, entries = _entries(file)
-            for name, entry in entries.items():
-                if name != "__metadata__":
-                    self._entries[name] = file, start, entry
+            self._entries |= {name: (file, start, entry) for name, entry in entries.items()}
 
     @property
     def names(self) -> list[str]:
@@ -128,18 +126,17 @@ class Folder:
         )
 
 
-def _entries(file: Path) -> tuple[int, dict[str, object]]:
+def _entries(file: Path) -> tuple[int, dict[str, Entry]]:
     """Return the offset of the tensors' bytes, and the header."""
     with file.open("rb") as opened:
         try:
-            entries, start, size = read_header(opened)
+            entries, _, start, size = read_header(opened)
             for name, entry in entries.items():
-                if name != "__metadata__":
-                    begin, end = entry["data_offsets"]
-                    dtype = _TYPES.get(entry["dtype"])
-                    whole = end - begin if dtype is None else math.prod(entry["shape"]) * dtype.itemsize
-                    if not 0 <= begin <= end <= size or end - begin != whole:
-                        raise ValueError(f"{name} is said to lie at {begin} to {end}")
+                begin, end = entry["data_offsets"]
+                dtype = _TYPES.get(entry["dtype"])
+                whole = end - begin if dtype is None else math.prod(entry["shape"]) * dtype.itemsize
+                if not 0 <= begin <= end <= size or end - begin != whole:
+                    raise ValueError(f"{name} is said to lie at {begin} to {end}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ParallelError(f"{file} is no file of safetensors: {error}.") from error
     return start, entries
@@ -163,8 +160,7 @@ class Writer:
         data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         if sys.byteorder == "big":
             raise ParallelError("safetensors are written in little endian, which this machine is not.")
-        values: Any = data.numpy()
-        self._file.write(values)
+        self._file.write(data.numpy().data)
 
     def close(self) -> None:
         """Flush the file to the disk and close it."""

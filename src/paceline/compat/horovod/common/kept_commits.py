@@ -57,14 +57,14 @@ class KeptCommits:
         for path in sorted(self._base.parent.glob(f"{self._base.name}.of_*.safetensors")):
             file = CheckpointFile(path)
             try:
-                number = dict(file.told["of"])["number"]
+                number = dict(file.state["of"])["number"]
             except (KeyError, TypeError, ValueError) as error:
                 raise CheckpointError(f"{str(path)!r} is no commit of elastic state. Remove it.") from error
             commits.append((int(number), file))
         if not commits:
             return None
         self.number, newest = max(commits, key=lambda item: item[0])
-        content = decode_state(newest.told, newest.array)
+        content = decode_state(newest.state, newest.array)
         state: KeptState = content["state"]
         return state
 
