@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+    from torch._ops import OpOverload as Operation
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.fsdp import FSDPModule
     from torch.nn import Module, Parameter
@@ -63,6 +65,8 @@ __all__ = [
     "DispatchMode",
     "FakeTensorMode",
     "InstanceNorm",
+    "Operation",
+    "Store",
     "TorchError",
     "checkpoints_inputs",
     "data_iterator_class",
@@ -352,13 +356,14 @@ def _whole(held: Any) -> Any:
 # torch.distributed.
 
 
-def default_store() -> Any:
+def default_store() -> Store:
     """Return the store of the default process group."""
     import torch.distributed as dist
 
     c10d: Any = dist.distributed_c10d
     try:
-        return c10d._get_default_store()
+        store: Store = c10d._get_default_store()
+        return store
     except AttributeError as error:
         raise _moved("torch.distributed.distributed_c10d._get_default_store") from error
 

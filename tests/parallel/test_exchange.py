@@ -20,9 +20,9 @@ torch = late("torch")
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
-    global Parts, Whole, filled, told, packed, unpacked
+    global Parts, Whole, filled, packed, sendable, unpacked
     from paceline.parallel.batches.batch import Parts, Whole
-    from paceline.parallel.batches.rows import filled, told
+    from paceline.parallel.batches.rows import filled, sendable
     from paceline.parallel.exchange import packed, unpacked
 
 
@@ -157,7 +157,7 @@ def test_rows_of_another_replica_fill_this_replicas_structure() -> None:
         encoding = Encoding(ids=torch.full((rows, 2), rows), text=[text] * rows, mask=Whole(torch.ones(2)))
         return Parts((encoding, Pair(torch.ones(rows), own)), {"k": rows}, [torch.zeros(rows), None])
 
-    theirs = unpacked(packed(told(piece(3, "c"))))
+    theirs = unpacked(packed(sendable(piece(3, "c"))))
     found = filled(piece(2, "b"), theirs)
     encoding, pair = found.args
     assert type(encoding) is Encoding

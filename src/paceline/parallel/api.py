@@ -13,24 +13,24 @@ The import needs no torch, only the call does.
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline import torch_private
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, check_count
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from paceline.parallel.batches.batch import Microbatch, Parts
+    from paceline.parallel.batches.batch import LossFunction, Microbatch, SplitFunction, WeightFunction
     from paceline.parallel.executor import Executor
     from paceline.parallel.mesh import World
-    from paceline.parallel.strategy import _Joinable as Joinable
+    from paceline.parallel.strategy import Joinable
     from paceline.parallel.task import Task
     from paceline.parallel.training import Parallel
 
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 def parallelize(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    loader: Iterable[Any] | None = None,
+    loader: Iterable[object] | None = None,
     *,
-    loss: Callable[[Any, Any], Any] | None = None,
+    loss: LossFunction | None = None,
     strategy: Joinable | Literal["auto"] = "auto",
     microbatches: int = 1,
     clip_norm: float | None = None,
-    loss_weight: Callable[[Any], Any] | None = None,
-    split: Callable[[Any], Parts] | None = None,
+    loss_weight: WeightFunction | None = None,
+    split: SplitFunction | None = None,
     precision: Literal["bf16"] | None = None,
     seed: int = 0,
     find_unused: bool | None = None,
     memory_bytes: int | None = None,
     device: torch.device | str | None = None,
-    sample: Any = None,
+    sample: object = None,
     check: Literal["first", "off"] = "first",
     weights: str | os.PathLike[str] | None = None,
     recompute: str | Sequence[str] | None = None,
@@ -102,9 +102,8 @@ def parallelize(
             "parallelize needs torch, which this Python doesn't have; pip install 'paceline[torch]', "
             "or name torch in the job's environment."
         )
-    old = torch_private.too_old("parallelize")
-    if old:
-        raise ParallelError(old)
+    if too_old := torch_private.too_old("parallelize"):
+        raise ParallelError(too_old)
     torch_private.warn_if_untried("parallelize")
     from paceline.parallel import guards, initial_broadcast, mesh
     from paceline.parallel import strategy as strategies
@@ -124,12 +123,14 @@ def parallelize(
     place = mesh.start(device)
     # From here on an error on one rank is reported to the others, which would wait for that rank.
     with FailureWatch(mesh.joined(place)).guard("parallelize()"):
-        _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed, check)
-        _check_large(model, weights, recompute, accumulate)
-        if comparison is not None:
-            comparison.prepare(model)
-            compared: Any = comparison.strategy(strategy)
-            strategy = compared
+        _check_model(model, optimizer)
+        _check_loss(loss)
+        check_count(f"microbatches={microbatches!r}", microbatches)
+        check_count(f"accumulate={accumulate!r}", accumulate)
+        check_count(f"seed={seed!r}", seed, "a whole number", least=float("-inf"))
+        _check_options(clip_norm, precision, check, weights, recompute)
+        comparison.prepare(model)
+        strategy = comparison.strategy(strategy)
         guards.refuse_shared(model)
         meta_parameters.move(model, place.device)
         if meta_parameters.is_empty(model) and place.device.type == "cpu":
@@ -140,14 +141,12 @@ def parallelize(
             model=model,
             loss=loss or own_loss,
             loss_weight=loss_weight,
-            split=split or (own_split(model) if loss is None else default_split),
+            split=comparison.split(split or (own_split(model) if loss is None else default_split)),
             microbatches=microbatches * accumulate,
             precision=precision,
             seed=seed,
             accumulate=accumulate,
         )
-        if comparison is not None:
-            task = dataclasses.replace(task, split=comparison.split(task.split))
         original = OriginalParameters(model, optimizer)
         skeleton = Skeleton(model)
         settings = {
@@ -190,12 +189,12 @@ def parallelize(
 
             refuse_no_room(task.model, optimizer, world, memory_bytes)
 
-        def build(batch: Callable[[], Any]) -> Executor:
-            def first() -> Any:
+        def build(batch: Callable[[], object]) -> Executor:
+            def first() -> object:
                 if sample is not None:
                     return sample
-                found = batch()
-                return found if found is not None or given is None else given.sample()
+                own = batch()
+                return own if own is not None or given is None else given.sample()
 
             guards.refuse_shared(task.model, world.layout)
             executor = _build(task, world, first, find_unused, memory_bytes, recompute)
@@ -217,23 +216,21 @@ def parallelize(
             check_first=check == "first",
             comparison=comparison,
         )
-        par.source, par.memory_bytes = values.source, memory_bytes
-        par.recompute = recompute
+        par.source, par.memory_bytes, par.recompute = values.source, memory_bytes, recompute
         par.limit_bytes = par.limit_bytes or memory_bytes
         # A batch taken from an iterator would be missing from training.
         can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:
             par.executor_for_sample(lambda: None)
-        if comparison is not None:
-            comparison.start()
+        comparison.start()
         return par
 
 
 def _build(
     task: Task,
     world: World,
-    sample: Callable[[], Any],
+    sample: Callable[[], object],
     find_unused: bool | None,
     memory_bytes: int | None,
     again: str | Sequence[str] | None,
@@ -261,7 +258,7 @@ def _build(
     from paceline.parallel.tensor.plan import fold
 
     notes: list[str] = []
-    summed: list[Any] = []
+    summed: list[nn.Parameter] = []
     if layout.tensor > 1:
         from paceline.parallel.batches.microbatches import first_rows
         from paceline.parallel.tensor import cutting
@@ -290,7 +287,7 @@ def _build(
     return Plain(task, world, find_unused=find_unused, notes=notes, summed=summed)
 
 
-def _first_micro(task: Task, world: World, batch: Any) -> Microbatch:
+def _first_micro(task: Task, world: World, batch: object) -> Microbatch:
     from paceline.parallel.batches.microbatches import cut
 
     if batch is None:
@@ -301,11 +298,11 @@ def _first_micro(task: Task, world: World, batch: Any) -> Microbatch:
     return cut(batch, task, world)[0]
 
 
-def _check_arguments(
-    model: Any, optimizer: Any, loss: Any, microbatches: Any, clip_norm: Any, precision: Any, seed: Any, check: Any
-) -> None:
+def _check_model(model: object, optimizer: object) -> None:
     import torch
     from torch import nn
+
+    from paceline.parallel.gradient_hooks import Hooks
 
     if not isinstance(model, nn.Module):
         raise ParallelError(f"model={type(model).__name__}: give a torch.nn.Module.")
@@ -313,47 +310,13 @@ def _check_arguments(
         raise ParallelError(
             "model is wrapped in DistributedDataParallel already. Give the plain model; parallelize spreads it."
         )
-    lazy = [name for name, param in model.named_parameters() if isinstance(param, nn.UninitializedParameter)]
-    if lazy:
-        raise ParallelError(f"{lazy[0]} has no shape yet (a lazy module). Call the model once before parallelize.")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise ParallelError(
             f"optimizer={type(optimizer).__name__}: give a torch.optim.Optimizer, or None to evaluate alone."
         )
-    if loss is not None and not callable(loss):
-        raise ParallelError(
-            f"loss={loss!r}: give a function of (output, target), such as torch.nn.functional.cross_entropy, or None for a model "
-            "that returns its own."
-        )
-    if isinstance(loss, type):
-        raise ParallelError(f"loss={loss.__name__}: that is the class; write {loss.__name__}().")
-    if loss is not None:
-        _check_loss_takes_output_and_target(loss)
-    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
-        raise ParallelError(f"microbatches={microbatches!r}: a whole number of at least 1.")
-    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
-        raise ParallelError(f"clip_norm={clip_norm!r}: a number above 0, or None not to clip.")
-    if precision not in (None, "bf16"):
-        raise ParallelError(f"precision={precision!r}: None or 'bf16'.")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ParallelError(f"seed={seed!r}: a whole number.")
-    if check not in ("first", "off"):
-        raise ParallelError(f"check={check!r}: 'first' or 'off'.")
-
-
-def _check_large(model: Any, weights: Any, recompute: Any, accumulate: Any) -> None:
-    from paceline.parallel.gradient_hooks import Hooks
-
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise ParallelError(f"accumulate={accumulate!r}: a whole number of at least 1.")
-    if weights is not None and not isinstance(weights, (str, os.PathLike)):
-        raise ParallelError(f"weights={type(weights).__name__}: the path of a folder of safetensors, or None.")
-    are_names = isinstance(recompute, (list, tuple)) and recompute and all(isinstance(x, str) and x for x in recompute)
-    if not are_names and recompute not in (None, "blocks"):
-        raise ParallelError(
-            f"recompute={recompute!r}: 'blocks', a list of modules' names such as ['layers.*'], or None."
-        )
     for name, param in model.named_parameters():
+        if isinstance(param, nn.UninitializedParameter):
+            raise ParallelError(f"{name} has no shape yet (a lazy module). Call the model once before parallelize.")
         if param.is_meta and Hooks(param):
             raise ParallelError(
                 f"{name} has a hook on its gradient, and no memory yet. Register hooks on par.module's parameters, after "
@@ -361,23 +324,53 @@ def _check_large(model: Any, weights: Any, recompute: Any, accumulate: Any) -> N
             )
 
 
+def _check_options(clip_norm: object, precision: object, check: object, weights: object, recompute: object) -> None:
+    are_names = isinstance(recompute, (list, tuple)) and recompute and all(isinstance(x, str) and x for x in recompute)
+    for is_right, message in (
+        (
+            clip_norm is None or (isinstance(clip_norm, (int, float)) and clip_norm > 0),
+            f"clip_norm={clip_norm!r}: a number above 0, or None not to clip.",
+        ),
+        (precision in (None, "bf16"), f"precision={precision!r}: None or 'bf16'."),
+        (check in ("first", "off"), f"check={check!r}: 'first' or 'off'."),
+        (
+            weights is None or isinstance(weights, (str, os.PathLike)),
+            f"weights={type(weights).__name__}: the path of a folder of safetensors, or None.",
+        ),
+        (
+            are_names or recompute in (None, "blocks"),
+            f"recompute={recompute!r}: 'blocks', a list of modules' names such as ['layers.*'], or None.",
+        ),
+    ):
+        if not is_right:
+            raise ParallelError(message)
+
+
 #: Parameter names of a loss that calls the model itself, or that takes the whole batch.
 _MODELS, _BATCHES = ("model", "net", "network", "module"), ("batch", "batch_data")
 
 
-def _check_loss_takes_output_and_target(loss: Any) -> None:
-    """Refuse a loss of (model, batch), because Paceline calls it with (output, target).
+def _check_loss(loss: object) -> None:
+    """Refuse what is no loss of (output, target).
 
-    It would fail with "'Tensor' object is not callable", or silently train on rows of the target.
+    Called so, a loss of (model, batch) would fail with "'Tensor' object is not callable", or silently train on rows of the
+    target.
     """
-    import inspect
-
+    if loss is None:
+        return
+    if isinstance(loss, type):
+        raise ParallelError(f"loss={loss.__name__}: that is the class; write {loss.__name__}().")
+    if not callable(loss):
+        raise ParallelError(
+            f"loss={loss!r}: give a function of (output, target), such as torch.nn.functional.cross_entropy, or None for a model "
+            "that returns its own."
+        )
     try:
         parameters = [*inspect.signature(loss).parameters.values()]
     except (TypeError, ValueError):
         # A function written in C may have no readable signature.
         return
-    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    names = [param.name for param in parameters if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
     if len(names) < 2 or (names[0] not in _MODELS and names[1] not in _BATCHES):
         return
     called = getattr(loss, "__name__", type(loss).__name__)

@@ -16,7 +16,6 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ from paceline.parallel.forecast.measure import bandwidth, measured
 from paceline.parallel.forecast.predict import Forecast, Measured, all_forecasts
 from paceline.parallel.mesh import WorldPlace
 from paceline.parallel.pipeline.cut import Block
-from paceline.parallel.strategy import DataParallel
+from paceline.parallel.strategy import DataParallel, Joinable
 from paceline.parallel.task import Task
 from paceline.system.memory import memory
 
@@ -48,14 +47,14 @@ class LayoutChoice:
     `limit_bytes` is the memory that may be used.
     """
 
-    strategy: Any
+    strategy: Joinable
     reason: str
     measured: Measured | None = None
     limit_bytes: int | None = None
 
 
 def choose(
-    task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, memory_bytes: int | None
+    task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, memory_bytes: int | None
 ) -> LayoutChoice:
     """Return the strategy and the reason, the same on every rank. Every rank calls it.
 

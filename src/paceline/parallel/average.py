@@ -7,15 +7,15 @@ Twin       a frozen submodule (a target network, a momentum encoder) that follow
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from paceline.parallel.checkpoint.store import full_state_dict, hold
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, check_count
 from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import is_part, whole
 from paceline.parallel.large.meta_parameters import region_of, slices
@@ -125,9 +125,10 @@ class Twin(_Follower):
         self._stages = [set(of_stage) for of_stage in stages]
         self._about = {name: about for of_stage in reversed(stages) for name, about in of_stage.items()}
         rests = {end: _ends(self._about, end) for end in (of, into)}
-        for end in (of, into):
-            if not rests[end]:
-                raise ParallelError(f"average(of={of!r}, into={into!r}): the model has no part {end!r} with tensors.")
+        if missing := [end for end in (of, into) if not rests[end]]:
+            raise ParallelError(
+                f"average(of={of!r}, into={into!r}): the model has no part {missing[0]!r} with tensors."
+            )
         if different := sorted(rests[of] ^ rests[into]):
             raise ParallelError(f"average(of={of!r}, into={into!r}): {different[0]!r} is in one of the two alone.")
         self._rests = sorted(rests[of])
@@ -157,26 +158,24 @@ class Twin(_Follower):
         for rest in self._rests:
             source, twin = (f"{end}.{rest}" for end in (self._of, self._into))
             own = tensors[first[source]].detach() if source in first else None
-            there = tensors[first[twin]].detach() if twin in first else None
-            value = self._moved(own, there, source, twin)
-            if there is not None and first[twin] not in followed:
+            if any(twin in names and source not in names for names in self._stages):
+                own = self._moved(own, source)
+            if own is not None and twin in first and first[twin] not in followed:
                 followed.add(first[twin])
+                there = tensors[first[twin]].detach()
                 is_averaged = _is_averaged(there) and first[twin] in held.parameters
-                _follow(local(there), value, keep if is_averaged else 0.0)
+                _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
-    def _moved(self, own: Any, there: Any, source: str, twin: str) -> Any:
-        """Return this rank's part of the source, cut as the twin is. Every pipeline rank calls it."""
-        if not any(twin in names and source not in names for names in self._stages):
-            if there is None or own is None:
-                return None
-            alike = [getattr(tensor, "placements", None) for tensor in (own, there)]
-            return local(own) if alike[0] == alike[1] else _cut(whole(own), there)
+    def _moved(self, own: Tensor | None, source: str) -> Tensor:
+        """Return the whole source on every rank of the pipeline, from its first stage."""
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
         is_root = self._par.world.coordinate("pipe") == root
         shape, dtype = self._about[source]
-        value = whole(own).contiguous() if is_root else torch.empty(shape, dtype=dtype, device=self._par.device)
-        dist.broadcast(value, dist.get_global_rank(self._pipe, root), group=self._pipe)
-        return None if there is None else _cut(value, there)
+        value = torch.empty(shape, dtype=dtype, device=self._par.device)
+        if is_root and own is not None:
+            value = whole(own).contiguous()
+        dist.broadcast(value, group=self._pipe, group_src=root)
+        return value
 
 
 def _check(decay: Decay, every: int) -> None:
@@ -185,8 +184,7 @@ def _check(decay: Decay, every: int) -> None:
             f"average(decay={decay!r}): a number from 0 (a copy) to 1 (no change), a function of the number of updates, or None "
             "for the mean of all."
         )
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ParallelError(f"average(every={every!r}): a whole number of steps, of at least 1.")
+    check_count(f"average(every={every!r})", every, "a whole number of steps, of at least 1")
 
 
 def _kept(decay: Decay, count: int) -> float:
@@ -212,9 +210,12 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
 
 
-def _ends(names: Any, module: str) -> set[str]:
+def _ends(names: Iterable[str], module: str) -> set[str]:
     return {name.removeprefix(f"{module}.") for name in names if name.startswith(f"{module}.")}
 
 
-def _cut(value: Tensor, like: object) -> Tensor:
-    return value[slices(region_of(like))] if is_part(like) else value
+def _cut(value: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, cut as `like` is."""
+    if getattr(value, "placements", None) == getattr(like, "placements", None):
+        return local(value)
+    return whole(value)[slices(region_of(like))] if is_part(like) else whole(value)

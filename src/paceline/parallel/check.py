@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from paceline.parallel.batches.batch import Microbatch, Parts
 from paceline.parallel.batches.microbatches import OwnBatch, cut, cut_parts, global_parts
 from paceline.parallel.deterministic_rng import Steady, generators, generators_kept, states
-from paceline.parallel.errors import ParallelError, told
+from paceline.parallel.errors import ParallelError, error_summary
 from paceline.parallel.exchange import gather
 from paceline.parallel.failure import is_communication
 from paceline.parallel.full_tensor import whole
 from paceline.parallel.loss_means import StepMeans, scale_gradients
-from paceline.parallel.loss_state import LossState, loss_kept
+from paceline.parallel.loss_state import LossState, Number, loss_kept
 from paceline.parallel.plain_run import (
     LIMITS,
     CannotCompareError,
@@ -93,8 +93,8 @@ def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Che
     try:
         if not isinstance(batch, OwnBatch):
             return compare(par, every[0], cut(batch, par.task, par.world), limit)
-        found = [compare(par, parts, cut_parts(parts, par.task, par.world), limit) for parts in every]
-        return max(found, key=lambda one: one.difference)
+        results = [compare(par, parts, cut_parts(parts, par.task, par.world), limit) for parts in every]
+        return max(results, key=lambda checked: checked.difference)
     except (DiffersError, CannotComputeError) as error:
         raise ParallelError(str(error)) from error.__cause__
 
@@ -159,7 +159,7 @@ def compare(
         ):
             kept_by_loss = {}
         loss = factor * sum_number(float(own_loss), world.replica_group, world.device)
-        found = {name: dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
+        found = {name: dense(param.grad) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
         buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
         nn.Module.zero_grad(executor.module)
@@ -212,7 +212,7 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor,
             raise  # another rank has it at first hand
         raise CannotComputeError(
             f"on {par.world.layout} the model can't compute the first rows of the first batch, which it can in one process: "
-            f"{error_line(error)}: {told(error)}. {_way_out(par, error)}"
+            f"{error_line(error)}: {error_summary(error)}. {_way_out(par, error)}"
         ) from error
 
 
@@ -248,8 +248,7 @@ def _allowed(par: ParallelHandle, plain: StepResult, limit: float | None) -> flo
     if limit is not None:
         return limit
     dtypes = [grad.dtype for grad in plain.gradients.values() if grad is not None]
-    if par.task.precision == "bf16":
-        dtypes.append(torch.bfloat16)
+    dtypes += [torch.bfloat16] * (par.task.precision == "bf16")
     return max((LIMITS.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
 
 
@@ -262,10 +261,10 @@ def _distances(
     """
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in found.gradients.items()}
-    for name, value in found.buffers.items():
-        other = plain.buffers.get(name)
-        if other is not None:
-            own[_BUFFER + name] = _apart(value, other, max(largest_magnitude(other), plain.scales.get(name, 0.0)))
+    for name in found.buffers.keys() & plain.buffers.keys():
+        other = plain.buffers[name]
+        scale = max(largest_magnitude(other), plain.scales.get(name, 0.0))
+        own[_BUFFER + name] = _apart(found.buffers[name], other, scale)
     for name in found.kept.keys() & plain.kept.keys():
         own[_KEPT + name] = _far(found.kept[name], plain.kept[name])
     own[""] = abs(found.loss - plain.loss) / max(abs(plain.loss), 1e-12)
@@ -273,9 +272,9 @@ def _distances(
         return own
     apart: dict[str, float] = {}
     for of_rank in gather(own):
-        for name, value in of_rank.items():
+        for name, far in of_rank.items():
             # Treat a nan as infinitely far, because `max` would skip it.
-            apart[name] = max(apart.get(name, 0.0), float("inf") if math.isnan(value) else value)
+            apart[name] = max(apart.get(name, 0.0), float("inf") if math.isnan(far) else far)
     return apart
 
 
@@ -288,22 +287,20 @@ def _verdict(
     room: Mapping[str, float],
 ) -> Checked:
     loss, plain_loss, largest = found.loss, plain.loss, plain.largest()
-    missing = [name for name in plain.gradients if name not in apart]
-    if missing:
+    if missing := [name for name in plain.gradients if name not in apart]:
         raise ParallelError(f"no rank holds {', '.join(missing[:5])}: the layout has lost {len(missing)} parameters.")
     apart = dict(apart)
     loss_apart = apart.pop("")
     buffers = {name: apart.pop(name) for name in list(apart) if name.startswith(_BUFFER)}
     kept = {name: apart.pop(name) for name in list(apart) if name.startswith(_KEPT)}
-    if far := sorted((name for name in kept if not kept[name] <= max(allowed, 1e-6)), key=lambda name: -kept[name]):
+    if far := _beyond(kept, lambda name: max(allowed, 1e-6)):
         raise DiffersError(
             f"on {par.world.layout} the loss keeps something else between its calls than in one process: "
             f"{', '.join(name.removeprefix(_KEPT) for name in far[:5])}. Each replica calls it with only its own "
             "rows. Sum its state over the replicas (torch.distributed.all_reduce), or use TensorParallel() or "
             "PipelineParallel()."
         )
-    far = sorted((name for name in apart if not apart[name] <= allowed), key=lambda name: -apart[name])
-    if far:
+    if far := _beyond(apart, lambda name: allowed):
         named = ", ".join(f"{name} ({apart[name]:.1e})" for name in far[:5])
         more = f" and {len(far) - 5} more" if len(far) > 5 else ""
         raise DiffersError(
@@ -316,10 +313,7 @@ def _verdict(
             f"on {par.world.layout} the loss is {loss:.8g}, that of the plain model {plain_loss:.8g}. Is loss() the mean "
             "over what loss_weight() counts?"
         )
-    far = sorted(
-        (name for name in buffers if not buffers[name] <= max(allowed, 1e-6, room.get(name, 0.0))),
-        key=lambda name: -buffers[name],
-    )
+    far = _beyond(buffers, lambda name: max(allowed, 1e-6, room.get(name, 0.0)))
     if far and par.world.layout.batch_norm != "local":
         raise DiffersError(
             f"on {par.world.layout} the model's buffers are not those of the plain model after one step: "
@@ -327,6 +321,11 @@ def _verdict(
         )
     worst = max(apart, key=lambda name: apart[name], default="")
     return Checked(loss=loss, plain_loss=plain_loss, difference=apart.get(worst, 0.0), name=worst, limit=allowed)
+
+
+def _beyond(apart: Mapping[str, float], limit: Callable[[str], float]) -> list[str]:
+    """Return the names of values, the furthest first, that are not within their limits."""
+    return sorted((name for name in apart if not apart[name] <= limit(name)), key=lambda name: -apart[name])
 
 
 def _question(par: ParallelHandle) -> str:
@@ -359,10 +358,9 @@ def _question_of_buffers(par: ParallelHandle) -> str:
     )
 
 
-def _apart(grad: Any, plain: Any, largest: float) -> float:
+def _apart(grad: Tensor | None, plain: Tensor | None, largest: float) -> float:
     if grad is None or plain is None:
-        other = grad if plain is None else plain
-        return 0.0 if other is None or not bool(other.any()) else float("inf")
+        return float("inf") if any(bool(other.any()) for other in (grad, plain) if other is not None) else 0.0
     if grad.shape != plain.shape:
         return float("inf")
     far = largest_magnitude(grad - plain)
@@ -370,10 +368,11 @@ def _apart(grad: Any, plain: Any, largest: float) -> float:
     return far / largest if largest > 0 else far
 
 
-def _far(one: Any, other: Any) -> float:
+def _far(one: Number, other: Number | None) -> float:
     """Return the distance of two numbers or tensors in a loss's state, relative to the larger."""
-    if isinstance(one, Tensor) != isinstance(other, Tensor) or other is None:
-        return float("inf")
-    if isinstance(one, Tensor):
-        return float(_apart(one.double(), other.double(), largest_magnitude(other.double())))
-    return float(abs(one - other) / max(abs(one), abs(other), 1e-12))
+    match one, other:
+        case Tensor(), Tensor():
+            return _apart(one.double(), other.double(), largest_magnitude(other.double()))
+        case ((int() | float()), (int() | float())):
+            return abs(one - other) / max(abs(one), abs(other), 1e-12)
+    return float("inf")

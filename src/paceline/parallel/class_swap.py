@@ -1,4 +1,4 @@
-"""Modules with another forward that stay the same objects, by a subclass of their class.
+"""Modules with another forward that stay the same objects, by a subclass of their class, and custom autograd functions.
 
 FSDP2 does the same. The module's parameters, buffers and hooks stay, and the script's references to it stay valid.
 """
@@ -7,30 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+#: A replaced forward: called with the former class, the module, and the module's arguments.
+Forward = Callable[..., object]
 
 
-def give_forward(module: object, mark: type, forward_of: Callable[..., Any]) -> None:
+def give_forward(module: nn.Module, mark: type, forward_of: Forward) -> None:
     """Replace a module's forward by swapping its class for a subclass of the same name.
 
     Args:
         module: Changed in place.
         mark: A class to mix in, by which the module can be recognised.
-        forward_of: Called with the former class, the module, and the module's arguments. Its own two parameters are positional.
+        forward_of: Its first two parameters are positional.
     """
-    kind: Any = type(module)
+    kind: type = type(module)
     module.__class__ = _subclass(kind, mark, forward_of)
 
 
 @cache
-def _subclass(kind: type, mark: type, forward_of: Callable[..., Any]) -> type:
+def _subclass(kind: type, mark: type, forward_of: Forward) -> type:
     # One subclass for all modules of a class, because the search for similar blocks compares classes.
-    def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, /, *args: object, **kwargs: object) -> object:
         return forward_of(kind, self, *args, **kwargs)
 
     made = type(kind.__name__, (mark, kind), {"forward": forward, "__module__": kind.__module__})
     made.__qualname__ = kind.__qualname__
     return made
+
+
+def apply_function(function: type[torch.autograd.Function], *args: object) -> Any:
+    """Call a custom autograd function, whose `apply` torch does not annotate."""
+    apply: Callable[..., object] = function.apply
+    return apply(*args)
 
 
 class SharedByCopies:

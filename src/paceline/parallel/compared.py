@@ -15,17 +15,17 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.parallel import strategy as strategies
-from paceline.parallel.batches.batch import Parts
+from paceline.parallel.batches.batch import SplitFunction
 from paceline.parallel.checkpoint.store import full_state_dict
 from paceline.parallel.deterministic_rng import Steady
 from paceline.parallel.errors import ParallelError
@@ -47,13 +47,56 @@ VARIABLE = "PACELINE_CHECK"
 FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
 
 _NARROW = {torch.bfloat16, torch.float16, torch.float32}
-_BY_NAME: Any = (Tensor.bfloat16, Tensor.half, Tensor.float)
+_BY_NAME = (Tensor.bfloat16, Tensor.half, Tensor.float)
+
+Chosen = strategies.Joinable | Literal["auto"]
 
 
 class Comparison:
-    """The first training of a script, observed. Later `parallelize` calls are not."""
+    """A training that is not observed. `begin` returns the one that is, if any."""
 
     _begun = False
+
+    @classmethod
+    def begin(cls) -> Comparison:
+        """Return the comparison of this process. It observes the script's first training only."""
+        request = StepsAsked.from_environment()
+        if request is None or cls._begun:
+            return Comparison()
+        Comparison._begun = True
+        return _Observed(request)
+
+    def prepare(self, model: nn.Module) -> None:
+        """Give the model the dtype and values with which both runs start, before it is cut."""
+
+    def strategy(self, chosen: Chosen) -> Chosen:
+        """Return the script's strategy, or DataParallel() in one process."""
+        return chosen
+
+    def split(self, split: SplitFunction) -> SplitFunction:
+        """Return a `split` that converts batches to the comparison's dtype."""
+        return split
+
+    def start(self) -> None:
+        """Replace torch's random numbers by fixed ones until the process ends."""
+
+    def watching(self) -> AbstractContextManager[object]:
+        """Return the context for a step's computation."""
+        return contextlib.nullcontext()
+
+    def learning(self) -> AbstractContextManager[object]:
+        """Return the context for an optimizer's step.
+
+        In float64 it keeps everything in float64, including the parts that Muon computes in bfloat16.
+        """
+        return contextlib.nullcontext()
+
+    def stepped(self, par: ParallelHandle, loss: Tensor) -> None:
+        """Record a step, on all ranks. It does not return from the last step."""
+
+
+class _Observed(Comparison):
+    """The first training of a script, compared with that of the other run."""
 
     def __init__(self, asked: StepsAsked) -> None:
         self._asked = asked
@@ -63,17 +106,7 @@ class Comparison:
         self._widened = 1.0
         self._narrowest = Narrowest()  # type: ignore[no-untyped-call]
 
-    @classmethod
-    def begin(cls) -> Comparison | None:
-        """Return the comparison of this process at the first call, else None."""
-        asked = StepsAsked.from_environment()
-        if asked is None or cls._begun:
-            return None
-        cls._begun = True
-        return cls(asked)
-
     def prepare(self, model: nn.Module) -> None:
-        """Give the model the dtype and values with which both runs start, before it is cut."""
         if self._asked.precision == "float64":
             before = sum(param.nbytes for param in model.parameters())
             model.double()
@@ -81,100 +114,93 @@ class Comparison:
         if self._asked.against is None:
             self._first = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
             return
-        before = self._read()["first"]
         try:
-            model.load_state_dict(before)
+            model.load_state_dict(self._read()["first"])
         except RuntimeError as error:
             raise ParallelError(
                 "the model that the script makes is another one on several workers than in one process: "
                 f"{' '.join(str(error).split())}. Does it depend on the number of workers, or on the rank?"
             ) from error
 
-    def strategy(self, given: object) -> object:
-        """Return the script's strategy, or DataParallel() in one process."""
-        return strategies.DataParallel() if self._asked.against is None else given
+    def strategy(self, chosen: Chosen) -> Chosen:
+        return strategies.DataParallel() if self._asked.against is None else chosen
 
-    def split(self, split: Callable[[Any], Parts]) -> Callable[[Any], Parts]:
-        """Return a `split` that converts batches to the comparison's dtype."""
+    def split(self, split: SplitFunction) -> SplitFunction:
         if self._asked.precision != "float64":
             return split
 
         def wide(tensor: Tensor) -> Tensor:
             return tensor.double() if tensor.is_floating_point() else tensor
 
-        def split_wide(batch: Any) -> Parts:
-            return Parts(*map_tensors(tuple(split(batch)), wide))
-
-        return split_wide
+        return lambda batch: map_tensors(split(batch), wide)
 
     def start(self) -> None:
-        """Replace torch's random numbers by fixed ones until the process ends."""
         self._steady = Steady()  # type: ignore[no-untyped-call]
         self._steady.__enter__()  # type: ignore[no-untyped-call]
 
     def watching(self) -> AbstractContextManager[object]:
-        """Return the context for a step's computation."""
         return self._narrowest if self._asked.against is None else contextlib.nullcontext()
 
     def learning(self) -> AbstractContextManager[object]:
-        """Return the context for an optimizer's step.
-
-        In float64 it keeps everything in float64, including the parts that Muon computes in bfloat16.
-        """
         return Wide() if self._asked.precision == "float64" else contextlib.nullcontext()
 
-    def stepped(self, par: ParallelHandle, loss: float) -> None:
-        """Record a step, on all ranks. It does not return from the last step."""
-        self._losses.append(loss)
-        done = len(self._losses) >= self._asked.steps
-        par.settle_buffers()
-        state = full_state_dict(par) if done else {}
-        if par.world.rank == 0:
-            self._write(par, state, done=done)
-        if done:
-            sys.stdout.flush()
-            sys.exit(0)
+    def stepped(self, par: ParallelHandle, loss: Tensor) -> None:
+        with par.watch.guard("the comparison"):
+            self._losses.append(float(loss))
+            done = len(self._losses) >= self._asked.steps
+            par.settle_buffers()
+            state = full_state_dict(par) if done else {}
+            if par.world.rank == 0:
+                self._write(par, state, done=done)
+            if done:
+                sys.stdout.flush()
+                sys.exit(0)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> _Values:
         assert self._asked.against is not None
         # Written by a run of the same user, and loaded as data only.
-        found: dict[str, Any] = torch.load(self._asked.against / VALUES, weights_only=True)
-        return found
+        values: _Values = torch.load(self._asked.against / VALUES, weights_only=True)
+        return values
 
     def _write(self, par: ParallelHandle, state: Mapping[str, Tensor], *, done: bool) -> None:
         self._asked.folder.mkdir(parents=True, exist_ok=True)
-        told: dict[str, Any] = {
+        outcome: dict[str, object] = {
             "layout": str(par.world.layout),
             "steps": len(self._losses),
             "losses": self._losses,
             "precision": self._asked.precision,
         }
         if done and self._asked.against is None:
-            kept = {"first": self._first, "losses": self._losses, "after": dict(state), "eps": self._narrowest.eps}
+            kept: _Values = {
+                "first": self._first,
+                "losses": self._losses,
+                "after": dict(state),
+                "eps": self._narrowest.eps,
+            }
             torch.save(kept, self._asked.folder / VALUES)
         elif done:
-            told |= self._compared(self._read(), state)
+            outcome |= self._compared(self._read(), state)
         if par.memory is not None:
-            told["memory"] = {
+            outcome["memory"] = {
                 "needed_bytes": int(par.memory.needed / self._widened),
                 "free_bytes": par.memory.free + par.memory.parameters,
                 "limit": par.memory.limit,
             }
-        (self._asked.folder / OUTCOME).write_text(json.dumps(told))
+        (self._asked.folder / OUTCOME).write_text(json.dumps(outcome))
 
-    def _compared(self, one: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _compared(self, one: _Values, state: Mapping[str, Tensor]) -> dict[str, object]:
         """Return whether losses and state equal one process's, and where they differ most."""
         is_narrow = one["eps"] > torch.finfo(torch.float64).eps
         limit = max(LIMITS[self._asked.precision], ROUNDINGS * one["eps"] if is_narrow else 0.0)
         losses = max(_apart(a, b) for a, b in zip(one["losses"], self._losses, strict=True))
-        found: dict[str, Any] = {"losses_apart": losses, "limit": limit, "one_losses": one["losses"]}
+        outcome: dict[str, object] = {"losses_apart": losses, "limit": limit, "one_losses": one["losses"]}
         if is_narrow or self._asked.precision == "own":
-            return found | {"equal": losses <= limit}
+            return outcome | {"equal": losses <= limit}
         apart = {name: _distance(value, state[name]) for name, value in one["after"].items() if name in state}
         missing = sorted(set(one["after"]) ^ set(state))
         worst = max(apart, key=lambda name: apart[name], default="")
         furthest = apart.get(worst, 0.0)
-        return found | {
+        return outcome | {
             "parameters_apart": furthest,
             "parameter": worst,
             "missing": missing,
@@ -192,9 +218,18 @@ def _distance(one: Tensor, other: Tensor) -> float:
         return float("inf")
     if not one.numel():
         return 0.0
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    far = float((one.to(wide) - other.to(wide)).abs().max()) / max(float(one.to(wide).abs().max()), 1.0)
+    first, second = (tensor.to(torch.promote_types(tensor.dtype, torch.float64)) for tensor in (one, other))
+    far = float((first - second).abs().max()) / max(float(first.abs().max()), 1.0)
     return float("inf") if math.isnan(far) else far
+
+
+class _Values(TypedDict):
+    """What the run with one process leaves for the other one, tensors by name."""
+
+    first: dict[str, Tensor]
+    losses: list[float]
+    after: dict[str, Tensor]
+    eps: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,12 +253,12 @@ class StepsAsked:
         text = os.environ.get(VARIABLE)
         if not text:
             return None
-        given = json.loads(text)
-        against = given.get("against")
+        request = json.loads(text)
+        against = request.get("against")
         return cls(
             folder=Path(os.environ["PACELINE_OUTPUT_DIR"]) / FOLDER,
-            steps=given["steps"],
-            precision=given["precision"],
+            steps=request["steps"],
+            precision=request["precision"],
             against=None if against is None else Path(against),
         )
 
@@ -235,16 +270,20 @@ class Wide(TorchFunctionMode):
     converts each matrix to bfloat16. In a float64 comparison those eight bits would hide a difference, or look like one.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64 and _narrows(func, args, kwargs):
-            return args[0].clone()
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        match args:
+            case (Tensor(dtype=torch.float64) as first, *others) if _narrows(func, (*others, *kwargs.values())):
+                return first.clone()
         return func(*args, **kwargs)
 
 
-def _narrows(func: Any, args: Any, kwargs: Any) -> bool:
-    if func in _BY_NAME:
-        return True
-    return func in (Tensor.to, Tensor.type) and any(
-        isinstance(one, torch.dtype) and one in _NARROW for one in (*args[1:], *kwargs.values())
-    )
+def _narrows(func: Callable[..., object], options: Sequence[object]) -> bool:
+    converts = any(isinstance(option, torch.dtype) and option in _NARROW for option in options)
+    return func in _BY_NAME or (func in (Tensor.to, Tensor.type) and converts)

@@ -21,7 +21,7 @@ mask. torch's ring attention does not support the kernels of CPUs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
-from paceline.parallel.class_swap import SharedByCopies, give_forward
+from paceline.parallel.class_swap import SharedByCopies, apply_function, give_forward
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts import list_of
 from paceline.parallel.mesh import World
@@ -54,16 +54,13 @@ def apply(model: nn.Module, world: World) -> list[str]:
             "between whose first and last its sequences could be cut. Keep its blocks in one, or use another strategy."
         )
     for name in names:
-        try:
-            found = model.get_submodule(name)
-        except AttributeError:
-            found = None
-        if not isinstance(found, _LISTS) or not len(found):
+        blocks = dict(model.named_modules(remove_duplicate=False)).get(name)
+        if not isinstance(blocks, _LISTS) or not len(blocks):
             raise ParallelError(
                 f"ContextParallel(lists=[{name!r}]) is no list of blocks of {type(model).__name__}. It has: "
                 f"{', '.join(_lists(model)) or 'none'}."
             )
-        _List(name, list(found), world, layout.context_dim).begin()
+        _List(name, list(blocks), world, layout.context_dim).begin()
     return [
         f"sequences are cut between the first and the last block of {', '.join(name or 'the model' for name in names)}"
     ]
@@ -105,27 +102,29 @@ class _List(SharedByCopies):
                     "can: ContextParallel(lists=[...])."
                 )
             give_forward(block, InParts, _in_parts)
-            held: Any = block
-            held._paceline_list = self
+            block.__dict__["_paceline_list"] = self
             # Hooks are outside of a recomputed block, so recomputation keeps the parts.
             block.register_forward_pre_hook(self._taking(index), with_kwargs=True)
         self._blocks[-1].register_forward_hook(self._giving)
 
-    def _taking(self, index: int) -> Callable[..., Any]:
-        def take(block: nn.Module, args: Any, kwargs: Any) -> Any:
-            given = next(iter(tensors_in((args, kwargs))), None)
-            if given is None or given.dim() <= self._dim:
-                seen = "no tensor" if given is None else list(given.shape)
+    def _taking(
+        self, index: int
+    ) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], tuple[tuple[object, ...], dict[str, object]]]:
+        def take(
+            block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+        ) -> tuple[tuple[object, ...], dict[str, object]]:
+            first = next(iter(tensors_in((args, kwargs))), None)
+            if first is None or first.dim() <= self._dim:
+                seen = "no tensor" if first is None else list(first.shape)
                 raise ParallelError(
                     f"ContextParallel(): {self._name}.{index} is given {seen}, and "
                     f"dimension {self._dim} of its first one is to be the sequence. Name that: ContextParallel(dim=...), or the "
                     "lists whose blocks take sequences: ContextParallel(lists=[...])."
                 )
-            size = given.shape[self._dim]
+            size = first.shape[self._dim]
             if index == 0:
-                if size not in self._known:
-                    self._known[size] = Places(size, self._group, given.device)
-                self.places = self._known[size]
+                self.places = self._known.get(size) or Places(size, self._group, first.device)
+                self._known[size] = self.places
             elif self.places is None or size != self.places.own:
                 raise ParallelError(
                     f"ContextParallel(): {self._name}.{index} is given a sequence of {size}, and this worker's part has "
@@ -135,7 +134,7 @@ class _List(SharedByCopies):
             assert places is not None
 
             def part(tensor: Tensor) -> Tensor:
-                if tensor is given:
+                if tensor is first:
                     return tensor if index else places.take(tensor, self._dim)
                 return _part(tensor, places, self._dim)
 
@@ -171,8 +170,8 @@ class InParts:
     """A mark for the class of a block that computes a part of each sequence."""
 
 
-def _in_parts(kind: Any, block: Any, /, *args: Any, **kwargs: Any) -> Any:
-    with attending_to_all(block._paceline_list.places):
+def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: object) -> object:
+    with attending_to_all(vars(block)["_paceline_list"].places):
         return kind.forward(block, *args, **kwargs)
 
 
@@ -208,7 +207,13 @@ class _Attending(TorchFunctionMode):
         self._places = places
         self._is_attending = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         called = self.attend if func is _TORCHS and not self._is_attending else func
         return called(*args, **(kwargs or {}))
 
@@ -244,20 +249,18 @@ def _attend(
         return F.scaled_dot_product_attention(query, key, value, **options)
     if query.shape[-2] != places.own:
         raise _refusal(f"is causal over {query.shape[-2]} queries, and this worker has {places.own}")
-    found, start = [], 0
+    outputs, start = [], 0
     for first, end in places.pieces:
         size = end - first
         own, start = query.narrow(-2, start, size), start + size
         # Keys after the piece matter to none of its queries. Omitting them balances the work.
         keys, values = key.narrow(-2, 0, end), value.narrow(-2, 0, end)
-        if first == 0:
-            found.append(F.scaled_dot_product_attention(own, keys, values, is_causal=True, **options))
-        else:
-            found.append(F.scaled_dot_product_attention(own, keys, values, _causal(size, end, query.device), **options))
-    return torch.cat(found, -2)
+        causal = {"attn_mask": _causal(size, end, query.device)} if first else {"is_causal": True}
+        outputs.append(F.scaled_dot_product_attention(own, keys, values, **causal, **options))
+    return torch.cat(outputs, -2)
 
 
-def _causal(size: int, end: int, device: torch.device) -> Any:
+def _causal(size: int, end: int, device: torch.device) -> Tensor:
     """Return the causal mask of the last `size` queries over `end` places."""
     if device.type == "cuda":
         # GPU kernels support this bias without a tensor. Within a dispatch mode, as in the first step's comparison, torch
@@ -331,8 +334,7 @@ class Places:
 
     def together(self, part: Tensor, dim: int) -> Tensor:
         """Return the whole from all ranks' parts. Its backward sums all ranks' gradients."""
-        apply: Any = _Together.apply
-        whole: Tensor = apply(part, self, dim)
+        whole: Tensor = apply_function(_Together, part, self, dim)
         return whole
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
@@ -359,5 +361,5 @@ class _Together(torch.autograd.Function):
         return places.gather(part, dim)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.places.scatter_sum(grads[0], ctx.dim), None, None

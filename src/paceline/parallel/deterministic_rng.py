@@ -16,12 +16,27 @@ import hashlib
 import random
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from paceline.torch_private import DispatchMode
+
+if TYPE_CHECKING:
+    from paceline.torch_private import Operation
+
+_Args = tuple[Any, ...]
+_Options = dict[str, Any]
+
+
+class RandomState(TypedDict, total=False):
+    """The state of `Streams`: the seed, and in a world of one that of torch's generators."""
+
+    seed: int
+    cpu: Tensor
+    cuda: Tensor
 
 
 class Streams:
@@ -45,16 +60,16 @@ class Streams:
         with generators(seed, self._device):
             yield
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> RandomState:
         """Return the seed, and in a world of one the state of torch's generators too."""
-        state: dict[str, Any] = {"seed": self.seed}
+        state: RandomState = {"seed": self.seed}
         if not self._active:
             state["cpu"] = torch.get_rng_state()
             if self._device.type == "cuda":
                 state["cuda"] = torch.cuda.get_rng_state(self._device)
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: RandomState) -> None:
         """Restore a state. The generators' state goes only from a world of one to another."""
         self.seed = int(state["seed"])
         if not self._active and "cpu" in state:
@@ -82,26 +97,24 @@ def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
 @contextlib.contextmanager
 def generators(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's generators of the CPU and of `device` within the block."""
-    before = torch.get_rng_state()
-    before_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    # `torch.manual_seed` would also seed other GPUs than this rank's, and restore none.
-    torch.default_generator.manual_seed(seed)
-    if before_cuda is not None:
-        torch.cuda.manual_seed(seed)
-    try:
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        # `torch.manual_seed` would also seed other GPUs than this rank's.
+        torch.default_generator.manual_seed(seed)
+        for _ in gpus:
+            torch.cuda.manual_seed(seed)
         yield
-    finally:
-        torch.set_rng_state(before)
-        if before_cuda is not None:
-            torch.cuda.set_rng_state(before_cuda, device)
+
+
+def numpys_random() -> list[Any]:
+    """Return [numpy.random], or [] while numpy is not loaded."""
+    numpy = sys.modules.get("numpy")
+    return [] if numpy is None else [numpy.random]
 
 
 def _numpy_state() -> Hashable:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    state = numpy.random.get_state(legacy=False)["state"]
-    return state["key"].tobytes(), state["pos"]
+    states = [generator.get_state(legacy=False)["state"] for generator in numpys_random()]
+    return tuple((state["key"].tobytes(), state["pos"]) for state in states)
 
 
 #: The generator's name -> its state, which each draw changes.
@@ -114,14 +127,14 @@ GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore Python's and numpy's generators after the block."""
-    own, numpy = random.getstate(), sys.modules.get("numpy")
-    others = None if numpy is None else numpy.random.get_state()
+    own, numpys = random.getstate(), numpys_random()
+    others = [generator.get_state() for generator in numpys]
     try:
         yield
     finally:
         random.setstate(own)
-        if numpy is not None:
-            numpy.random.set_state(others)
+        for generator, state in zip(numpys, others, strict=True):
+            generator.set_state(state)
 
 
 class Steady(DispatchMode):  # type: ignore[no-untyped-call]
@@ -134,23 +147,22 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
     #: Whether numbers are drawn in spite of the mode; see `drawing`.
     draws = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operation, types: Sequence[type], args: _Args = (), kwargs: _Options | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if Steady.draws:
             return func(*args, **kwargs)
         name, place = _known(func)
         # Operations at this level are torch's kernels: every layer's random numbers come from one of these.
-        fixed = _FIXED.get(name)
-        if fixed is not None:
-            return fixed(args, kwargs)
+        if name in _FIXED:
+            return _FIXED[name](args, kwargs)
         # Fused attention draws inside its kernel, which takes the probability as an argument.
-        if place is not None:
-            kwargs = dict(kwargs)
-            if place < len(args):
-                args = (*args[:place], 0.0, *args[place + 1 :])
-            else:
-                kwargs["dropout_p"] = 0.0
-        return func(*args, **kwargs)
+        if place is None:
+            return func(*args, **kwargs)
+        if place < len(args):
+            return func(*args[:place], 0.0, *args[place + 1 :], **kwargs)
+        return func(*args, **kwargs | {"dropout_p": 0.0})
 
 
 @contextlib.contextmanager
@@ -165,69 +177,54 @@ def drawing() -> Iterator[None]:
 
 def states(device: torch.device) -> tuple[Hashable, ...]:
     """Return the states of torch's, Python's and numpy's generators, which each draw changes."""
-    found: list[Hashable] = [hash(torch.get_rng_state().numpy().tobytes())]
-    if device.type == "cuda":
-        found.append(hash(torch.cuda.get_rng_state(device).cpu().numpy().tobytes()))
-    return (*found, *(state() for _, state in GENERATORS))
+    cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    own = (hash(state.cpu().numpy().tobytes()) for state in (torch.get_rng_state(), *cuda))
+    return (*own, *(state() for _, state in GENERATORS))
 
 
-def _known(func: Any) -> tuple[str, int | None]:
+@cache
+def _known(func: Operation) -> tuple[str, int | None]:
     """Return an operation's name, and the index of its argument `dropout_p`."""
-    known = _KNOWN.get(func)
-    if known is None:
-        names = [argument.name for argument in func._schema.arguments]
-        place = names.index("dropout_p") if "dropout_p" in names else None
-        known = _KNOWN[func] = str(func.overloadpacket), place
-    return known
+    names = [argument.name for argument in func._schema.arguments]
+    return str(func.overloadpacket), names.index("dropout_p") if "dropout_p" in names else None
 
 
-_KNOWN: dict[Any, tuple[str, int | None]] = {}
-
-
-def _at(args: Any, kwargs: Any, place: int, name: str, default: float) -> float:
-    value = args[place] if len(args) > place else kwargs.get(name, default)
+def _at(args: _Args, kwargs: _Options, place: int, name: str, default: float) -> float:
+    value = [*args[place : place + 1], kwargs.get(name)][0]
     return default if value is None else float(value)
 
 
-def _dropout(args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+def _dropout(args: _Args, kwargs: _Options) -> tuple[Tensor, Tensor]:
     x, p = args[0], float(args[1])
-    train = args[2] if len(args) > 2 else kwargs.get("train")
+    train = [*args[2:3], kwargs.get("train")][0]
     scale = 1.0 if train is False or p >= 1 else 1 / (1 - p)
     return x * scale, torch.ones_like(x, dtype=torch.bool)
 
 
-def _new(args: Any, kwargs: Any) -> Tensor:
+def _full(size: Sequence[int], value: float, kwargs: _Options) -> Tensor:
     options = {name: kwargs[name] for name in ("dtype", "layout", "device", "pin_memory") if name in kwargs}
-    return torch.full(list(args[0]), 0.5, **options)
+    return torch.full(list(size), value, **options)
 
 
-def _order(args: Any, kwargs: Any) -> Tensor:
+def _order(args: _Args, kwargs: _Options) -> Tensor:
     return torch.arange(args[0], dtype=kwargs.get("dtype") or torch.int64, device=kwargs.get("device"))
 
 
-def _like(value: float) -> Callable[[Any, Any], Tensor]:
-    def make(args: Any, kwargs: Any) -> Tensor:
-        return torch.full_like(args[0], value, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
-
-    return make
+def _like(value: float) -> Callable[[_Args, _Options], Tensor]:
+    return lambda args, kwargs: torch.full_like(args[0], value, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
 
 
-def _fill(value: Callable[[Any, Any], float]) -> Callable[[Any, Any], Tensor]:
-    def fill(args: Any, kwargs: Any) -> Tensor:
-        return args[0].fill_(value(args, kwargs))  # type: ignore[no-any-return]
-
-    return fill
+def _fill(value: Callable[[_Args, _Options], float]) -> Callable[[_Args, _Options], object]:
+    return lambda args, kwargs: args[0].fill_(value(args, kwargs))
 
 
-def _integers(args: Any, kwargs: Any) -> Tensor:
+def _integers(args: _Args, kwargs: _Options) -> Tensor:
     # aten::randint(high, size) and aten::randint.low(low, high, size)
-    has_low = len(args) > 2
-    options = {name: kwargs[name] for name in ("layout", "device", "pin_memory") if name in kwargs}
-    dtype = kwargs.get("dtype") or torch.int64
-    return torch.full(list(args[-1]), int(args[0]) if has_low else 0, dtype=dtype, **options)
+    low = int(args[0]) if len(args) > 2 else 0
+    return _full(args[-1], low, kwargs | {"dtype": kwargs.get("dtype") or torch.int64})
 
 
-def _chosen(args: Any, kwargs: Any) -> Tensor:
+def _chosen(args: _Args, kwargs: _Options) -> Tensor:
     # The likeliest first. With replacement there may be more draws than values, and the values repeat.
     weights, count = args[0], int(args[1])
     order = weights.argsort(-1, descending=True, stable=True)
@@ -235,15 +232,14 @@ def _chosen(args: Any, kwargs: Any) -> Tensor:
     return chosen
 
 
-def _normal(args: Any, kwargs: Any) -> Tensor:
-    mean, std = args[0], args[1] if len(args) > 1 else kwargs.get("std", 1.0)
-    if not isinstance(mean, Tensor) and not isinstance(std, Tensor):
-        options = {name: kwargs[name] for name in ("dtype", "layout", "device") if name in kwargs}
-        return torch.full(list(args[2]), mean + 0.5 * std, **options)
-    return mean + 0.5 * std  # type: ignore[no-any-return]
+def _normal(args: _Args, kwargs: _Options) -> object:
+    mean, std = args[0], [*args[1:2], kwargs.get("std", 1.0)][0]
+    middle = mean + 0.5 * std
+    # aten::normal(mean, std) of tensors, and aten::normal.float_float(mean, std, size)
+    return middle if isinstance(middle, Tensor) else _full(args[2], middle, kwargs)
 
 
-_FIXED: dict[str, Callable[[Any, Any], Any]] = {
+_FIXED: dict[str, Callable[[_Args, _Options], object]] = {
     "aten.native_dropout": _dropout,
     "aten.bernoulli": lambda args, kwargs: torch.ones_like(args[0]),
     "aten.bernoulli_": _fill(lambda args, kwargs: 1.0),
@@ -261,8 +257,8 @@ _FIXED: dict[str, Callable[[Any, Any], Any]] = {
     "aten.normal": _normal,
     "aten.poisson": lambda args, kwargs: args[0].clone(),
     "aten.multinomial": _chosen,
-    "aten.rand": _new,
-    "aten.randn": _new,
+    "aten.rand": lambda args, kwargs: _full(args[0], 0.5, kwargs),
+    "aten.randn": lambda args, kwargs: _full(args[0], 0.5, kwargs),
     "aten.randint": _integers,
     "aten.randperm": _order,
     "aten.rand_like": _like(0.5),

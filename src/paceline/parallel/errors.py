@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from paceline.errors import CheckpointError, PacelineError, UserError
 
-__all__ = ["CheckpointError", "ParallelError", "WorkerError", "by_value", "named_ranks", "told"]
+__all__ = ["CheckpointError", "ParallelError", "WorkerError", "by_value", "check_count", "error_summary", "named_ranks"]
 
 _Value = TypeVar("_Value", bound=Hashable)
 
@@ -30,7 +30,13 @@ class WorkerError(PacelineError, RuntimeError):
         self.cause_text = cause_text
 
 
-def told(error: BaseException) -> str:
+def check_count(setting: str, value: object, rule: str = "a whole number of at least 1", *, least: float = 1) -> None:
+    """Raise ParallelError unless the value of this setting is an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ParallelError(f"{setting}: {rule}.")
+
+
+def error_summary(error: BaseException) -> str:
     """Return an error's class and first line, to be used within a sentence."""
     line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
@@ -38,10 +44,10 @@ def told(error: BaseException) -> str:
 
 def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
     """Return each value with the ranks that have it. `values` are in the order of ranks."""
-    found: dict[_Value, list[int]] = {}
+    ranks: dict[_Value, list[int]] = {}
     for rank, value in enumerate(values):
-        found.setdefault(value, []).append(rank)
-    return found
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

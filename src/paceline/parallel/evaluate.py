@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.batches.batch import MetricFunction, Microbatch, WeightFunction
 from paceline.parallel.batches.loader import feed
 from paceline.parallel.batches.microbatches import cut, weigh
 from paceline.parallel.errors import ParallelError
@@ -29,11 +30,11 @@ from paceline.parallel.tracing.fake_model import modes_kept
 def evaluate(
     executor: Executor,
     loader: object,
-    metric: Callable[[Any, Any], Any],
-    weight: Callable[[Any], Any] | None,
+    metric: MetricFunction,
+    weight: WeightFunction | None,
     task: Task,
     world: World,
-) -> object:
+) -> float | dict[str, float]:
     """Return the mean of the metric, or a dict of means, the same on every rank.
 
     The model computes in evaluation mode, without gradients. Every rank calls it.
@@ -58,13 +59,12 @@ def evaluate(
         executor.module,
         is_loss=metric is task.loss and weight is None,
     )
-    total: Tensor | None = None
     with evaluating(executor):
-        for batch in feed(loader, counted, world).epoch(0):
-            part = executor.predict(cut(batch, counted, world), means)
-            total = part if total is None else total + part
-    if total is None:
+        batches = feed(loader, counted, world).epoch(0)
+        parts = [executor.predict(cut(batch, counted, world), means) for batch in batches]
+    if not parts:
         raise ParallelError("the loader to evaluate on gave no batch.")
+    total = functools.reduce(torch.add, parts)
     group = world.replica_group
     if group is not None:
         total = total.to(world.device)
@@ -72,9 +72,9 @@ def evaluate(
     values = total.tolist()
     if not values[-1] > 0:
         raise ParallelError(f"the weights of all rows sum to {values[-1]:g}, so there is no mean.")
-    found = [value / values[-1] for value in values[:-1]]
-    names = means.names_of(world, len(found))
-    return found[0] if names is None else dict(zip(names, found, strict=True))
+    results = [value / values[-1] for value in values[:-1]]
+    names = means.names_of(world, len(results))
+    return results[0] if names is None else dict(zip(names, results, strict=True))
 
 
 @contextlib.contextmanager
@@ -94,9 +94,9 @@ class _Means:
 
     def __init__(
         self,
-        metric: Callable[[Any, Any], Any],
-        weight: Callable[[Any], Any] | None,
-        autocast: Callable[[], AbstractContextManager[Any]],
+        metric: MetricFunction,
+        weight: WeightFunction | None,
+        autocast: Callable[[], AbstractContextManager[object]],
         model: nn.Module,
         *,
         is_loss: bool,
@@ -119,18 +119,17 @@ class _Means:
         with self._autocast(), kept, torch.set_grad_enabled(self._is_loss):
             if self._is_loss:
                 output = map_tensors(output, lambda x: x.detach().requires_grad_(x.is_floating_point()))
-            found = self._metric(output, micro.target)
-        if self._is_loss and weight and isinstance(found, Tensor):
-            over = mean_over(found)
+            result = self._metric(output, micro.target)
+        if self._is_loss and weight and isinstance(result, Tensor):
+            over = mean_over(result)
             if over.count is not None and over.is_sole:
-                weight = 0.0 if over.counts_nothing(found) else over.count
-            found = found.detach()
+                weight = 0.0 if over.counts_nothing(result) else over.count
         self._called = True
-        if isinstance(found, Mapping):
-            self._names = [str(name) for name in found]
-            values = [_number(name, value) for name, value in found.items()]
+        if isinstance(result, Mapping):
+            self._names = [str(name) for name in result]
+            values = [_number(name, value) for name, value in result.items()]
         else:
-            values = [_number("metric", found)]
+            values = [_number("metric", result)]
         shares = [weight * value if weight else 0.0 for value in values]
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
@@ -141,7 +140,7 @@ class _Means:
             return self._names
         # Only the worker of the last stage has called the metric.
         everyone = gather(self._names if self._called else None, group)
-        names = next((found for found in everyone if found is not None), None)
+        names = next(filter(None, everyone), None)
         assert names is None or len(names) == count
         return names
 
@@ -153,7 +152,7 @@ def _number(name: str, value: Any) -> float:
             "rows as one number, or a dict of such."
         )
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError) as error:
         raise ParallelError(
             f"metric(output, target) gave {type(value).__name__} for {name!r}; it has to give one number, or a dict of numbers."

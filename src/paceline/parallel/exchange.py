@@ -16,8 +16,8 @@ import dataclasses
 import json
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,13 +27,12 @@ from paceline.parallel.errors import ParallelError
 
 _KEY = "$"
 _HEAD_BYTES = 8
-_SEQUENCES: dict[str, Callable[[Any], Any]] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "size": torch.Size,
-}
-_MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_SEQUENCES: dict[str, type[Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
+_MAPPINGS: dict[str, type[Any]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_NAMES = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
+
+
+_T = TypeVar("_T")
 
 
 class NotPlainError(ParallelError):
@@ -49,7 +48,7 @@ class NotPlainError(ParallelError):
         self.kind = kind
 
 
-def gather(value: Any, group: Any = None) -> list[Any]:
+def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
     """Return each rank's value in rank order, with tensors on the CPU. Every rank calls it.
 
     In a world of one it returns the value itself, of any type. numpy's numbers arrive as Python's.
@@ -72,13 +71,13 @@ def gather(value: Any, group: Any = None) -> list[Any]:
     lengths = [int(of_rank) for of_rank in sizes]
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
     padded[: data.numel()] = data
-    found = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(found, padded, group=group)
-    told = [part[:length].cpu() for part, length in zip(found, lengths, strict=True)]
-    return [_taken(part, rank, ()) for rank, part in enumerate(told)]
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded, group=group)
+    messages = [part[:length].cpu() for part, length in zip(parts, lengths, strict=True)]
+    return [_taken(message, rank, ()) for rank, message in enumerate(messages)]
 
 
-def from_first(value: object, kinds: Sequence[type] = ()) -> Any:
+def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
     """Return rank 0's value on every rank. Other ranks' values are ignored.
 
     `value` is as for `gather`; `kinds` are dataclasses that it may contain too.
@@ -88,13 +87,17 @@ def from_first(value: object, kinds: Sequence[type] = ()) -> Any:
     """
     if _is_alone(None):
         return value
-    device = _device(None)
-    data = _packed_or_refused(value, kinds) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8, device="cpu")
+    device, is_first = _device(None), dist.get_rank() == 0
+    data = (_packed_or_refused(value, kinds) if is_first else torch.empty(0, dtype=torch.uint8, device="cpu")).to(
+        device
+    )
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
     dist.broadcast(size, 0)
-    data = data.to(device) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8, device=device)
+    # On other ranks it becomes large enough for the message.
+    data.resize_(int(size))
     dist.broadcast(data, 0)
-    return _taken(data.cpu(), 0, kinds)
+    first: _T = _taken(data.cpu(), 0, kinds)
+    return first
 
 
 def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
@@ -104,13 +107,13 @@ def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
         TypeError: The value holds something that is not plain. The text says what.
     """
     tensors: list[Tensor] = []
-    text = json.dumps(_told(value, {kind.__name__: kind for kind in kinds}, tensors)).encode()
+    text = json.dumps(_encoded(value, kinds, tensors)).encode()
     head = len(text).to_bytes(_HEAD_BYTES, "little") + text
     parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *map(_bytes_of, tensors)]
     return torch.cat(parts)
 
 
-def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> object:
+def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
     """Return the value in a message of `packed`.
 
     Raises:
@@ -133,17 +136,17 @@ def _packed_or_refused(value: object, kinds: Sequence[type] = ()) -> Tensor:
         return packed(_Refused(str(error)))
 
 
-def _taken(data: Tensor, rank: int, kinds: Sequence[type]) -> object:
+def _taken(data: Tensor, rank: int, kinds: Sequence[type]) -> Any:
     try:
-        found = unpacked(data, kinds)
+        value = unpacked(data, kinds)
     except ValueError as error:
         raise ParallelError(
             f"the message from rank {rank} is malformed ({error}). Do all ranks have the same version of "
             "Paceline? Does another program use their ports?"
         ) from error
-    if isinstance(found, _Refused):
-        raise NotPlainError(found.kind, rank)
-    return found
+    if isinstance(value, _Refused):
+        raise NotPlainError(value.kind, rank)
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,45 +154,43 @@ class _Refused:
     kind: str
 
 
-def _told(value: Any, kinds: Mapping[str, type], tensors: list[Tensor]) -> Any:
+def _encoded(value: Any, kinds: Sequence[type], tensors: list[Tensor]) -> object:
+    """Return the value as JSON. Its tensors are appended to `tensors`."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [_told(item, kinds, tensors) for item in value]
+        return [_encoded(item, kinds, tensors) for item in value]
     if kind is dict and all(type(key) is str for key in value) and _KEY not in value:
-        return {key: _told(item, kinds, tensors) for key, item in value.items()}
+        return {key: _encoded(item, kinds, tensors) for key, item in value.items()}
     name, of = _tagged(value, kinds, tensors)
     return {_KEY: name, "of": of}
 
 
-def _tagged(value: Any, kinds: Mapping[str, type], tensors: list[Tensor]) -> tuple[str, Any]:
+def _tagged(value: Any, kinds: Sequence[type], tensors: list[Tensor]) -> tuple[str, object]:
     kind = type(value)
-    if kind is _Refused:
-        return "refused", value.kind
-    for name, sequence in _SEQUENCES.items():
-        if kind is sequence:
-            return name, [_told(item, kinds, tensors) for item in value]
-    for name, mapping in _MAPPINGS.items():
-        if kind is mapping:
-            return name, [[_told(key, kinds, tensors), _told(item, kinds, tensors)] for key, item in value.items()]
-    if kind is bytes:
-        return "bytes", base64.b64encode(value).decode()
-    if kind is complex:
-        return "complex", [value.real, value.imag]
-    if kind in (torch.dtype, torch.device):
-        return kind.__name__, str(value).removeprefix("torch.")
-    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized:
-        tensors.append(value.detach())
-        return "tensor", [str(value.dtype).removeprefix("torch."), list(value.shape)]
-    if kinds.get(kind.__name__) is kind:
+    if kind in _SEQUENCES.values():
+        return _NAMES[kind], [_encoded(item, kinds, tensors) for item in value]
+    if kind in _MAPPINGS.values():
+        pairs = [[_encoded(key, kinds, tensors), _encoded(item, kinds, tensors)] for key, item in value.items()]
+        return _NAMES[kind], pairs
+    if kind in kinds:
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return kind.__name__, {name: _told(item, kinds, tensors) for name, item in fields.items()}
-    if (
-        kind.__module__ == "numpy"
-        and getattr(value, "shape", None) == ()
-        and type(value.item()) in (bool, int, float, str)
-    ):
+        return kind.__name__, {name: _encoded(item, kinds, tensors) for name, item in fields.items()}
+    match value:
+        case _Refused():
+            return "refused", value.kind
+        case bytes() if kind is bytes:
+            return "bytes", base64.b64encode(value).decode()
+        case complex() if kind is complex:
+            return "complex", [value.real, value.imag]
+        case torch.dtype() | torch.device():
+            return kind.__name__, str(value).removeprefix("torch.")
+        case Tensor() if value.layout == torch.strided and not value.is_quantized:
+            tensors.append(value.detach())
+            return "tensor", [str(value.dtype).removeprefix("torch."), list(value.shape)]
+    is_number = kind.__module__ == "numpy" and getattr(value, "shape", None) == ()
+    if is_number and type(value.item()) in (bool, int, float, str):
         return "number", value.item()
     raise TypeError(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
 
@@ -198,22 +199,7 @@ class _Reader:
     def __init__(self, rest: Tensor, kinds: Sequence[type]) -> None:
         self._rest = rest
         self._kinds = {kind.__name__: kind for kind in kinds}
-
-    def value(self, told: Any) -> Any:
-        if isinstance(told, list):
-            return [self.value(item) for item in told]
-        if not isinstance(told, dict):
-            return told
-        if _KEY not in told:
-            return {key: self.value(item) for key, item in told.items()}
-        name, of = told[_KEY], told["of"]
-        if name in _SEQUENCES:
-            return _SEQUENCES[name]([self.value(item) for item in of])
-        if name in _MAPPINGS:
-            return _MAPPINGS[name]({self.value(key): self.value(item) for key, item in of})
-        if name in self._kinds:
-            return self._kinds[name](**{field: self.value(item) for field, item in of.items()})
-        read: dict[str, Callable[[Any], Any]] = {
+        self._single: dict[str, Callable[[Any], object]] = {
             "refused": lambda of: _Refused(str(of)),
             "bytes": base64.b64decode,
             "complex": lambda of: complex(*of),
@@ -222,7 +208,27 @@ class _Reader:
             "number": lambda of: of,
             "tensor": lambda of: self._tensor(*of),
         }
-        return read[name](of)
+
+    def value(self, encoded: object) -> object:
+        match encoded:
+            case list():
+                return [self.value(item) for item in encoded]
+            case {"$": name, "of": of}:
+                return self._tagged(name, of)
+            case dict() if _KEY not in encoded:
+                return {key: self.value(item) for key, item in encoded.items()}
+            case dict():
+                raise KeyError("of")
+        return encoded
+
+    def _tagged(self, name: str, of: Any) -> object:
+        if name in _SEQUENCES:
+            return _SEQUENCES[name]([self.value(item) for item in of])
+        if name in _MAPPINGS:
+            return _MAPPINGS[name]({self.value(key): self.value(item) for key, item in of})
+        if name in self._kinds:
+            return self._kinds[name](**{field: self.value(item) for field, item in of.items()})
+        return self._single[name](of)
 
     def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
         kind = _dtype(dtype)
@@ -233,10 +239,10 @@ class _Reader:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name} is no type of a tensor")
-    return found
+    return dtype
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -10,17 +10,24 @@ call), clips, steps the optimizer and reports failures.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.deterministic_rng import RandomState
+from paceline.parallel.failure import FailureWatch
 from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
+
+if TYPE_CHECKING:
+    from paceline.parallel.average import Average, Twin
+    from paceline.parallel.memory_plan import MemoryPlan
+    from paceline.parallel.meta_model import Skeleton
 
 
 class Executor(Protocol):
@@ -61,7 +68,7 @@ class Executor(Protocol):
         """Sum the gradients over the replicas, and of tied parameters over their stages."""
         ...
 
-    def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
+    def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
         """Return the replica's sum of consume(output, micro), the same on all its ranks.
 
         `consume` returns vectors of one shape. It runs without gradients, in the module's current mode.
@@ -86,6 +93,13 @@ class Progress:
     consumed: int = 0
 
 
+class TrainingState(TypedDict):
+    """A checkpoint's part beside model and optimizer: the fields of `Progress`, and the state of the random streams."""
+
+    progress: dict[str, int]
+    random: RandomState
+
+
 class ParallelHandle(Protocol):
     """A model in its layout with its optimizer, as checks and checkpoints see it.
 
@@ -95,10 +109,11 @@ class ParallelHandle(Protocol):
     task: Task
     optimizer: torch.optim.Optimizer | None
     world: World
-    skeleton: Any
+    skeleton: Skeleton
     measured: Measured | None
-    memory: Any
-    averages: list[Any]
+    memory: MemoryPlan | None
+    averages: list[Average | Twin]
+    watch: FailureWatch
 
     @property
     def progress(self) -> Progress: ...
@@ -119,6 +134,6 @@ class ParallelHandle(Protocol):
 
     def settle_buffers(self) -> None: ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> TrainingState: ...
 
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
+    def load_state(self, state: TrainingState) -> None: ...

@@ -14,18 +14,20 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from paceline.parallel.class_swap import SharedByCopies, give_forward
+from paceline.parallel.class_swap import SharedByCopies, apply_function, give_forward
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.torch_private import keep_own_parts
+
+_T = TypeVar("_T")
 
 #: Tells transformers' kernels that some indices have no expert here. Otherwise rows of their output stay uninitialised.
 TOLD = "_is_expert_parallel"
@@ -88,8 +90,7 @@ def _spread_list(mixture: nn.Module, experts: nn.ModuleList, world: World) -> li
             experts[index] = Elsewhere()
     group = world.group("expert")
     give_forward(mixture, Spread, _summed)
-    held: Any = mixture
-    held._paceline_group = _Held(group)
+    mixture.__dict__["_paceline_group"] = _Held(group)
     among = {id(param) for param in experts.parameters()}
     return [param for param in mixture.parameters() if id(param) not in among]
 
@@ -97,12 +98,12 @@ def _spread_list(mixture: nn.Module, experts: nn.ModuleList, world: World) -> li
 class Elsewhere(nn.Module):
     """A placeholder for an expert of another worker, which returns 0."""
 
-    def forward(self, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return torch.zeros_like(given)
+    def forward(self, hidden: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return torch.zeros_like(hidden)
 
 
 def _spread_fused(experts: nn.Module, world: World) -> None:
-    mesh = world.mesh["expert"]
+    mesh = world.axes("expert")
     for name, param in list(experts._parameters.items()):
         assert param is not None
         value = distribute_tensor(param, mesh, [Shard(0)], src_data_rank=None)
@@ -114,10 +115,9 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
         if type(number) is int and number == count and "expert" in name:
             setattr(experts, name, own)
     give_forward(experts, Spread, _of_indices)
-    held: Any = experts
-    if hasattr(held, TOLD):
-        setattr(held, TOLD, True)
-    held._paceline_group = _Held(world.group("expert"), own * world.coordinate("expert"), own)
+    if hasattr(experts, TOLD):
+        setattr(experts, TOLD, True)
+    experts.__dict__["_paceline_group"] = _Held(world.group("expert"), own * world.coordinate("expert"), own)
 
 
 class _Held(SharedByCopies):
@@ -127,9 +127,9 @@ class _Held(SharedByCopies):
         self.group, self.first, self.own = group, first, own
 
 
-def _summed(kind: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    group = self._paceline_group.group
-    args, kwargs, copied = _copied((args, kwargs), group)
+def _summed(kind: type[nn.Module], self: nn.Module, /, *args: object, **kwargs: object) -> object:
+    group: dist.ProcessGroup | None = vars(self)["_paceline_group"].group
+    (args, kwargs), copied = _copied((args, kwargs), group)
     with _same_numbers_after(self.training):
         output = kind.forward(self, *args, **kwargs)
     first = next(iter(tensors_in(output)), None)
@@ -138,20 +138,23 @@ def _summed(kind: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if tensor is first:
             return _sum(tensor, copied, group)
         # Each worker computes these alike from all rows, as a router does. Their gradients are summed with the experts'.
-        shared: Tensor = _shared(tensor, dist.get_world_size(group))
+        count = dist.get_world_size(group)
+        shared: Tensor = apply_function(_Shared, tensor, count) if tensor.requires_grad else tensor
         return shared
 
     return map_tensors(output, together)
 
 
-def _of_indices(kind: Any, self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
-    held = self._paceline_group
-    (hidden, weights), _, copied = _copied(((hidden_states, top_k_weights), {}), held.group)
+def _of_indices(
+    kind: type[nn.Module], self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    held: _Held = vars(self)["_paceline_group"]
+    (hidden, weights), copied = _copied((hidden_states, top_k_weights), held.group)
     is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
     # transformers' kernels that know of absent experts expect the index after the last one. Other kernels might read out of
     # bounds there, which kills the process on a GPU; for them the weight of 0 suffices.
-    nobody = held.own if hasattr(self, TOLD) else 0
-    index = torch.where(is_own, top_k_index - held.first, nobody)
+    absent = held.own if hasattr(self, TOLD) else 0
+    index = torch.where(is_own, top_k_index - held.first, absent)
     weights = torch.where(is_own, weights, torch.zeros_like(weights))
     with _local(self), _same_numbers_after(self.training):
         output = kind.forward(self, hidden, index, weights)
@@ -184,41 +187,32 @@ def _same_numbers_after(training: bool) -> Iterator[None]:
                 torch.cuda.manual_seed(seed)
 
 
-def _copied(given: Any, group: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
-    """Return the same arguments with gradients that are summed over the group."""
-    learning = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
+def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[Tensor, ...]]:
+    """Return the same arguments with gradients that are summed over the group, and those that have one."""
+    learning = [tensor for tensor in tensors_in(arguments) if tensor.requires_grad]
     if not learning or not torch.is_grad_enabled():
-        return (*given, ())
-    apply: Any = _Copy.apply
-    copies = apply(group, *learning)
+        return arguments, ()
+    copies: tuple[Tensor, ...] = apply_function(_Copy, group, *learning)
     by_id = {id(tensor): copy for tensor, copy in zip(learning, copies, strict=True)}
-    args, kwargs = map_tensors(given, lambda tensor: by_id.get(id(tensor), tensor))
-    return args, kwargs, copies
+    return map_tensors(arguments, lambda tensor: by_id.get(id(tensor), tensor)), copies
 
 
 def _sum(part: Tensor, copied: tuple[Tensor, ...], group: dist.ProcessGroup | None) -> Tensor:
     for tensor in copied:
         # Adds nothing but a path for gradients, so that a worker without any routed rows joins the backward pass's message.
         part = part + tensor.flatten()[:0].sum().to(part.dtype)
-    apply: Any = _Sum.apply
-    whole: Tensor = apply(part, group)
+    whole: Tensor = apply_function(_Sum, part, group)
     return whole
-
-
-def _shared(tensor: Tensor, count: int) -> Tensor:
-    apply: Any = _Shared.apply
-    shared: Tensor = apply(tensor, count) if tensor.requires_grad else tensor
-    return shared
 
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Any, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, group: dist.ProcessGroup | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         summed = [grad.contiguous().clone() for grad in grads]
         for grad in summed:
             dist.all_reduce(grad, group=ctx.group)
@@ -227,13 +221,13 @@ class _Copy(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+    def forward(ctx: object, part: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         whole = part.contiguous().clone()
         dist.all_reduce(whole, group=group)
         return whole
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: object, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0], None
 
 
@@ -244,7 +238,7 @@ class _Shared(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0] / ctx.count, None
 
 
@@ -254,8 +248,8 @@ class Spread:
 
 def list_of(mixture: nn.Module) -> nn.ModuleList | None:
     """Return the module's list of experts, or None."""
-    found = mixture._modules.get(LIST)
-    return found if isinstance(found, nn.ModuleList) and len(found) > 1 else None
+    experts = mixture._modules.get(LIST)
+    return experts if isinstance(experts, nn.ModuleList) and len(experts) > 1 else None
 
 
 def is_fused(module: nn.Module) -> bool:

@@ -10,12 +10,17 @@ Formulas, for p stages, M microbatches, v stages a worker, n replicas or shards,
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.parallel.forecast.predict import Forecast, aligned, all_forecasts, name_of_layout, shown_bytes, table
 from paceline.parallel.pipeline.cut import STATE_FACTOR, parameter_bytes
 from paceline.parallel.pipeline.executor import Pipelined
 from paceline.parallel.pipeline.timeline import Event, bubble, draw_text, in_flight, save_png, simulate
+
+if TYPE_CHECKING:
+    from paceline.parallel.executor import Executor
+    from paceline.parallel.strategy import Layout
+    from paceline.parallel.training import Parallel
 
 #: The most columns of a schedule that is drawn as text.
 WIDEST = 200
@@ -46,7 +51,7 @@ class Explanation(str):
         return save_png(self.events, self.workers, path)
 
 
-def explain(par: Any) -> Explanation:
+def explain(par: Parallel) -> Explanation:
     """Return the text of `Parallel.explain`, without any communication.
 
     Unless "auto" has measured, forecasts use this rank's times.
@@ -64,7 +69,7 @@ def explain(par: Any) -> Explanation:
         events = _events(executor, task.at_once, layout)
         lines += _pipeline_lines(executor, task.at_once, layout)
     else:
-        lines += [f"  {note}" for note in executor.notes]
+        lines += [f"  {note}" for note in getattr(executor, "notes", ())]
         lines += _memory_lines(executor)
     if (memory := par.memory) is not None:
         lines.append(
@@ -77,9 +82,9 @@ def explain(par: Any) -> Explanation:
     forecasts: dict[str, Forecast] = {}
     chosen = name_of_layout(layout)
     if world.size > 1:
-        forecasts, told = _forecasts(par)
+        forecasts, about = _forecasts(par)
         lines += table(list(forecasts.values()), par.limit_bytes, chosen) if forecasts else []
-        lines += told
+        lines += about
     if events:
         cells = draw_text(_rounded(task.at_once, layout), layout.pipe)
         if max(map(len, cells.splitlines())) <= WIDEST:
@@ -91,7 +96,7 @@ def explain(par: Any) -> Explanation:
     return text
 
 
-def _forecasts(par: Any) -> tuple[dict[str, Forecast], list[str]]:
+def _forecasts(par: Parallel) -> tuple[dict[str, Forecast], list[str]]:
     """Return the forecast of each layout for this number of workers, and lines about them."""
     from paceline.parallel.forecast.measure import measured
     from paceline.parallel.recompute import recompute
@@ -108,14 +113,14 @@ def _forecasts(par: Any) -> tuple[dict[str, Forecast], list[str]]:
         except Exception as error:
             # A failed forecast of other layouts must not end training.
             return {}, [f"  other layouts: not forecast ({type(error).__name__}: {str(error).partition(chr(10))[0]})"]
-    found = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once, par.world.layout)
+    forecasts = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once, par.world.layout)
     link = par.measured.bandwidth_bytes_s / 1e9
-    return {name: one for name, (_, one) in found.items()}, [
+    return {name: forecast for name, (_, forecast) in forecasts.items()}, [
         f"   * is used, - needs more memory than there is; of the worker with the most, with {link:.2g} GB/s between workers",
     ]
 
 
-def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Any) -> list[str]:
+def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Layout) -> list[str]:
     plan, workers = executor.plan, layout.pipe
     costs = plan.plan.costs_s
     mean = sum(costs) / len(costs)
@@ -154,7 +159,7 @@ def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Any) -> list
     return lines
 
 
-def _memory_lines(executor: Any) -> list[str]:
+def _memory_lines(executor: Executor) -> list[str]:
     from paceline.parallel.reduce import local
 
     params = list(executor.named_parameters().values())
@@ -167,7 +172,7 @@ def _memory_lines(executor: Any) -> list[str]:
     ]
 
 
-def _traffic_lines(executor: Any, layout: Any) -> list[str]:
+def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
     whole = sum(param.nbytes for param in executor.named_parameters().values())
     lines = []
     if layout.shard > 1:
@@ -198,7 +203,7 @@ def _traffic_lines(executor: Any, layout: Any) -> list[str]:
     return lines
 
 
-def _events(executor: Pipelined, microbatches: int, layout: Any) -> list[Event]:
+def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Event]:
     """Return the expected events of a step with the measured costs.
 
     The average forward pass takes 1.
@@ -218,6 +223,6 @@ def _events(executor: Pipelined, microbatches: int, layout: Any) -> list[Event]:
     )
 
 
-def _rounded(microbatches: int, layout: Any) -> list[Event]:
+def _rounded(microbatches: int, layout: Layout) -> list[Event]:
     """Return the events of a step with forward passes of 1 and backward passes of 2."""
     return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)

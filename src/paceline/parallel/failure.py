@@ -28,12 +28,15 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch.distributed as dist
 
 from paceline.parallel.errors import WorkerError
 from paceline.parallel.mesh import World
+
+if TYPE_CHECKING:
+    from paceline.torch_private import Store
 
 #: Only the backends' own messages: a script's "timed out" is its own error.
 _COMMUNICATION = re.compile(
@@ -67,9 +70,8 @@ def at_microbatch(index: int) -> Iterator[None]:
 
 def is_communication(error: BaseException) -> bool:
     """Return True if the error only says that another rank is gone or silent."""
-    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
-        return True
-    if type(error).__name__ in ("CollectivesError", "ShutDownError"):
+    is_torchs = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
+    if is_torchs or type(error).__name__ in ("CollectivesError", "ShutDownError"):
         return True
     return type(error) in (RuntimeError, dist.DistError) and bool(_COMMUNICATION.search(str(error)))
 
@@ -126,6 +128,16 @@ def _line_of(world: World) -> ErrorLine | None:
     return _line
 
 
+class _Message(TypedDict):
+    """The first error of a round."""
+
+    rank: int
+    stage: int | None
+    microbatch: int | None
+    what: str
+    text: str
+
+
 class ErrorLine:
     """Messages over the store, and the thread that polls it.
 
@@ -133,16 +145,17 @@ class ErrorLine:
     round: the fault was the same everywhere, and a caller who handles the error may go on.
     """
 
-    def __init__(self, rank: int, size: int, store: Any) -> None:
+    def __init__(self, rank: int, size: int, store: Store) -> None:
         self.rank = rank
         self.size = size
         self.store = store
+        self._others = [other for other in range(size) if other != rank]
         self.is_inside = False
         self._round = 0
         self._calls: deque[tuple[int, str]] = deque(maxlen=16)
         self._since = 0.0
         self._own_failures: set[int] = set()
-        self._root: dict[str, Any] | None = None
+        self._root: _Message | None = None
         self._root_round = 0
         self._reading = threading.Lock()
         self._over = threading.Event()
@@ -176,7 +189,7 @@ class ErrorLine:
                 self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         what = f"{type(error).__name__}: {error}"
-        message = {"rank": self.rank, "stage": stage, "microbatch": microbatch, "what": what, "text": text}
+        message: _Message = {"rank": self.rank, "stage": stage, "microbatch": microbatch, "what": what, "text": text}
         key = "lost" if lost else f"failed/{self._round}"
         with contextlib.suppress(Exception):
             # `compare_set` writes only to an empty key, so the first of several failing ranks wins. If the store is gone, no
@@ -193,19 +206,15 @@ class ErrorLine:
             except Exception:
                 break
             time.sleep(0.02)
-        if self._root is None:
-            return False
-        self._say_seen()
-        return True
+        if self._root is not None:
+            self._say_seen()
+        return self._root is not None
 
     def worker_error(self) -> WorkerError:
         root = self._root
         assert root is not None
-        where = f"rank {root['rank']}"
-        if root["stage"] is not None:
-            where += f", stage {root['stage']}"
-        if root["microbatch"] is not None:
-            where += f", microbatch {root['microbatch']}"
+        places = ("rank", root["rank"]), ("stage", root["stage"]), ("microbatch", root["microbatch"])
+        where = ", ".join(f"{name} {number}" for name, number in places if number is not None)
         text = "\n".join(f"    {line}" for line in root["text"].rstrip().splitlines())
         return WorkerError(
             f"{where} failed first, and this rank ({self.rank}) can't go on without it: {root['what']}\n"
@@ -216,8 +225,8 @@ class ErrorLine:
 
     def lost(self, error: BaseException) -> WorkerError:
         """Return the error for a failure whose cause no rank has reported."""
-        for rank in range(self.size):
-            if rank != self.rank and self._has_ended(rank):
+        for rank in self._others:
+            if self._has_ended(rank):
                 return WorkerError(
                     f"rank {rank} has come to the end of its script, and rank {self.rank} waits for it in "
                     f"{dict(self._calls).get(self._round, 'a call')}. Every rank has to make the same calls in the same order: "
@@ -277,7 +286,7 @@ class ErrorLine:
 
     def _wait_for_others(self, word: str) -> None:
         deadline = time.monotonic() + LAST_S
-        others = [f"{word}/{rank}" for rank in range(self.size) if rank != self.rank]
+        others = [f"{word}/{rank}" for rank in self._others]
         with contextlib.suppress(Exception):
             while time.monotonic() < deadline and not self.store.check(others):
                 time.sleep(0.02)
@@ -313,9 +322,7 @@ class ErrorLine:
             return
         own = dict(self._calls)
         self.store.set(f"in/{self.rank}", json.dumps(list(own.items())))
-        for rank in range(self.size):
-            if rank == self.rank or not self.store.check([f"in/{rank}"]):
-                continue
+        for rank in (rank for rank in self._others if self.store.check([f"in/{rank}"])):
             # A slow rank may be a call behind another one, which is no error. So compare calls by their numbers: two ranks with
             # different names for one number can never meet.
             for number, call in json.loads(self.store.get(f"in/{rank}")):
@@ -338,11 +345,9 @@ class ErrorLine:
             now = self._round
             # Ranks may be a call or two apart: a rank that has sent its part of a collective goes on while others still
             # receive.
-            for number in (now - 2, now - 1, now):
-                if self._root is not None or number in self._own_failures or number < 0:
-                    continue
+            for number in range(max(now - 2, 0), now + 1):
                 key = f"failed/{number}"
-                if self.store.check([key]):
+                if self._root is None and number not in self._own_failures and self.store.check([key]):
                     self._root = json.loads(self.store.get(key))
                     self._root_round = number
                     self.store.set(f"seen/{self.rank}", "1")

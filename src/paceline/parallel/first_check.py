@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -100,15 +100,14 @@ def _refuse_large(par: ParallelHandle) -> None:
         )
 
 
-def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count: int) -> Parts:
+def _short(par: ParallelHandle, batch: object, micros: Sequence[Microbatch], count: int) -> Parts:
     """Return the first rows of the first microbatches of all replicas, on every rank."""
     world = par.world
     parts = split(batch, par.task)
     rows = Rows(parts)
+    ranges = own_rows(rows.count, len(micros), world.replicas, world.replica)
     if isinstance(batch, OwnBatch):
         ranges = consecutive(micro.rows for micro in micros)
-    else:
-        ranges = own_rows(rows.count, len(micros), world.replicas, world.replica)
     most = ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in par.module.modules()) else ROWS
     own: list[Parts | None] = []
     for span in ranges[:count]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.tensor import DTensor
 
 #: It warns about two messages where one might do, which a user cannot change.
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
@@ -13,12 +17,12 @@ def _is_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR
 
 
-def is_part(tensor: object) -> bool:
-    """Return True for a DTensor."""
+def is_part(tensor: object) -> TypeGuard[DTensor]:
+    """Return True for a DTensor. Loading its class takes time."""
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: Any) -> Any:
+def whole(tensor: Tensor) -> Tensor:
     """Gather a DTensor on all ranks that hold it. Return any other tensor unchanged."""
     if not is_part(tensor):
         return tensor
@@ -30,7 +34,7 @@ def whole(tensor: Any) -> Any:
         _TORCHS.removeFilter(_is_error)
 
 
-def cut_as(whole: Any, part: Any) -> Any:
+def cut_as(whole: DTensor, part: Tensor) -> DTensor:
     """Return a DTensor of this rank's `part` with the placements of `whole`."""
     from torch.distributed.tensor import DTensor
 
@@ -39,15 +43,11 @@ def cut_as(whole: Any, part: Any) -> Any:
     )
 
 
-def axes_of(tensor: Any) -> set[str]:
+def axes_of(tensor: Tensor) -> set[str]:
     """Return the axes of the mesh along which a tensor is split."""
-    split: set[str] = set()
-    placements: Any = getattr(tensor, "placements", None)
-    if placements is not None:
-        names = tensor.device_mesh.mesh_dim_names or ()
-        for axis, placement in zip(names, placements, strict=True):
-            assert not placement.is_partial(), "it has to be summed first"
-            # A tensor that is cut along two axes has a placement (`_StridedShard`) for which `is_shard()` is False.
-            if not placement.is_replicate():
-                split.add(axis)
-    return split
+    if not is_part(tensor):
+        return set()
+    assert not any(placement.is_partial() for placement in tensor.placements), "it has to be summed first"
+    axes = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
+    # A tensor that is cut along two axes has a placement (`_StridedShard`) for which `is_shard()` is False.
+    return {axis for axis, placement in axes if not placement.is_replicate()}

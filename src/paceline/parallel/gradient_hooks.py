@@ -7,7 +7,6 @@ gradient of its own rows, before the sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from torch import Tensor
 
@@ -22,8 +21,8 @@ class Hooks:
 
     def __init__(self, *tensors: Tensor) -> None:
         # Keep the hook tables instead of the tensors, which are parts of the whole model and would stay in memory.
-        found = [(name, getattr(tensor, name, None)) for tensor in tensors for name in (_BEFORE, _AFTER)]
-        self._tables = [(name, table) for name, table in found if table is not None]
+        tables = ((name, getattr(tensor, name, None)) for tensor in tensors for name in (_BEFORE, _AFTER))
+        self._tables = [(name, table) for name, table in tables if table is not None]
         self._later: list[Tensor] = []
 
     def also(self, tensor: Tensor) -> Hooks:
@@ -52,13 +51,13 @@ class Hooks:
         for hook in list(self._of(_AFTER)):
             hook(tensor)
 
-    def put_on(self, tensor: Any) -> None:
+    def put_on(self, tensor: Tensor) -> None:
         """Route the tensor's gradient through the hooks."""
         if tensor.requires_grad:
-            tensor.register_hook(self.change)
-            tensor.register_post_accumulate_grad_hook(self.added)
+            tensor.register_hook(self.change)  # type: ignore[no-untyped-call]
+            tensor.register_post_accumulate_grad_hook(self.added)  # type: ignore[no-untyped-call]
 
-    def _of(self, name: str) -> Iterator[Callable[..., Any]]:
+    def _of(self, name: str) -> Iterator[Callable[[Tensor], Tensor | None]]:
         tables = [table for kind, table in self._tables if kind == name]
         for tensor in self._later:
             table = getattr(tensor, name, None)

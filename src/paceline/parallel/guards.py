@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -49,13 +49,13 @@ class KeptTensors:
         except Exception as error:
             if is_communication(error):
                 raise  # another rank has it at first hand
-            for name, param in self._params.items():
-                if _kind(param) != self._before[name]:
-                    raise ParallelError(
-                        f"{name} was {self._before[name]} when parallelize took the model over, and is {_kind(param)} now. "
-                        "Convert or move the model first (model.to(...), .double(), .half()), then make the optimizer, then "
-                        f"call parallelize. torch says: {error}"
-                    ) from error
+            changed = [name for name, param in self._params.items() if _kind(param) != self._before[name]]
+            for name in changed:
+                raise ParallelError(
+                    f"{name} was {self._before[name]} when parallelize took the model over, and is {_kind(self._params[name])} "
+                    "now. Convert or move the model first (model.to(...), .double(), .half()), then make the optimizer, then "
+                    f"call parallelize. torch says: {error}"
+                ) from error
             raise
 
 
@@ -119,7 +119,7 @@ class Layers:
         self._names = weakref.WeakKeyDictionary({module: name for name, module in model.named_modules()})
         self._is_whole = held is model
         self._held = held
-        self._new: list[tuple[weakref.ref[nn.Module], str, weakref.ref[Any]]] = []
+        self._new: list[tuple[weakref.ref[nn.Module], str, weakref.ref[nn.Module | nn.Parameter]]] = []
         own = weakref.ref(self)
 
         def see(owner: nn.Module, name: str, new: nn.Module | nn.Parameter | None) -> None:
@@ -191,26 +191,10 @@ def check_fits(
     Raises:
         ParallelError: In place of an error that torch would raise in the middle of a step.
     """
-    if layout.replicas > 1 or layout.tensor > 1 or layout.context > 1:
-        for name, module in model.named_modules():
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
-                raise ParallelError(
-                    f"{name or 'the model'} has sparse gradients (sparse=True), which {layout} does not exchange. Make it "
-                    "with sparse=False, or use PipelineParallel() alone."
-                )
-    if layout.replicas > 1 or microbatches > 1:
-        for name, module in model.named_modules():
-            if (
-                isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-                and module.scale_grad_by_freq
-                and module.weight.requires_grad
-            ):
-                raise ParallelError(
-                    f"{name or 'the model'} divides gradients by how often a row is in the batch "
-                    f"(scale_grad_by_freq=True), but {layout} with {microbatches} microbatches computes parts of "
-                    "the batch separately. Make it with scale_grad_by_freq=False, or compute each batch in one "
-                    "part: microbatches=1 and accumulate=1 under TensorParallel()."
-                )
+    for is_cut, is_unfit, why in _unfit(layout, microbatches):
+        for name, module in model.named_modules() if is_cut else ():
+            if is_unfit(module):
+                raise ParallelError(f"{name or 'the model'} {why}")
     _refuse_renormalised(model, layout)
     if layout.replicas > 1 and layout.shard == 1 and layout.pipe == 1:
         for name, param in model.named_parameters():
@@ -220,28 +204,6 @@ def check_fits(
                     "numbers (torch.view_as_complex(param) in the forward), or use PipelineParallel(), or FullyShard() where all "
                     "parameters of a block have one type."
                 )
-    if layout.context > 1:
-        for name, module in model.named_modules():
-            if isinstance(module, BatchNorm):
-                raise ParallelError(
-                    f"{name or 'the model'} normalises over a batch, and under {layout} each worker has a part of each sequence. "
-                    "Use LayerNorm or GroupNorm over features, or DataParallel()."
-                )
-    if layout.tensor > 1 or layout.context > 1 or layout.expert > 1:
-        for name, module in model.named_modules():
-            if is_compiled(module):
-                raise ParallelError(
-                    f"{name or 'the model'} is compiled, and compiled code cannot compute with the parts that "
-                    f"{layout} makes. Give parallelize the model before torch.compile, or use DataParallel() or "
-                    "FullyShard()."
-                )
-    if layout.tensor > 1 or layout.shard > 1:
-        for name, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                raise ParallelError(
-                    f"{name or 'the model'} is a module of TorchScript (torch.jit), whose parameters {layout} "
-                    "can't cut. Give the module before torch.jit, or use DataParallel() or PipelineParallel()."
-                )
     kind = type(optimizer).__name__
     cuts_experts = layout.expert > 1 and any(is_fused(module) for module in model.modules())
     if kind in _NOT_IN_PARTS and (layout.shard > 1 or layout.tensor > 1 or cuts_experts):
@@ -249,6 +211,46 @@ def check_fits(
             f"{kind} {_NOT_IN_PARTS[kind]}, and {layout} leaves each worker a part of them. Use DataParallel() or "
             "PipelineParallel(), or another optimizer, such as AdamW."
         )
+
+
+def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[nn.Module], bool], str]]:
+    """Yield rules: whether one applies to the layout, whether a module breaks it, and the error's text."""
+    yield (
+        max(layout.replicas, layout.tensor, layout.context) > 1,
+        lambda module: _learns(module) and bool(module.sparse),
+        f"has sparse gradients (sparse=True), which {layout} does not exchange. Make it with sparse=False, or use "
+        "PipelineParallel() alone.",
+    )
+    yield (
+        layout.replicas > 1 or microbatches > 1,
+        lambda module: _learns(module) and bool(module.scale_grad_by_freq),
+        "divides gradients by how often a row is in the batch (scale_grad_by_freq=True), but "
+        f"{layout} with {microbatches} microbatches computes parts of the batch separately. Make it with "
+        "scale_grad_by_freq=False, or compute each batch in one part: microbatches=1 and accumulate=1 under TensorParallel().",
+    )
+    yield (
+        layout.context > 1,
+        lambda module: isinstance(module, BatchNorm),
+        f"normalises over a batch, and under {layout} each worker has a part of each sequence. Use LayerNorm or GroupNorm over "
+        "features, or DataParallel().",
+    )
+    yield (
+        max(layout.tensor, layout.context, layout.expert) > 1,
+        is_compiled,
+        f"is compiled, and compiled code cannot compute with the parts that {layout} makes. Give parallelize the model before "
+        "torch.compile, or use DataParallel() or FullyShard().",
+    )
+    yield (
+        layout.tensor > 1 or layout.shard > 1,
+        lambda module: isinstance(module, torch.jit.ScriptModule),
+        f"is a module of TorchScript (torch.jit), whose parameters {layout} can't cut. Give the module before torch.jit, or use "
+        "DataParallel() or PipelineParallel().",
+    )
+
+
+def _learns(module: nn.Module) -> bool:
+    """Return True for an embedding whose weight learns."""
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight.requires_grad
 
 
 def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:

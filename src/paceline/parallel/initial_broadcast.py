@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from paceline.parallel.task import Task
 
 
 def check(
-    task: Task, optimizer: torch.optim.Optimizer | None, place: WorldPlace, settings: Mapping[str, Any] | None = None
+    task: Task, optimizer: torch.optim.Optimizer | None, place: WorldPlace, settings: Mapping[str, object] | None = None
 ) -> None:
     """Compare the models, losses and optimizers of all ranks. Every rank calls it.
 
@@ -28,13 +28,10 @@ def check(
     Raises:
         ParallelError: On every rank, with the first difference and the ranks' values.
     """
-    if place.size == 1:
-        return
     own = [*description(task, optimizer), *(f"{name}: {value!r}" for name, value in (settings or {}).items())]
     digest = hashlib.sha256("\n".join(own).encode()).hexdigest()
-    if len(set(gather(digest))) == 1:
-        return
-    raise ParallelError(f"the ranks don't have the same model: {first_difference(gather(own))}")
+    if len(set(gather(digest))) > 1:
+        raise ParallelError(f"the ranks don't have the same model: {first_difference(gather(own))}")
 
 
 def share(model: nn.Module) -> None:
@@ -75,22 +72,15 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
 
 def first_difference(everyone: list[list[str]]) -> str:
     """Return a sentence about the first line that differs. `everyone` has the ranks' lines."""
-    for index in range(max(map(len, everyone))):
-        lines = [lines[index] if index < len(lines) else "nothing more" for lines in everyone]
-        if len(set(lines)) == 1:
-            continue
-        # If only some ranks have a parameter, all later lines are shifted on those ranks. The message names that parameter, and
-        # no shifted line.
-        sets = [set(own) for own in everyone]
-        alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
-        what = alone.partition(": ")[0]
-        found = [
-            next((line.partition(": ")[2] for line in own if line.partition(": ")[0] == what), "none")
-            for own in everyone
-        ]
-        parts = [f"{value} on {named_ranks(ranks)}" for value, ranks in by_value(found).items()]
-        return (
-            f"{what} is {'; '.join(parts)}. Build it from the same code and configuration on every rank "
-            "(parameters' values need not agree: rank 0's are taken)."
-        )
-    raise AssertionError("there is a difference")
+    lines = next(lines for lines in zip_longest(*everyone, fillvalue="nothing more") if len(set(lines)) > 1)
+    # If only some ranks have a parameter, all later lines are shifted on those ranks. The message names that parameter, and no
+    # shifted line.
+    sets = [set(own) for own in everyone]
+    alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
+    what = alone.partition(": ")[0]
+    values = [dict(line.partition(": ")[::2] for line in reversed(own)).get(what, "none") for own in everyone]
+    parts = [f"{value} on {named_ranks(ranks)}" for value, ranks in by_value(values).items()]
+    return (
+        f"{what} is {'; '.join(parts)}. Build it from the same code and configuration on every rank "
+        "(parameters' values need not agree: rank 0's are taken)."
+    )

@@ -12,16 +12,15 @@ batch are weighted by it. Where the graph does not show it, a few rows are compu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.batches.batch import LossFunction, WeightFunction
 from paceline.parallel.batches.rows import Rows
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.full_tensor import is_part
 from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import local
@@ -77,46 +76,56 @@ def mean_over(loss: Tensor) -> MeanOver:
 
 def _read(node: Any, left: list[int]) -> MeanOver:
     left[0] -= 1
-    if left[0] < 0:
-        return MeanOver()
-    name = node.name().rstrip("0123456789")
-    following = [other for other, _ in node.next_functions]
-    inputs = [other for other in following if other is not None]
-    if name in ("NllLossBackward", "NllLoss2DBackward"):
-        if node._saved_reduction == _REDUCED_BY_MEAN:
-            return MeanOver(float(node._saved_total_weight.detach()))
-        return MeanOver()
-    if name == "DivBackward" and len(inputs) == 1 and following[0] is not None:
-        other = node._saved_other
-        if isinstance(other, Tensor) and other.numel() != 1:
+    name, inputs = _name_of(node), _inputs_of(node)
+    match name:
+        case _ if left[0] < 0:
             return MeanOver()
-        divisor = float(other.detach() if isinstance(other, Tensor) else other)
-        if _is_sum(inputs[0]):
-            return MeanOver(abs(divisor), is_divisor=True)
-        inner = _read(inputs[0], left)
-        # losses.sum() / tokens / rows, where both are counts. Any other divisor is a constant of the loss.
-        if inner.is_divisor and inner.count is not None and divisor.is_integer():
-            return MeanOver(inner.count * divisor, is_divisor=True)
-        return inner
-    if (size := _mean_size(node, name)) is not None and _is_of_chosen(inputs[0], [16]):
-        return MeanOver(size)
-    if name in _SCALED and len(inputs) == 1:
-        return _read(inputs[0], left)
-    if name in ("AddBackward", "SubBackward"):
-        terms = [_read(other, left) for other in inputs]
-        counts = [term.count for term in terms if term.count is not None]
-        if not counts:
+        case "NllLossBackward" | "NllLoss2DBackward" if node._saved_reduction == _REDUCED_BY_MEAN:
+            return MeanOver(float(node._saved_total_weight.detach()))
+        case "DivBackward" if len(inputs) == 1 and node.next_functions[0][0] is not None:
+            return _read_quotient(node._saved_other, inputs[0], left)
+        case _ if (size := _mean_size(node, name)) is not None and _is_of_chosen(inputs[0], [16]):
+            return MeanOver(size)
+        case _ if name in _SCALED and len(inputs) == 1:
+            return _read(inputs[0], left)
+        case "AddBackward" | "SubBackward":
+            terms = [_read(other, left) for other in inputs]
+            counts = [term.count for term in terms if term.count is not None]
+            is_sole = len(counts) == len(terms) and all(term.is_sole for term in terms)
+            if counts:
+                return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
             return MeanOver(is_hidden=any(term.is_hidden for term in terms))
-        is_sole = len(counts) == len(terms) and all(term.is_sole for term in terms)
-        return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
-    # Python's autograd functions, which compiled graphs and custom operators are too, and those in C++.
-    is_hidden = isinstance(node, torch.autograd.function.BackwardCFunction) or name.startswith("torch::autograd::Cpp")
-    return MeanOver(is_hidden=is_hidden)
+        case _:
+            # Python's autograd functions, which compiled graphs and custom operators are too, and those in C++.
+            is_python = isinstance(node, torch.autograd.function.BackwardCFunction)
+            return MeanOver(is_hidden=is_python or name.startswith("torch::autograd::Cpp"))
+
+
+def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOver:
+    """Read the quotient of `above` and a divisor that has no gradient."""
+    if isinstance(other, Tensor) and other.numel() != 1:
+        return MeanOver()
+    divisor = float(other.detach() if isinstance(other, Tensor) else other)
+    if _is_sum(above):
+        return MeanOver(abs(divisor), is_divisor=True)
+    inner = _read(above, left)
+    # losses.sum() / tokens / rows, where both are counts. Any other divisor is a constant of the loss.
+    if inner.is_divisor and inner.count is not None and divisor.is_integer():
+        return MeanOver(inner.count * divisor, is_divisor=True)
+    return inner
+
+
+def _name_of(node: Any) -> str:
+    name: str = node.name()
+    return name.rstrip("0123456789")
+
+
+def _inputs_of(node: Any) -> list[Any]:
+    return [other for other, _ in node.next_functions if other is not None]
 
 
 def _is_sum(node: Any) -> bool:
-    name = node.name().rstrip("0123456789")
-    inputs = [other for other, _ in node.next_functions if other is not None]
+    name, inputs = _name_of(node), _inputs_of(node)
     if name in ("MulBackward", "NegBackward", "ToCopyBackward") and len(inputs) == 1:
         return _is_sum(inputs[0])
     return (
@@ -130,21 +139,18 @@ def _mean_size(node: Any, name: str) -> float | None:
     if name == "MeanBackward" and node.next_functions:
         size = getattr(node, "_saved_self_sym_numel", None)
         return None if size is None else float(size)
-    if getattr(node, "_saved_reduction", None) == _REDUCED_BY_MEAN and isinstance(
-        found := getattr(node, "_saved_self", None), Tensor
-    ):
-        return float(found.numel())
-    return None
+    own = getattr(node, "_saved_self", None)
+    is_mean = getattr(node, "_saved_reduction", None) == _REDUCED_BY_MEAN
+    return float(own.numel()) if is_mean and isinstance(own, Tensor) else None
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
     """Return True if a mask or an index selected this node's output, as in losses[mask].mean()."""
     left[0] -= 1
-    if node is None or left[0] < 0:
+    if left[0] < 0:
         return False
-    if node.name().rstrip("0123456789") in ("IndexBackward", "MaskedSelectBackward"):
-        return True
-    return any(_is_of_chosen(other, left) for other, _ in node.next_functions)
+    is_chosen = _name_of(node) in ("IndexBackward", "MaskedSelectBackward")
+    return is_chosen or any(_is_of_chosen(other, left) for other in _inputs_of(node))
 
 
 def _close(one: float, other: float) -> bool:
@@ -172,7 +178,7 @@ class StepMeans:
     ratios: float = 0.0
     squares: float = 0.0
     checks: bool = False
-    sample: tuple[Any, Any] | None = None
+    sample: tuple[object, object] | None = None
     keeps_state: bool = False
     has_hidden: bool = False
 
@@ -222,18 +228,16 @@ class StepMeans:
                 "targets; or compute each batch in one part (microbatches=1 and accumulate=1 on one replica, or under "
                 "TensorParallel()); or say what a part counts for, with loss_weight= and check='off'."
             )
-        if self.unclear:
-            return 1.0
-        if self.rows:
+        if not self.unclear and self.rows:
             raise ParallelError(
                 "the loss is a mean over the targets that count (ignore_index, a mask, class weights) for some "
                 "parts of this batch, and over rows for others. Compute it in the same way for each batch, or "
                 "give the count: loss_weight=lambda target: (target != -100).sum()."
             )
-        if not self.weight > 0:
+        if not self.unclear and not self.weight > 0:
             raise ParallelError("no target of this batch counts for the loss. Leave out such batches.")
         # Unchanged to the bit if everything counts.
-        return 1.0 if abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
+        return 1.0 if self.unclear or abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
 
 
 def is_due(steps: int) -> bool:
@@ -243,12 +247,10 @@ def is_due(steps: int) -> bool:
 
 def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
     """Multiply all gradients by this number, in place."""
-    if factor == 1.0:
-        return
-    with torch.no_grad():
-        for param in params.values():
-            if param.grad is not None:
-                (local(param.grad) if is_part(param.grad) else param.grad).mul_(factor)
+    if factor != 1.0:
+        with torch.no_grad():
+            for grad in [param.grad for param in params.values() if param.grad is not None]:
+                local(grad).mul_(factor)
 
 
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
@@ -258,11 +260,9 @@ def few_rows(output: object, target: object) -> tuple[object, object] | None:
     """
     try:
         outputs, targets = Rows(output), Rows(target)
-        if outputs.count != targets.count:
-            return None
         of_row = sum(tensor.numel() for tensor in tensors_in(output)) // outputs.count
         count = min(outputs.count, ROWS, max(NUMBERS // max(of_row, 1), 2))
-        if count < 2:
+        if outputs.count != targets.count or count < 2:
             return None
         chosen = _chosen(target, targets.count, count)
         # The loss may change either in place.
@@ -287,10 +287,10 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 
 
 def no_mean(
-    loss: Callable[[Any, Any], Any],
+    loss: LossFunction,
     model: nn.Module,
     sample: tuple[object, object] | None,
-    loss_weight: Callable[[Any], Any] | None,
+    loss_weight: WeightFunction | None,
 ) -> str:
     """Say why weighted parts of a few rows do not make the whole, or return "".
 

@@ -20,7 +20,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.parallel.full_tensor import is_part
-from paceline.parallel.pytree import tensors_in
+from paceline.parallel.pytree import Changeable, refill, tensors_in
 from paceline.parallel.reduce import local
 from paceline.parallel.tied_parameters import all_names
 from paceline.parallel.tracing.reads import plain_attributes
@@ -41,6 +41,10 @@ MANY = 1000
 MOST = 20_000
 #: The most bytes of tensors and arrays to copy, and of a parameter that does not learn, such as a teacher's.
 COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+Number = int | float | Tensor
 
 
 class LossState:
@@ -53,13 +57,13 @@ class LossState:
         iterators: Names of iterators, which cannot be restored.
     """
 
-    def __init__(self, loss: Callable[..., Any], model: nn.Module) -> None:
-        self.numbers: dict[str, Any] = {}
+    def __init__(self, loss: Callable[..., object], model: nn.Module) -> None:
+        self.numbers: dict[str, Number] = {}
         self.iterators: list[str] = []
         self._put_back: list[Callable[[], None]] = []
         self._left_bytes = COPIED_BYTES
         # Held, because another object could reuse the id.
-        self._seen: dict[int, Any] = {
+        self._seen: dict[int, object] = {
             id(value): value for value in (*model.modules(), *dict(all_names(model)).values())
         }
         self._look(loss, getattr(loss, "__qualname__", type(loss).__qualname__))
@@ -82,35 +86,36 @@ class LossState:
             self._look_closer(value, name)
 
     def _look_closer(self, value: object, name: str) -> None:
-        if isinstance(value, Tensor):
-            self._keep_tensor(value, name)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                self._look(part, name)
-        elif isinstance(value, types.MethodType):
-            self._look(value.__func__, name)
-            self._look_into(vars(value.__self__) if hasattr(value.__self__, "__dict__") else {}, name)
-        elif isinstance(value, types.FunctionType):
-            self._look_at_function(value)
-        elif isinstance(value, (dict, list, set, deque, tuple)):
-            self._look_into(value, name)
-        elif type(value).__module__ == "numpy" and hasattr(value, "nbytes") and hasattr(value, "flat"):
-            self._keep_array(value)
-        elif hasattr(type(value), "__next__"):
-            self.iterators.append(name)
-        elif hasattr(value, "__dict__") and (isinstance(value, nn.Module) or _is_of_script(type(value))):
-            self._look_into(vars(value), name)
+        match value:
+            case Tensor():
+                self._keep_tensor(value, name)
+            case functools.partial():
+                for part in (value.func, value.args, value.keywords):
+                    self._look(part, name)
+            case types.MethodType():
+                self._look(value.__func__, name)
+                self._look_into(getattr(value.__self__, "__dict__", {}), name)
+            case types.FunctionType():
+                self._look_at_function(value)
+            case dict() | list() | set() | deque() | tuple():
+                self._look_into(value, name)
+            case _ if type(value).__module__ == "numpy" and hasattr(value, "nbytes") and hasattr(value, "flat"):
+                self._keep_array(value)
+            case _ if hasattr(type(value), "__next__"):
+                self.iterators.append(name)
+            case _ if hasattr(value, "__dict__") and (isinstance(value, nn.Module) or _is_of_script(type(value))):
+                self._look_into(vars(value), name)
 
-    def _look_into(self, value: Any, name: str) -> None:
-        if not isinstance(value, tuple):
-            before = dict(value) if isinstance(value, dict) else list(value)
-            self._put_back.append(lambda: _fill(value, before))
-        if len(value) > MANY:
-            return
-        is_named = isinstance(value, dict)
-        for key, item in list(value.items() if is_named else enumerate(value)):
+    def _look_into(self, value: Changeable | tuple[object, ...], name: str) -> None:
+        if isinstance(value, dict):
+            self._put_back.append(functools.partial(refill, value, dict(value)))
             # A module's tables do not appear in its attributes' names.
-            own = "" if key in ("_parameters", "_buffers", "_modules") else f".{key}" if is_named else f"[{key}]"
+            items = [("" if key in _TABLES else f".{key}", item) for key, item in value.items()]
+        else:
+            items = [(f"[{index}]", item) for index, item in enumerate(value)]
+            if not isinstance(value, tuple):
+                self._put_back.append(functools.partial(refill, value, list(value)))
+        for own, item in items[: MANY * (len(items) <= MANY)]:
             self._look(item, name + own)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
@@ -166,32 +171,13 @@ class LossState:
 
 
 @contextlib.contextmanager
-def loss_kept(loss: Callable[..., Any], model: nn.Module) -> Iterator[LossState]:
+def loss_kept(loss: Callable[..., object], model: nn.Module) -> Iterator[LossState]:
     """Restore the loss's state after the block."""
     state = LossState(loss, model)
     try:
         yield state
     finally:
         state.put_back()
-
-
-def _fill(container: Any, before: Any) -> None:
-    """Give a container its former items, if they have changed."""
-    if len(container) == len(before) and all(map(_is_same, _items(container), _items(before))):
-        return
-    if isinstance(container, list):
-        container[:] = before
-        return
-    container.clear()
-    (container.extend if isinstance(container, deque) else container.update)(before)
-
-
-def _items(container: Any) -> Any:
-    return container.items() if isinstance(container, dict) else ((item, None) for item in container)
-
-
-def _is_same(one: tuple[object, object], other: tuple[object, object]) -> bool:
-    return one[0] is other[0] and one[1] is other[1]
 
 
 def _names_in(code: types.CodeType) -> set[str]:
@@ -238,11 +224,15 @@ class LossReads(TorchFunctionMode):
         """Allow tensors that a loss is expected to read, such as the output and the target."""
         self._own.update((id(tensor), tensor) for tensor in tensors_in(values))
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = (kwargs or {}) | lost_arguments(func)
-        for tensor in tensors_in((args, kwargs)):
-            if id(tensor) in self._own:
-                continue
+        for tensor in (tensor for tensor in tensors_in((args, kwargs)) if id(tensor) not in self._own):
             name = self._names.get(id(tensor))
             if name is not None:
                 self.state.setdefault(name, users_line())

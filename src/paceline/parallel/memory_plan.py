@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +84,8 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
     held = _held(par.optimizer)
     activations = None
     if par.measured is not None:
-        found = forecast(par.measured, par.world.layout, par.task.microbatches, par.task.at_once)
-        activations = None if found.reason else int(found.activation_bytes + found.together_bytes)
+        own_forecast = forecast(par.measured, par.world.layout, par.task.microbatches, par.task.at_once)
+        activations = None if own_forecast.reason else int(own_forecast.activation_bytes + own_forecast.together_bytes)
     coming = trained + max(0, (optimizer or 0) - held)
     free, limit, spare = _room(par.device, own, memory_bytes)
     return MemoryPlan(
@@ -143,9 +143,9 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
     rank, worst = _refuse(own, par.skeleton.name, world.layout, world.size)
     coming = worst.coming + (worst.activations or 0)
     if coming > worst.free and world.rank == 0:
-        told = _text(worst, rank, par.skeleton.name, world.layout, world.size, "will take about", coming)
-        warnings.warn(f"{told} It may run out of memory.", stacklevel=2)
-    _tell(own, world.rank)
+        text = _text(worst, rank, par.skeleton.name, world.layout, world.size, "will take about", coming)
+        warnings.warn(f"{text} It may run out of memory.", stacklevel=2)
+    _report(own, world.rank)
     return own
 
 
@@ -161,9 +161,9 @@ def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int,
         do = f"FullyShard() takes about {shown_bytes(states / size)} on each worker for the same."
     else:
         do = "Use more workers that share the model, or a node with more memory."
-    told = _text(worst, rank, name, layout, size, "has to take", worst.coming)
     raise ParallelError(
-        f"{told} The training would end for want of memory. {do} Fewer workers on a node leave each more; memory_bytes= says "
+        f"{_text(worst, rank, name, layout, size, 'has to take', worst.coming)} "
+        f"The training would end for want of memory. {do} Fewer workers on a node leave each more; memory_bytes= says "
         "what a worker has, if you know better."
     )
 
@@ -193,16 +193,14 @@ def _text(worst: MemoryPlan, rank: int, name: str, layout: Layout, size: int, ve
 
 
 def _held(optimizer: torch.optim.Optimizer | None) -> int:
-    states: list[Mapping[str, Any]] = list(optimizer.state.values()) if optimizer is not None else []
+    states: list[Mapping[str, object]] = list(optimizer.state.values()) if optimizer is not None else []
     return sum(local(value).nbytes for state in states for value in state.values() if isinstance(value, Tensor))
 
 
-def _tell(own: MemoryPlan, rank: int) -> None:
-    """Write the plan for failure reports. An error here must not end training."""
-    run_dir, attempt = os.environ.get("PACELINE_RUN_DIR"), os.environ.get("PACELINE_ATTEMPT")
-    if not run_dir or not attempt:
-        return
-    with contextlib.suppress(OSError):
+def _report(own: MemoryPlan, rank: int) -> None:
+    """Write the plan for failure reports, in a run. An error here must not end training."""
+    with contextlib.suppress(OSError, KeyError):
+        run_dir, attempt = os.environ["PACELINE_RUN_DIR"], os.environ["PACELINE_ATTEMPT"]
         write_json(Path(run_dir, "attempts", attempt, f"memory_{rank}.json"), asdict(own))
 
 

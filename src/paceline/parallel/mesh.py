@@ -8,12 +8,13 @@ Ranks of one tensor group are neighbours, because they communicate most.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,13 @@ from paceline.collectives import store_listener
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first
 from paceline.parallel.strategy import Layout
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from paceline.torch_private import Store
+
+_T = TypeVar("_T")
 
 AXES = ("pipe", "data", "shard", "context", "expert", "tensor")
 
@@ -46,11 +54,16 @@ class World(WorldPlace):
     """
 
     layout: Layout
-    mesh: Any = None
-    store: Any = None
-    groups: dict[frozenset[str], Any] = field(default_factory=dict)
+    mesh: DeviceMesh | None = None
+    store: Store | None = None
+    groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
-    def group(self, *axes: str) -> Any:
+    def axes(self, *names: str) -> DeviceMesh:
+        """Return these axes of the mesh, which have more than one rank."""
+        assert self.mesh is not None
+        return self.mesh[names]
+
+    def group(self, *axes: str) -> dist.ProcessGroup | None:
         """Return the group of ranks that differ only along these axes, or None if it is this rank."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
@@ -74,17 +87,17 @@ class World(WorldPlace):
         return self.coordinate("data") * self.layout.shard + self.coordinate("shard")
 
     @property
-    def replica_group(self) -> Any:
+    def replica_group(self) -> dist.ProcessGroup | None:
         """The ranks that compute other rows with the same part of the model."""
         return self.group("data", "shard")
 
     @property
-    def gradient_group(self) -> Any:
+    def gradient_group(self) -> dist.ProcessGroup | None:
         """The ranks over which gradients are summed: other rows, or other parts of their sequences."""
         return self.group("data", "shard", "context")
 
     @property
-    def model_group(self) -> object:
+    def model_group(self) -> dist.ProcessGroup | None:
         """The ranks that together hold one copy of all parameters."""
         return self.group("pipe", "shard", "expert", "tensor")
 
@@ -96,10 +109,10 @@ class World(WorldPlace):
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
     """Return the rank's index along each axis."""
-    found: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for axis in reversed(AXES):
-        rank, found[axis] = divmod(rank, int(getattr(layout, axis)))
-    return found
+        rank, indices[axis] = divmod(rank, int(getattr(layout, axis)))
+    return indices
 
 
 def start(device: torch.device | str | None = None) -> WorldPlace:
@@ -110,11 +123,9 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
     Raises:
         ParallelError: The launcher's variables are incomplete, or joining the world fails.
     """
-    if not dist.is_available():
-        return WorldPlace(rank=0, size=1, device=_device(device, 0))
-    if not dist.is_initialized():
+    if dist.is_available() and not dist.is_initialized():
         _initialise(device)
-    if not dist.is_initialized():
+    if not dist.is_available() or not dist.is_initialized():
         return WorldPlace(rank=0, size=1, device=_device(device, 0))
     # A group over Gloo or MPI supports only CPU tensors, so no GPU is chosen by default.
     chosen = _device(device, dist.get_rank()) if _backend_has_cuda() else torch.device(device or "cpu")
@@ -148,11 +159,13 @@ def build(place: WorldPlace, layout: Layout) -> World:
 
 
 #: A cache for the current process group: shape -> mesh and groups. Making them takes many messages.
-_made: dict[tuple[tuple[str, int], ...], Any] = {}
-_made_for: Any = None
+_made: dict[tuple[tuple[str, int], ...], tuple[DeviceMesh, dict[frozenset[str], dist.ProcessGroup | None]]] = {}
+_made_for: object = None
 
 
-def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[object, dict[frozenset[str], object]]:
+def _mesh_and_groups(
+    place: WorldPlace, layout: Layout
+) -> tuple[DeviceMesh, dict[frozenset[str], dist.ProcessGroup | None]]:
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -167,20 +180,20 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[object, dict[fr
     if shape not in _made:
         mesh = init_device_mesh(place.device.type, tuple(extent for _, extent in shape), mesh_dim_names=axes)
         active = set(axes)
-        groups: dict[frozenset[str], Any] = {frozenset({axis}): mesh.get_group(axis) for axis in active}
+        groups: dict[frozenset[str], dist.ProcessGroup | None]
+        groups = {frozenset({axis}): mesh.get_group(axis) for axis in active}
         # Axes that span all ranks reuse the world's group. Each further group costs connections between all of its ranks.
         groups.setdefault(frozenset(active), dist.group.WORLD)
         for together in (("data", "shard"), ("data", "shard", "context"), ("pipe", "shard", "expert", "tensor")):
-            wanted = frozenset(together) & active
+            spanned = frozenset(together) & active
             # Every rank has the same layout here, so all make the same groups in the same order, as torch requires.
-            if wanted and wanted not in groups:
-                groups[wanted] = group_over(layout, wanted, range(place.size))
+            if spanned and spanned not in groups:
+                groups[spanned] = group_over(layout, spanned, range(place.size))
         _made[shape] = mesh, groups
-    found: tuple[Any, dict[frozenset[str], Any]] = _made[shape]
-    return found
+    return _made[shape]
 
 
-def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> object:
+def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> dist.ProcessGroup | None:
     """Return the group of those `ranks` that differ only along `axes`.
 
     Every rank of the world calls it in the same order.
@@ -189,9 +202,8 @@ def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> ob
     for rank in ranks:
         place = coordinates(layout, rank)
         members.setdefault(tuple(place[axis] for axis in AXES if axis not in axes), []).append(rank)
-    make: Any = dist.new_subgroups_by_enumeration
-    group, _ = make(list(members.values()))
-    return group
+    make: Callable[..., tuple[dist.ProcessGroup | None, object]] = dist.new_subgroups_by_enumeration
+    return make(list(members.values()))[0]
 
 
 def _initialise(device: torch.device | str | None) -> None:
@@ -224,12 +236,12 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
     """
     mpi_size = environment.get("OMPI_COMM_WORLD_SIZE")
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    given = [name for name in names if environment.get(name)]
-    if has_cuda and len(given) == len(names):
+    missing = [name for name in names if not environment.get(name)]
+    if has_cuda and not missing:
         # NCCL supports only GPU tensors. Other messages between ranks use Gloo.
         return "cpu:gloo,cuda:nccl"
     if mpi_size is not None and environment.get("WORLD_SIZE", mpi_size) == mpi_size:
-        if mpi_size == "1" and len(given) < len(names):
+        if mpi_size == "1" and missing:
             return None
         if has_cuda:
             raise ParallelError(
@@ -238,17 +250,16 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
             )
         if _has_mpi4py():
             return "mpi"
-    if len(given) == len(names):
+    if not missing:
         return "gloo"
     # MASTER_ADDR or MASTER_PORT alone, or WORLD_SIZE=1, may be exported in a shell for another program. A rank, or a number of
     # processes above 1, shows that a launcher has started this process as one of several.
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PACELINE_WORLD_SIZE")
     started = next((environment[name] for name in sizes if environment.get(name)), None)
     if environment.get("RANK", "").isdigit() or (started is not None and started != "1"):
-        missing = ", ".join(name for name in names if name not in given)
         raise ParallelError(
-            f"a launcher started this process as one of {started or 'several'}, but {missing} "
-            f"{'is' if missing.count(',') == 0 else 'are'} not set. torchrun and Paceline's jobs set them; with mpirun "
+            f"a launcher started this process as one of {started or 'several'}, but {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set. torchrun and Paceline's jobs set them; with mpirun "
             "install mpi4py, or set them for each process; for one process alone unset RANK and WORLD_SIZE."
         )
     return None
@@ -265,58 +276,62 @@ def _backend_has_cuda() -> bool:
 
 
 def _device(device: torch.device | str | None, rank: int) -> torch.device:
-    if device is not None and torch.device(device).type != "cuda":
-        return torch.device(device)
-    if not torch.cuda.is_available():
-        if device is not None:
-            raise ParallelError(f"device={str(device)!r}, but torch sees no GPU here. Leave it out, or use 'cpu'.")
+    chosen = torch.device(device or "cuda")
+    if device is None and not torch.cuda.is_available():
         return torch.device("cpu")
-    if device is not None and torch.device(device).index is not None:
-        return torch.device(device)
+    if chosen.type != "cuda":
+        return chosen
+    if not torch.cuda.is_available():
+        raise ParallelError(f"device={str(device)!r}, but torch sees no GPU here. Leave it out, or use 'cpu'.")
+    if device is not None and chosen.index is not None:
+        return chosen
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     # Some launchers show each process only its own GPU, which is number 0 whatever LOCAL_RANK is.
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 
-_stores: list[tuple[Any, Any, Any]] = []
+#: The world's group, the connection to its store, and the first connection to it.
+_stores: list[tuple[object, Store, Store]] = []
 
 
-def _message_store(place: WorldPlace) -> Any:
+def _message_store(place: WorldPlace) -> Store:
     """Return a separate connection to a store that all ranks reach, one per world group.
 
     It is separate because a blocking wait would block other users of the connection.
     """
-    # torch.distributed's type stubs do not export its stores.
-    stores: Any = dist
-    for group, found, _ in _stores:
+    for group, known, _ in _stores:
         if group is dist.group.WORLD:
-            return found
-    # A world over MPI has no store.
-    store = torch_private.default_store() if str(dist.get_backend()) != "mpi" else None
-    if store is None:
-        there: Any = None
-        if place.rank == 0:
-            # A TCPStore accepts any client. So it listens only at MASTER_ADDR, on the run's own network, or else at loopback.
-            address = os.environ.get("MASTER_ADDR", "")
-            fd = store_listener(address, 0)
-            given = {} if fd is None else {"master_listen_fd": fd}
-            at = "127.0.0.1" if fd is None else address
-            store = stores.TCPStore(at, 0, is_master=True, wait_for_workers=False, **given)
-            there = (socket.gethostname() if fd is None else address, store.port)
-        host, port = from_first(there)
-        if place.rank != 0:
-            name = "127.0.0.1" if host == socket.gethostname() else host
-            store = stores.TCPStore(name, port, is_master=False, wait_for_workers=False)
-    assert store is not None
-    number = stores.PrefixStore("paceline/parallel", store).add(f"count/{place.rank}", 1)
+            return known
+    store: Any = _store_of_rank_0(place) if str(dist.get_backend()) == "mpi" else torch_private.default_store()
+    number = _torchs.PrefixStore("paceline/parallel", store).add(f"count/{place.rank}", 1)
     own = store
-    try:
+    with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
         own = store.clone()
-    except (AttributeError, RuntimeError, NotImplementedError):
-        pass
     # Keep the first connection too: with MPI it is the server, which ends when the object is collected.
-    _stores[:] = [(dist.group.WORLD, stores.PrefixStore(f"paceline/parallel/{number}", own), store)]
+    _stores[:] = [(dist.group.WORLD, _torchs.PrefixStore(f"paceline/parallel/{number}", own), store)]
     return _stores[0][1]
+
+
+#: torch.distributed's type stubs do not export its stores.
+_torchs: Any = dist
+
+
+def _store_of_rank_0(place: WorldPlace) -> Store:
+    """Return a new store, for a world over MPI, which has none."""
+    if place.rank > 0:
+        host, port = from_first(("", 0))
+        name = "127.0.0.1" if host == socket.gethostname() else host
+        client: Store = _torchs.TCPStore(name, port, is_master=False, wait_for_workers=False)
+        return client
+    # A TCPStore accepts any client. So it listens only at MASTER_ADDR, on the run's own network, or else at loopback.
+    host = at = os.environ.get("MASTER_ADDR", "")
+    options = {"master_listen_fd": store_listener(host, 0)}
+    if options["master_listen_fd"] is None:
+        host, at, options = socket.gethostname(), "127.0.0.1", {}
+    server = _torchs.TCPStore(at, 0, is_master=True, wait_for_workers=False, **options)
+    from_first((host, server.port))
+    store: Store = server
+    return store
 
 
 def _leave() -> None:
@@ -334,7 +349,7 @@ def _let_gloo_finish() -> None:
     time.sleep(0.05)
 
 
-def decide(world: WorldPlace, find: Callable[[], Any], kinds: Sequence[type] = (), what: str = "") -> Any:
+def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = (), what: str = "") -> _T:
     """Return the result of `find` on rank 0 to all ranks. Every rank calls it and waits.
 
     Measurements and rounding may differ between machines, so one rank decides.
@@ -349,20 +364,19 @@ def decide(world: WorldPlace, find: Callable[[], Any], kinds: Sequence[type] = (
     Raises:
         ParallelError: On every rank, if `find` raised one.
     """
-    found, failed, told = None, None, None
-    if world.rank == 0:
-        try:
-            found = find()
-        except Exception as error:
-            is_known = isinstance(error, ParallelError)
-            if not is_known and not what:
-                raise
-            # Raise only after sending, because the other ranks wait for the answer.
-            failed = error
-            told = str(error) if is_known else f"{what} failed on rank 0: {type(error).__name__}: {error}"
-    answer, reason = from_first((found, told), kinds)
-    if failed is not None:
-        raise failed
-    if reason is not None:
+    own: tuple[Any, str] = (None, "")
+    try:
+        if world.rank == 0:
+            own = find(), ""
+    except Exception as error:
+        if not what and not isinstance(error, ParallelError):
+            raise
+        # The other ranks wait for the answer.
+        is_known = isinstance(error, ParallelError)
+        from_first((None, str(error) if is_known else f"{what} failed on rank 0: {type(error).__name__}: {error}"))
+        raise
+    answer, reason = from_first(own, kinds)
+    if reason:
         raise ParallelError(reason)
-    return answer
+    decided: _T = answer
+    return decided

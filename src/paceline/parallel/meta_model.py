@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ class Skeleton:
         #: Of all parameters and buffers.
         self.bytes = sum(tensor.nbytes for tensor in dict(tied_parameters.all_names(model)).values())
         self._model: nn.Module | None = None
-        shells: dict[int, Any] = {
+        shells: dict[int, object] = {
             id(param): nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
             for param in model.parameters()
         }
@@ -72,25 +71,18 @@ class Skeleton:
         if self._model is None:
             raise ParallelError(f"check() needs a copy of the model, and it can't be copied: {self.reason}")
         model = copy.deepcopy(self._model)
-        first = tied_parameters.first_names(model)
-        for name in list(dict(tied_parameters.all_names(model))):
-            if name not in values and first[name] not in values:
-                # A non-persistent buffer keeps its value at the time of the copy.
-                continue
-            value = values.get(name, values.get(first[name]))
-            assert value is not None
+        for name, first in tied_parameters.first_names(model).items():
+            value = values.get(name, values.get(first))
             part, attribute = tied_parameters.owner_of(model, name)
-            if attribute in part._parameters:
-                shell = part._parameters[attribute]
-                assert shell is not None
-                if shell.is_meta:
-                    part._parameters[attribute] = nn.Parameter(value.to(device), requires_grad=shell.requires_grad)
-            else:
+            shell = part._parameters.get(attribute)
+            # A non-persistent buffer keeps its value at the time of the copy.
+            if value is not None and shell is None:
                 part._buffers[attribute] = value.to(device)
+            elif value is not None and shell is not None and shell.is_meta:
+                part._parameters[attribute] = nn.Parameter(value.to(device), requires_grad=shell.requires_grad)
         tied_parameters.tie_again(model, self.ties)
         return model.to(device)
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    copied: Tensor = whole(tensor).detach().clone()
-    return copied.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+    return whole(tensor).detach().clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)

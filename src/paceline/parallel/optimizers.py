@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.full_tensor import is_part
 
 
 def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
@@ -24,9 +25,7 @@ def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[st
             "Use an optimizer whose step() takes no closure, such as AdamW or SGD."
         )
     names = {id(param): name for name, param in model.named_parameters()}
-    found = []
     for number, group in enumerate(optimizer.param_groups):
-        of_group = []
         for index, param in enumerate(group["params"]):
             if id(param) not in names:
                 raise ParallelError(
@@ -34,12 +33,10 @@ def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[st
                     "model's. Make the optimizer from this model's parameters(), after the last change to the model; "
                     "parameters of the loss belong into the model."
                 )
-            of_group.append(names[id(param)])
-        found.append(of_group)
-    return found
+    return [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups]
 
 
-_guards: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
+_guards: WeakKeyDictionary[torch.optim.Optimizer, RemovableHandle] = WeakKeyDictionary()
 
 
 def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> None:
@@ -48,8 +45,7 @@ def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> 
     Gradients that a script has computed itself belong to one rank. After such a step the ranks would silently diverge.
     """
     # A second `parallelize` may get the same optimizer. The first training's hook would refuse its steps.
-    before = _guards.pop(optimizer, None)
-    if before is not None:
+    if (before := _guards.pop(optimizer, None)) is not None:
         before.remove()
 
     def refuse(*_: object) -> None:
@@ -76,32 +72,24 @@ def adopt(
     """
     state = optimizer.state
     for group, of_group in zip(optimizer.param_groups, names, strict=True):
-        held = [name for name in of_group if name in new]
-        for name in of_group:
-            before = old[name]
-            if name in new and new[name] is before:
-                continue
+        for name in (name for name in of_group if new.get(name) is not old[name]):
             # torch keys an optimizer's state by the parameter, not by its name.
-            values = state.pop(before, None)
+            values = state.pop(old[name], {})
             if values and name in new:
-                state[new[name]] = {key: _cut(value, before, new[name]) for key, value in values.items()}
-        group["params"] = [new[name] for name in held]
+                state[new[name]] = {key: _cut(value, old[name], new[name]) for key, value in values.items()}
+        group["params"] = [new[name] for name in of_group if name in new]
         if len({getattr(param, "device_mesh", None) for param in group["params"]}) > 1:
             # Fused and foreach optimizers do not accept a mix of DTensors and plain tensors.
-            for way in ("foreach", "fused"):
-                if way in group:
-                    group[way] = False
+            group.update(dict.fromkeys(group.keys() & {"foreach", "fused"}, False))
 
 
-def _cut(value: object, before: Tensor, after: nn.Parameter) -> Any:
+def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
     """Cut state of the parameter's shape like the parameter. Keep other state, such as a step number."""
-    placements: Any = getattr(after, "placements", None)
-    if placements is None or not isinstance(value, Tensor) or value.shape != before.shape:
+    if not is_part(after) or not isinstance(value, Tensor) or value.shape != before.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    whole: Any = after
-    return distribute_tensor(value, whole.device_mesh, placements)
+    return distribute_tensor(value, after.device_mesh, after.placements)
 
 
 class OriginalParameters:

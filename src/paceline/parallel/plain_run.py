@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, piec
 from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
 from paceline.parallel.deterministic_rng import Steady, generators, generators_kept, states
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.full_tensor import whole
 from paceline.parallel.loss_means import MeanOver, StepMeans, mean_over, scale_gradients
-from paceline.parallel.loss_state import LossState, loss_kept
+from paceline.parallel.loss_state import LossState, Number, loss_kept
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import anywhere, local
 from paceline.parallel.task import Task, own_loss
@@ -29,6 +30,7 @@ from paceline.torch_private import BatchNorm, DispatchMode, InstanceNorm
 if TYPE_CHECKING:
     from paceline.parallel.executor import ParallelHandle
     from paceline.parallel.mesh import World
+    from paceline.torch_private import Operation
 
 
 _log = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ class StepResult:
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
     #: The loss's state between calls, if it changes the loss's result.
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Number] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
     def largest(self) -> float:
@@ -152,26 +154,26 @@ class PlainRun:
 
         `own` is this rank's share, which the model must support too.
         """
-        before, failed, found = states(self._device), "", None
+        before, failed, result = states(self._device), "", None
         try:
             # With gradients, because a forward may compute one itself.
             with torch.enable_grad(), self._task.autocast(self._device), unchanged(self._model):
                 for micro in own:
                     self._model(*micro.args, **micro.kwargs)
-            found = self.run()
+            result = self.run()
         except (ParallelError, DiffersError):
             raise
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"
-        if anywhere(found is None, world) or found is None:
+        if anywhere(result is None, world) or result is None:
             raise CannotCompareError(
                 f"it can't compute the first rows of a batch alone ({failed or 'on another rank'})"
             )
         if anywhere(states(self._device) != before, world):
             raise CannotCompareError("it draws random numbers that can't be made the same on two layouts")
-        if anywhere(not math.isfinite(found.loss + found.largest()), world):
+        if anywhere(not math.isfinite(result.loss + result.largest()), world):
             raise CannotCompareError("its loss, or a gradient, is not finite")
-        return found
+        return result
 
     def _run(self, piece: Parts, part: float) -> float:
         there = unwrap(move(piece, self._device))
@@ -198,7 +200,7 @@ class PlainRun:
                 _check_mean(loss, lambda times: self._loss_of_more(before, there, kept, times))
         return float(share.detach())
 
-    def _check_put_back(self, before: LossState, loss: Tensor, output: Any, target: Any) -> None:
+    def _check_put_back(self, before: LossState, loss: Tensor, output: object, target: object) -> None:
         """Refuse a loss whose state cannot be restored: each comparison would change training.
 
         `before` is its state before this call, and `output` the model's output before it.
@@ -230,7 +232,7 @@ class PlainRun:
                 "variable, as a number, a tensor or a list; an iterator, a generator or a file can't be put back."
             )
 
-    def _loss_of_more(self, before: LossState, there: Parts, output: Any, times: int) -> Tensor:
+    def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
         """Return the loss of the rows repeated `times` times, from the loss state `before`."""
         before.put_back()
         if self._task.loss is not own_loss:
@@ -268,7 +270,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
                 param.copy_(value)
 
 
-def _check_mean(loss: Any, of_more: Callable[[int], Tensor]) -> None:
+def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
     """Refuse a loss that sums: each part of a batch would count as much as the whole.
 
     A mean does not change when all rows appear twice. `of_more(times)` returns the loss of repeated rows.
@@ -337,7 +339,13 @@ class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
 
     eps = 0.0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Operation,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         for tensor in tensors_in(result):
             if tensor.is_floating_point():
@@ -356,6 +364,8 @@ def largest_magnitude(tensor: Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def dense(grad: Any) -> Any:
-    """Return a dense gradient: an embedding's may hold only the rows that were looked up."""
-    return grad.to_dense() if grad is not None and grad.is_sparse else grad
+def dense(grad: Tensor | None) -> Tensor | None:
+    """Return the whole gradient: an embedding's may hold only the rows that were looked up."""
+    if grad is None:
+        return None
+    return grad.to_dense() if grad.is_sparse else whole(grad)

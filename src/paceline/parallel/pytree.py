@@ -9,18 +9,26 @@ for the whole process, and optree sorts the keys of a dict.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections import defaultdict
+import operator
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+_T = TypeVar("_T")
+
 #: A step into a container: ("item", key) is container[key], ("attr", name) is container.name.
-Step = tuple[str, Any]
+Step = tuple[str, Hashable]
 Path = tuple[Step, ...]
+
+#: A container whose items a script may change.
+Changeable = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
 @dataclass(frozen=True)
@@ -33,39 +41,34 @@ class Container:
         factory: The default factory of a defaultdict.
     """
 
-    kind: Any
+    kind: type[Any]
     steps: Path
-    factory: Any = None
+    factory: Callable[[], object] | None = None
 
-    def make(self, values: Iterable[object]) -> Any:
+    def make(self, values: Iterable[object]) -> object:
         """Return a container of the same class with these values.
 
         A dataclass is built by calling its class, which computes fields with init=False itself.
         """
-        kind, names = self.kind, [name for _, name in self.steps]
-        if issubclass(kind, Mapping):
-            return self._mapping(dict(zip(names, values, strict=True)))
-        if issubclass(kind, (tuple, list)):
+        named = dict(zip((key for _, key in self.steps), values, strict=True))
+        if issubclass(self.kind, Mapping):
+            return self._mapping(named)
+        if issubclass(self.kind, (tuple, list)):
             # A named tuple takes positional values, any other tuple or list an iterable.
-            return kind(*values) if hasattr(kind, "_fields") else kind(values)
-        given = dict(zip(names, values, strict=True))
-        return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.init})
+            arguments = named.values() if hasattr(self.kind, "_fields") else [named.values()]
+            return self.kind(*arguments)
+        return self.kind(**{field.name: named[field.name] for field in dataclasses.fields(self.kind) if field.init})
 
-    def _mapping(self, values: dict[Any, Any]) -> Any:
-        if self.kind is dict:
-            return values
+    def _mapping(self, values: dict[Any, object]) -> object:
         if issubclass(self.kind, defaultdict):
             return self.kind(self.factory, values)
-        try:
+        with contextlib.suppress(TypeError):
             return self.kind(values)
-        except TypeError:
-            pass
-        try:
+        with contextlib.suppress(TypeError):
             # A mapping that is a dataclass too, such as some libraries' outputs.
             return self.kind(**values)
-        except TypeError:
-            # No constructor fits: a plain dict at least has the values.
-            return values
+        # No constructor fits: a plain dict at least has the values.
+        return values
 
 
 @dataclass(frozen=True)
@@ -107,16 +110,16 @@ _LEAF = Structure()
 def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None:
     """Return the container and its values, or None if `value` is a leaf."""
     kind = type(value)
-    if isinstance(value, Tensor):
-        return None
-    if isinstance(value, Mapping):
-        steps = tuple(("item", key) for key in value)
-        factory = value.default_factory if isinstance(value, defaultdict) else None
-        return Container(kind, steps, factory), tuple(value.values())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return Container(kind, tuple(("attr", name) for name in value._fields)), tuple(value)
-    if isinstance(value, (tuple, list)):
-        return Container(kind, tuple(("item", index) for index in range(len(value)))), tuple(value)
+    match value:
+        case Tensor():
+            return None
+        case Mapping():
+            steps = tuple(("item", key) for key in value)
+            return Container(kind, steps, getattr(value, "default_factory", None)), tuple(value.values())
+        case tuple() if hasattr(value, "_fields"):
+            return Container(kind, tuple(("attr", name) for name in value._fields)), tuple(value)
+        case tuple() | list():
+            return Container(kind, tuple(("item", index) for index in range(len(value)))), tuple(value)
     # is_dataclass is True for the class itself too.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
@@ -124,12 +127,16 @@ def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None
     return None
 
 
-def flatten(value: object, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
+def _never(value: object) -> bool:
+    return False
+
+
+def flatten(value: object, is_leaf: Callable[[object], bool] = _never) -> tuple[list[object], Structure]:
     """Return the leaves in order, and their structure. `is_leaf` stops at a container."""
-    leaves: list[Any] = []
+    leaves: list[object] = []
 
     def structure(item: object) -> Structure:
-        opened = None if is_leaf is not None and is_leaf(item) else open_container(item)
+        opened = None if is_leaf(item) else open_container(item)
         if opened is None:
             leaves.append(item)
             return _LEAF
@@ -138,13 +145,14 @@ def flatten(value: object, is_leaf: Callable[[Any], bool] | None = None) -> tupl
     return leaves, structure(value)
 
 
-def map_leaves(value: object, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] | None = None) -> object:
+def map_leaves(value: _T, change: Callable[[object], object], is_leaf: Callable[[object], bool] = _never) -> _T:
     """Return the same containers with `change` applied to each leaf."""
     leaves, structure = flatten(value, is_leaf)
-    return structure.rebuild(map(change, leaves))
+    changed: _T = structure.rebuild(map(change, leaves))
+    return changed
 
 
-def map_tensors(value: object, change: Callable[[Tensor], Any]) -> Any:
+def map_tensors(value: _T, change: Callable[[Tensor], object]) -> _T:
     """Return the same containers with `change` applied to each tensor."""
     return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
 
@@ -158,6 +166,22 @@ def tensors_at(value: object) -> list[tuple[Path, Tensor]]:
     """Return all tensors with their paths, in order."""
     leaves, structure = flatten(value)
     return [(path, leaf) for path, leaf in zip(structure.paths(), leaves, strict=True) if isinstance(leaf, Tensor)]
+
+
+def refill(container: Changeable, before: Changeable) -> None:
+    """Give a container its former items, if they have changed."""
+    if len(container) == len(before) and all(map(operator.is_, _items(container), _items(before))):
+        return
+    container.clear()
+    match container:
+        case list() | deque():
+            container.extend(before)
+        case _:
+            container.update(before)
+
+
+def _items(container: Changeable) -> Iterable[object]:
+    return chain(container, container.values()) if isinstance(container, dict) else container
 
 
 def sampled(tensor: Tensor, count: int) -> Tensor:

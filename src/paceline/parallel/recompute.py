@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.pytree import map_tensors
 from paceline.parallel.replicas import normalization
 from paceline.parallel.replicas.shard import find_units
+
+_T = TypeVar("_T")
 
 
 class Recomputed:
@@ -48,13 +50,13 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
         names = []
         every = [name for name, _ in model.named_modules() if name]
         for pattern in blocks:
-            found = [name for name in every if fnmatchcase(name, pattern)]
-            if not found:
+            matching = [name for name in every if fnmatchcase(name, pattern)]
+            if not matching:
                 raise ParallelError(
                     f"recompute={list(blocks)!r}: {pattern!r} matches no module. This model has, among others: "
                     f"{', '.join(every[:8])}."
                 )
-            names += found
+            names += matching
         names = list(dict.fromkeys(names))
     for name in names:
         module = model.get_submodule(name)
@@ -68,7 +70,7 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: Any) -> object:
     # A block within a recomputed block would be computed three times.
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)
@@ -76,7 +78,7 @@ def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -
     given = _copied((args, kwargs))
     passes = iter([(args, kwargs)])
 
-    def forward(block: nn.Module, /, *_: Any, **__: Any) -> Any:
+    def forward(block: nn.Module, /, *_: object, **__: object) -> object:
         own, named = next(passes, None) or _copied(given)
         return kind.forward(block, *own, **named)
 
@@ -91,7 +93,7 @@ def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -
     )
 
 
-def _copied(value: object) -> Any:
+def _copied(value: _T) -> _T:
     """Return the same tensors in new containers."""
     return map_tensors(value, lambda tensor: tensor)
 
@@ -126,7 +128,7 @@ def checkpoints_opened() -> Iterator[None]:
     torch.autograd.grad refuses it. A plain call gives the same numbers.
     """
 
-    def apply(kind: Any, function: Callable[..., Any], keeps_random: bool, *args: Any) -> Any:
+    def apply(kind: type, /, function: Callable[..., object], keeps_random: bool, *args: object) -> object:
         return function(*args)
 
     CheckpointFunction.apply = classmethod(apply)  # type: ignore[method-assign, assignment]

@@ -7,7 +7,7 @@ step, and would count a tensor of two stages twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,17 @@ from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import axes_of, cut_as, is_part
 from paceline.parallel.mesh import World
 
+_TensorT = TypeVar("_TensorT", bound=Tensor)
+
 #: As in torch's DDP: large enough for the bandwidth, small enough to overlap sending one with filling the next.
 BUCKET_BYTES = 25 * 2**20
 #: A tensor of at least this size is sent alone, without a copy.
 ALONE_BYTES = 2**20
 
 
-def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int = BUCKET_BYTES) -> None:
+def sum_gradients(
+    params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, bucket_bytes: int = BUCKET_BYTES
+) -> None:
     """Replace each gradient by its sum over the ranks of `group`, in place.
 
     A missing gradient counts as 0 if another rank has one, else it stays None.
@@ -49,9 +53,9 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
     for bucket, flat, work in running:
         assert work is not None
         work.wait()
-        *sums, found = torch.split(flat, [*(local(param).numel() for param in bucket), len(bucket)])
+        *sums, counts = torch.split(flat, [*(local(param).numel() for param in bucket), len(bucket)])
         # One transfer of all flags, because each transfer waits for the GPU.
-        for param, part, flag in zip(bucket, sums, found.tolist(), strict=True):
+        for param, part, flag in zip(bucket, sums, counts.tolist(), strict=True):
             summed = part.view(local(param).shape)
             # No rank has used this parameter. Keep None instead of zeros: an optimizer applies decay and momentum to a gradient
             # of zeros.
@@ -64,7 +68,7 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
                 local(param.grad).copy_(summed)
 
 
-def broadcast(tensors: Sequence[Tensor], group: Any) -> None:
+def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
     """Overwrite each tensor with the first rank's of `group`. None does nothing."""
     if group is None:
         return
@@ -102,38 +106,37 @@ def anywhere(flag: bool, world: World) -> bool:
     """Return True if the flag is set on any rank of the world."""
     if world.size == 1:
         return flag
-    told = torch.tensor(float(flag), device=world.device)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return bool(told)
+    most = torch.tensor(float(flag), device=world.device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return bool(most)
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, sharing its memory, or the tensor itself."""
-    part = getattr(tensor, "_local_tensor", None)
-    return tensor if part is None else part
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
 
 def _gradient_or_zeros(param: nn.Parameter) -> Tensor:
     return torch.zeros_like(local(param)) if param.grad is None else local(param.grad).detach()
 
 
-def _buckets(tensors: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
+def _buckets(tensors: Sequence[_TensorT], bucket_bytes: int) -> Iterator[list[_TensorT]]:
     """Group the tensors by dtype and device, and then by size."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Any]] = {}
+    kinds: dict[tuple[torch.dtype, torch.device], list[_TensorT]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     # Ranks must send the same buckets in the same order, so a bucket depends on sizes only, not on which gradients exist.
     for kind in kinds.values():
-        bucket: list[Any] = []
         filled = 0
+        buckets: list[list[_TensorT]] = []
         for tensor in kind:
-            bucket.append(tensor)
+            if not buckets or filled >= bucket_bytes:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(tensor)
             filled += local(tensor).numel() * tensor.element_size()
-            if filled >= bucket_bytes:
-                yield bucket
-                bucket, filled = [], 0
-        if bucket:
-            yield bucket
+        yield from buckets
 
 
 class Clipper:

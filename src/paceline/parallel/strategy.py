@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, check_count
 from paceline.system.deprecation import experimental
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
@@ -22,28 +22,29 @@ BATCH_NORMS = ("sync", "local")
 _CHOICES = {"schedule": SCHEDULES, "batch_norm": BATCH_NORMS}
 
 
-class _Joinable:
+class Joinable:
     """A strategy that can be joined with others: `a @ b` uses both."""
 
     def __matmul__(self, other: object) -> Strategy:
-        if not isinstance(other, _Joinable):
+        if not isinstance(other, Joinable):
             return NotImplemented
         return Strategy(parts=(*parts_of(self), *parts_of(other)))
 
 
-class _Part(_Joinable):
+class _Part(Joinable):
     """One way to spread a model. Fields of one name mean the same everywhere, and are checked here."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        for name, value in list(vars(self).items()):
-            if name in ("size", "stages", "chunks"):
-                _check_size(kind, name, value)
-            elif name in _CHOICES:
-                _check_choice(kind, name, value, _CHOICES[name])
-            elif name in ("units", "cut", "lists") and value is not None:
-                # The class is frozen, and a list must become a tuple to be hashable.
-                object.__setattr__(self, name, _names(kind, name, value))
+        for name, value in [*vars(self).items()]:
+            match name:
+                case "size" | "stages" | "chunks" if value is not None:
+                    check_count(f"{kind}({name}={value!r})", value)
+                case "schedule" | "batch_norm":
+                    _check_choice(kind, name, value, _CHOICES[name])
+                case "units" | "cut" | "lists" if value is not None:
+                    # The class is frozen, and a list must become a tuple to be hashable.
+                    object.__setattr__(self, name, _names(kind, name, value))
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,7 @@ class ContextParallel(_Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim < 0:
-            raise ParallelError(f"ContextParallel(dim={self.dim!r}): the number of a dimension, 0 or more.")
+        check_count(f"ContextParallel(dim={self.dim!r})", self.dim, "the number of a dimension, 0 or more", least=0)
 
 
 @experimental("0.1")
@@ -155,7 +155,7 @@ class ExpertParallel(_Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy(_Joinable):
+class Strategy(Joinable):
     """Several strategies at once: the result of `a @ b`."""
 
     parts: tuple[_Part, ...]
@@ -218,10 +218,11 @@ def shown(strategy: object) -> str:
 
 def parts_of(strategy: object) -> tuple[_Part, ...]:
     """Return the single parts of a strategy. A class is refused: an instance is needed."""
-    if isinstance(strategy, Strategy):
-        return strategy.parts
-    if isinstance(strategy, _Part):
-        return (strategy,)
+    match strategy:
+        case Strategy():
+            return strategy.parts
+        case _Part():
+            return (strategy,)
     if isinstance(strategy, type) and issubclass(strategy, _Part):
         raise ParallelError(f"strategy={strategy.__name__}: that is the class; write {strategy.__name__}().")
     raise ParallelError(
@@ -263,16 +264,17 @@ def resolve(strategy: object, world_size: int) -> Layout:
         raise ParallelError(f"{text}: batch_norm is {' and '.join(sorted(norms))}. Give both parts the same.")
     values["batch_norm"] = norms.pop() if norms else "sync"
     for part in parts:
-        if isinstance(part, PipelineParallel):
-            # `chunks` only matters for "interleaved": with other schedules each worker has one stage.
-            chunks = part.chunks if part.schedule == "interleaved" else 1
-            values |= {"schedule": part.schedule, "cut": part.cut, "chunks": chunks}
-        elif isinstance(part, TensorParallel):
-            values["plan"] = part.plan
-        elif isinstance(part, FullyShard):
-            values["units"] = part.units
-        elif isinstance(part, ContextParallel):
-            values |= {"context_dim": part.dim, "context_lists": part.lists}
+        match part:
+            case PipelineParallel():
+                # `chunks` only matters for "interleaved": with other schedules each worker has one stage.
+                chunks = part.chunks if part.schedule == "interleaved" else 1
+                values |= {"schedule": part.schedule, "cut": part.cut, "chunks": chunks}
+            case TensorParallel():
+                values["plan"] = part.plan
+            case FullyShard():
+                values["units"] = part.units
+            case ContextParallel():
+                values |= {"context_dim": part.dim, "context_lists": part.lists}
     return Layout(**values)
 
 
@@ -290,22 +292,17 @@ _WITH: dict[type, tuple[type, ...]] = {ContextParallel: (DataParallel, FullyShar
 
 def _check_together(parts: tuple[_Part, ...]) -> None:
     for part in parts:
+        allowed = (type(part), *_WITH.get(type(part), (_Part,)))
         for other in parts:
-            allowed = _WITH.get(type(part))
-            if allowed is not None and other is not part and not isinstance(other, allowed):
+            if not isinstance(other, allowed):
                 raise ParallelError(
                     f"{type(part).__name__} @ {type(other).__name__} is not built. {type(part).__name__} goes with "
-                    f"{' and '.join(f'{kind.__name__}()' for kind in allowed)}."
+                    f"{' and '.join(f'{kind.__name__}()' for kind in allowed[1:])}."
                 )
 
 
 def _size(part: Any) -> int | None:
     return part.stages if isinstance(part, PipelineParallel) else part.size
-
-
-def _check_size(kind: str, name: str, size: object) -> None:
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ParallelError(f"{kind}({name}={size!r}): a whole number of at least 1.")
 
 
 def _check_choice(kind: str, name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -318,7 +315,6 @@ def _names(kind: str, name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise ParallelError(f"{kind}({name}={value!r}): a list of names, such as {name}=['blocks.6'].")
     names = tuple(value)
-    for item in names:
-        if not isinstance(item, str) or not item:
-            raise ParallelError(f"{kind}({name}={value!r}): {item!r} is no name of a module.")
+    if wrong := [item for item in names if not isinstance(item, str) or not item]:
+        raise ParallelError(f"{kind}({name}={value!r}): {wrong[0]!r} is no name of a module.")
     return names

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import TARGETS, Microbatch, Parts
+from paceline.parallel.batches.batch import (
+    TARGETS,
+    LossFunction,
+    Microbatch,
+    Parts,
+    SplitFunction,
+    WeightFunction,
+)
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.loss_means import MeanOver, StepMeans, few_rows, mean_over
 from paceline.parallel.pytree import tensors_in
@@ -35,9 +43,9 @@ class Task:
     """
 
     model: nn.Module
-    loss: Callable[[Any, Any], Tensor]
-    loss_weight: Callable[[Any], Any] | None
-    split: Callable[[Any], Parts]
+    loss: LossFunction
+    loss_weight: WeightFunction | None
+    split: SplitFunction
     microbatches: int
     precision: str | None
     seed: int
@@ -49,21 +57,20 @@ class Task:
         """The number of microbatches that go through a pipeline together."""
         return max(self.microbatches // self.accumulate, 1)
 
-    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Return the context for the forward pass and the loss."""
         if self.precision is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, torch.bfloat16)
 
-    def loss_of(self, output: Any, target: Any) -> Tensor:
+    def loss_of(self, output: object, target: object) -> Tensor:
         """Call the loss. Raise ParallelError unless it returns one number."""
-        loss = self.loss(output, target)
+        loss: object = self.loss(output, target)
         if isinstance(loss, Tensor) and loss.dim() == 0:
             return loss
-        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ParallelError(
-            f"loss(output, target) returned {what}; it has to return the mean over the rows as one number (a 0-dim tensor), such "
-            "as F.cross_entropy does."
+            f"loss(output, target) returned {_described(loss)}; it has to return the mean over the rows as one number (a 0-dim "
+            "tensor), such as F.cross_entropy does."
         )
 
     def weighted_loss(self, output: object, micro: Microbatch) -> Tensor:
@@ -90,21 +97,25 @@ class Task:
             )
         # At least float32: in bf16 a share such as 1/3 would keep three digits.
         dtype = torch.promote_types(loss.dtype, torch.float32)
-        if is_part and self.loss_weight is None:
-            over = mean_over(loss)
-            if over.is_hidden and self.loss is own_loss and _has_ignored((micro.args, micro.kwargs)):
-                raise ParallelError(
-                    "the model computes its own loss by a fused or compiled operator, which hides how many targets count, and "
-                    "this batch has targets of -100, which do not. Say how many count: "
-                    "loss_weight=lambda target: (target[..., 1:] != -100).sum() for a causal language model."
-                )
-            if over.counts_nothing(loss):
-                return loss * micro.weight.to(loss.device, dtype)
-            if over.count == 0:
-                means.add(MeanOver(0.0), 0.0, micro.rows)
-                return zero_loss(output)
-            return loss * loss.new_tensor(means.add(over, float(micro.weight), micro.rows), dtype=dtype)
-        return loss * micro.weight.to(loss.device, dtype)
+        over = mean_over(loss) if is_part and self.loss_weight is None else None
+        if over is None:
+            return loss * micro.weight.to(loss.device, dtype)
+        if over.is_hidden and self.loss is own_loss and _has_ignored((micro.args, micro.kwargs)):
+            raise ParallelError(
+                "the model computes its own loss by a fused or compiled operator, which hides how many targets count, and "
+                "this batch has targets of -100, which do not. Say how many count: "
+                "loss_weight=lambda target: (target[..., 1:] != -100).sum() for a causal language model."
+            )
+        if over.counts_nothing(loss):
+            return loss * micro.weight.to(loss.device, dtype)
+        if over.count == 0:
+            means.add(MeanOver(0.0), 0.0, micro.rows)
+            return zero_loss(output)
+        return loss * loss.new_tensor(means.add(over, float(micro.weight), micro.rows), dtype=dtype)
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def _has_ignored(batch: object) -> bool:
@@ -117,21 +128,19 @@ def zero_loss(output: object) -> Tensor:
 
     So each rank's backward pass does the same steps.
     """
-    zero: Tensor | None = None
-    for tensor in tensors_in(output):
-        if tensor.requires_grad or (zero is None and tensor.is_floating_point()):
-            # A padding row may give an infinity, and 0 times infinity is nan.
-            part = torch.nan_to_num(tensor, 0.0, 0.0, 0.0).sum() * 0.0
-            zero = part if zero is None else zero + part
-    if zero is None:
+    tensors = tensors_in(output)
+    chosen = [x for x in tensors if x.requires_grad] or [x for x in tensors if x.is_floating_point()][:1]
+    if not chosen:
         raise ParallelError(
             f"the model returned {type(output).__name__} without a floating-point tensor; the loss needs one."
         )
+    # A padding row may give an infinity, and 0 times infinity is nan.
+    zero = functools.reduce(torch.add, (torch.nan_to_num(x, 0.0, 0.0, 0.0).sum() * 0.0 for x in chosen))
     # The dtype of `weighted_loss`.
     return zero.to(torch.promote_types(zero.dtype, torch.float32))
 
 
-def own_loss(output: Any, target: Any) -> Tensor:
+def own_loss(output: Any, target: object) -> Tensor:
     """Return the loss in a model's output.
 
     It is a number (0-dim), the entry "loss" of a dict, the attribute `loss`, or the first value of a tuple.
@@ -139,35 +148,37 @@ def own_loss(output: Any, target: Any) -> Tensor:
     Raises:
         ParallelError: The output has none of these.
     """
-    if isinstance(output, Tensor):
-        found: Any = output
-    elif isinstance(output, Mapping):
-        found = output.get("loss")
-    elif hasattr(output, "loss"):
-        found = output.loss
-    else:
-        found = output[0] if isinstance(output, (tuple, list)) and output else None
-    if isinstance(found, Tensor) and found.dim() == 0:
-        return found
-    what = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    loss: object = None
+    match output:
+        case Tensor():
+            loss = output
+        case Mapping():
+            loss = output.get("loss")
+        case _ if hasattr(output, "loss"):
+            loss = output.loss
+        case (first, *_):
+            loss = first
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
     raise ParallelError(
-        f"loss=None takes the model's own loss, and the model returned {what} without one: a number (a 0-dim tensor), a dict or "
-        'an object with "loss", or a tuple that begins with it. Are the labels in the batch? Or give a loss of (output, target).'
+        f"loss=None takes the model's own loss, and the model returned {_described(output)} without one: a number (a 0-dim "
+        'tensor), a dict or an object with "loss", or a tuple that begins with it. Are the labels in the batch? Or give a loss of (output, target).'
     )
 
 
-def own_split(model: nn.Module) -> Callable[[Any], Parts]:
+def own_split(model: nn.Module) -> SplitFunction:
     """Return a split that gives the model the whole batch, and `loss_weight` the labels."""
     takes = inspect.signature(model.forward)
 
     def split(batch: object) -> Parts:
-        if isinstance(batch, Mapping):
-            found = [name for name in TARGETS if name in batch]
-            parts = Parts((), dict(batch), batch[found[0]] if len(found) == 1 else dict(batch))
-        elif isinstance(batch, (tuple, list)):
-            parts = Parts(tuple(batch), {}, batch[-1] if batch else None)
-        else:
-            parts = Parts((batch,), {}, batch)
+        match batch:
+            case Mapping():
+                targets = [batch[name] for name in TARGETS if name in batch]
+                parts = Parts((), dict(batch), targets[0] if len(targets) == 1 else dict(batch))
+            case tuple() | list():
+                parts = Parts(tuple(batch), {}, [None, *batch][-1])
+            case _:
+                parts = Parts((batch,), {}, batch)
         try:
             takes.bind(*parts.args, **parts.kwargs)
         except TypeError as error:

@@ -7,8 +7,8 @@ pass changes are never in two stages: `boundaries` does not cut there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel import reduce
@@ -80,7 +80,7 @@ class StageTies:
         ranks = {name: frozenset(stage % workers for stage in stages) for name, stages in self.holders.items()}
         here = world.coordinate("pipe")
         #: Each group of this worker, with the names that it shares.
-        self._own: list[tuple[Any, list[str]]] = []
+        self._own: list[tuple[dist.ProcessGroup | None, list[str]]] = []
         # Sorted, because all ranks must make the groups in one order.
         for members in sorted(set(ranks.values()), key=sorted):
             if len(members) > 1:
@@ -100,7 +100,7 @@ def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
     return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
 
 
-def _group(members: frozenset[int], world: World) -> Any:
+def _group(members: frozenset[int], world: World) -> dist.ProcessGroup | None:
     """Return the ranks with these stages that share all other coordinates."""
     if len(members) == world.extent("pipe"):
         return world.group("pipe")

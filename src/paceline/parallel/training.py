@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel import optimizers
-from paceline.parallel.batches.loader import Feed
+from paceline.parallel.batches.batch import MetricFunction, Microbatch, WeightFunction
+from paceline.parallel.batches.loader import Feed, feed
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, agree_on_place, agree_on_written, cut, tags
 from paceline.parallel.deterministic_rng import Streams, generators, generators_kept
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
 from paceline.parallel.exchange import gather
-from paceline.parallel.executor import Executor, Progress
+from paceline.parallel.executor import Executor, Progress, TrainingState
 from paceline.parallel.failure import FailureWatch
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.guards import KeptTensors, Layers
@@ -30,9 +30,13 @@ from paceline.parallel.reduce import Clipper, broadcast
 from paceline.parallel.task import Task, own_loss
 
 if TYPE_CHECKING:
+    from paceline.parallel.auto import LayoutChoice
     from paceline.parallel.average import Average, Decay, Twin
+    from paceline.parallel.check import Checked
+    from paceline.parallel.checkpoint.state import Resumable
     from paceline.parallel.compared import Comparison
     from paceline.parallel.memory_plan import MemoryPlan
+    from paceline.parallel.meta_model import Skeleton
 
 
 class Parallel:
@@ -46,16 +50,16 @@ class Parallel:
         self,
         task: Task,
         optimizer: torch.optim.Optimizer | None,
-        feed: Feed | None,
+        batches: Feed | None,
         world: World,
         *,
-        build: Callable[[Any], Executor],
+        build: Callable[[Callable[[], object]], Executor],
         clip_norm: float | None,
         original: optimizers.OriginalParameters,
-        skeleton: Any,
-        choice: Any = None,
+        skeleton: Skeleton,
+        choice: LayoutChoice | None = None,
         check_first: bool = True,
-        comparison: Comparison | None = None,
+        comparison: Comparison,
     ) -> None:
         self.task = task
         self.optimizer = optimizer
@@ -67,13 +71,13 @@ class Parallel:
         #: The bytes of a worker that may be used, if known.
         self.limit_bytes = None if choice is None else choice.limit_bytes
         #: A microbatch of the first step, for the measurements of `explain`.
-        self.micro: Any = None
+        self.micro: Microbatch | None = None
         #: The recomputed blocks, as given to `parallelize`.
-        self.recompute: Any = None
+        self.recompute: str | Sequence[str] | None = None
         self.skeleton = skeleton
         #: The norm of the last step's gradients before clipping. None without clip_norm.
         self.gradient_norm: Tensor | None = None
-        self._feed = feed
+        self._feed = batches
         self._build = build
         self._original = original
         self._executor: Executor | None = None
@@ -111,7 +115,7 @@ class Parallel:
             # A weak reference, because a second `parallelize` may take over the optimizer.
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
-    def step(self, batch: Any) -> Tensor:
+    def step(self, batch: object) -> Tensor:
         """Train on one batch. Return the global mean loss before the update, 0-dim.
 
         `batch` comes from `epoch`, or is a whole global batch that is the same on every rank.
@@ -137,10 +141,9 @@ class Parallel:
                 self.compared = first_check(self, batch, micros)
             optimizer.zero_grad(set_to_none=True)
             nn.Module.zero_grad(executor.module)
-            watching = self._comparison.watching() if self._comparison is not None else contextlib.nullcontext()
             means = self.task.means
             means.begin(checks=self._check_loss and (self._hides_count or is_due(self._progress.steps)))
-            with self._streams.use("step", self._progress.steps), self._kept.explained(), watching:
+            with self._streams.use("step", self._progress.steps), self._kept.explained(), self._comparison.watching():
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
             # With one replica all ranks have the same loss, and the message only compares their places in the data. On a GPU it
@@ -151,21 +154,21 @@ class Parallel:
                 wide = loss.double()
                 size = sum(executor.written.values())
                 numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
-                told = torch.stack([wide, *map(wide.new_tensor, numbers)])
-                work = dist.all_reduce(told, group=group, async_op=True)
+                sums = torch.stack([wide, *map(wide.new_tensor, numbers)])
+                work = dist.all_reduce(sums, group=group, async_op=True)
             # The message travels while the gradients are summed.
             executor.finish_gradients()
             if work is not None:
                 work.wait()
                 if group is not None:
-                    loss = told[0].to(loss.dtype)
+                    loss = sums[0].to(loss.dtype)
                     # Do not wait for a GPU if the loss is a mean over rows.
                     if loss.device.type == "cpu" or not means.rows:
-                        means.fill(told[5:].tolist())
-                agree_on_place(told[1:3], self._place(batch), executor.program, self.world)
+                        means.fill(sums[5:].tolist())
+                agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
                 # On a GPU only in the first step, because the host has to wait for it.
-                if group is not None and (told.device.type == "cpu" or self._progress.steps == 0):
-                    agree_on_written(told[3:5], [*executor.written], self.world)
+                if group is not None and (sums.device.type == "cpu" or self._progress.steps == 0):
+                    agree_on_written(sums[3:5], [*executor.written], self.world)
             if (factor := means.factor()) != 1.0:
                 loss = loss * factor
                 scale_gradients(executor.named_parameters(), factor)
@@ -175,7 +178,7 @@ class Parallel:
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
                 # On all ranks together, because ranks that call no loss would go on.
                 mine = why, means.has_hidden and self.task.loss_weight is None
-                everyone = gather(mine) if self.world.size > 1 else [mine]
+                everyone = gather(mine)
                 # Then each step is checked: later batches may be the first with targets that do not count.
                 self._hides_count = any(hides for _, hides in everyone)
                 if why := next((why for why, _ in everyone if why), ""):
@@ -183,9 +186,8 @@ class Parallel:
             if self.clip_norm is not None:
                 self.gradient_norm = self.clipper.clip(self.clip_norm)
             self._is_stepping = True
-            learning = self._comparison.learning() if self._comparison is not None else contextlib.nullcontext()
             try:
-                with learning:
+                with self._comparison.learning():
                     optimizer.step()
             finally:
                 self._is_stepping = False
@@ -193,9 +195,7 @@ class Parallel:
                 average.stepped()
             epoch, consumed, steps = self._place(batch)
             self._progress = Progress(steps=steps + 1, epoch=epoch, consumed=consumed)
-        if self._comparison is not None:
-            with self.watch.guard("the comparison"):
-                self._comparison.stepped(self, float(loss))
+        self._comparison.stepped(self, loss)
         return loss
 
     def epoch(self, epoch: int) -> Iterator[OwnBatch | GlobalBatch]:
@@ -211,23 +211,20 @@ class Parallel:
             raise ParallelError(f"epoch({epoch}): epochs are numbered from 0.")
         if self._feed is None:
             raise ParallelError("epoch() needs a loader: parallelize(model, optimizer, loader, ...).")
-        start = 0
-        if self._resume is not None:
-            if epoch < self._resume.epoch:
-                return
-            if epoch == self._resume.epoch:
-                start = self._resume.consumed
-            self._resume = None
-        batches = self._feed.epoch(epoch, start)
-        while True:
-            with self.watch.guard("epoch()"):
-                batch = next(batches, None)
-            if batch is None:
-                break
+        resume = self._resume or Progress(epoch=-1)
+        if epoch < resume.epoch:
+            return
+        self._resume = None
+        batches = self._feed.epoch(epoch, resume.consumed if epoch == resume.epoch else 0)
+        while (batch := self._next(batches)) is not None:
             yield batch
         if self._progress.epoch == epoch:
             # A checkpoint between two epochs then continues with the next one.
             self._progress = dataclasses.replace(self._progress, epoch=epoch + 1, consumed=0)
+
+    def _next(self, batches: Iterator[OwnBatch | GlobalBatch]) -> OwnBatch | GlobalBatch | None:
+        with self.watch.guard("epoch()"):
+            return next(batches, None)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -237,11 +234,11 @@ class Parallel:
 
     def evaluate(
         self,
-        loader: Any,
-        metric: Callable[[Any, Any], Any] | None = None,
+        loader: object,
+        metric: MetricFunction | None = None,
         *,
-        weight: Callable[[Any], Any] | None = None,
-    ) -> Any:
+        weight: WeightFunction | None = None,
+    ) -> float | dict[str, float]:
         """Return the mean of metric(output, target) over all samples; see `evaluate.evaluate`.
 
         Each sample counts once. The default metric is the training loss, with the training's `loss_weight`.
@@ -250,13 +247,11 @@ class Parallel:
         if weight is None and metric is self.task.loss:
             weight = self.task.loss_weight
         with self.watch.guard("evaluate()"):
-            from paceline.parallel.batches.loader import feed
-
             executor = self.executor_for_sample(lambda: feed(loader, self.task, self.world).sample())
             self.settle_buffers()
             return evaluate(executor, loader, metric, weight, self.task, self.world)
 
-    def check(self, batch: Any, limit: float | None = None) -> Any:
+    def check(self, batch: object, limit: float | None = None) -> Checked:
         """Compare loss and all gradients on this batch with the plain model's; see `check`."""
         with self.watch.guard("check()"):
             from paceline.parallel.check import check
@@ -311,13 +306,20 @@ class Parallel:
                 f"{call} was called while the average is in the model's place. Leave the block of average.applied() first."
             )
 
-    def save(self, path: str | Path | None = None, **options: Any) -> Any:
+    def save(
+        self,
+        path: str | Path | None = None,
+        *,
+        asynchronous: bool = False,
+        schedulers: Sequence[Resumable] = (),
+        every: int | None = None,
+    ) -> Path | None:
         """Write a checkpoint that any layout can load; see `checkpoint.save`."""
         with self.watch.guard("save()"):
             self._refuse_averaged("save()")
             from paceline.parallel.checkpoint import store
 
-            return store.save(self, path, **options)
+            return store.save(self, path, asynchronous=asynchronous, schedulers=schedulers, every=every)
 
     def wait(self) -> None:
         """Wait until the writes of `save(asynchronous=True)` are complete; see `checkpoint.wait`."""
@@ -326,13 +328,13 @@ class Parallel:
 
             store.wait(self)
 
-    def load(self, path: str | Path | None = None, **options: Any) -> Any:
+    def load(self, path: str | Path | None = None, *, schedulers: Sequence[Resumable] = ()) -> bool:
         """Resume from a checkpoint of any layout; see `checkpoint.load`."""
         with self.watch.guard("load()"):
             self._refuse_averaged("load()")
             from paceline.parallel.checkpoint import store
 
-            return store.load(self, path, **options)
+            return store.load(self, path, schedulers=schedulers)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole model on the CPU, on every rank.
@@ -357,15 +359,14 @@ class Parallel:
         """The position of training."""
         return self._progress
 
-    def state(self) -> dict[str, Any]:
-        """Return a checkpoint's part beside model and optimizer: plain values and tensors."""
+    def state(self) -> TrainingState:
+        """Return a checkpoint's part beside model and optimizer."""
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: TrainingState) -> None:
         """Resume from `state` in this layout."""
-        self._progress = Progress(**state["progress"])
-        self._resume = self._progress
-        self._streams.load_state_dict(dict(state["random"]))
+        self._progress = self._resume = Progress(**state["progress"])
+        self._streams.load_state_dict(state["random"])
 
     @property
     def rank(self) -> int:
@@ -411,11 +412,11 @@ class Parallel:
     def __repr__(self) -> str:
         return f"Parallel({self.skeleton.name}, {self.world.layout}, rank {self.rank} of {self.world_size})"
 
-    def executor_for(self, batch: Any) -> Executor:
+    def executor_for(self, batch: object) -> Executor:
         """Return the executor, made with this batch if it does not exist yet."""
         return self.executor_for_sample(lambda: batch)
 
-    def executor_for_sample(self, sample: Callable[[], Any]) -> Executor:
+    def executor_for_sample(self, sample: Callable[[], object]) -> Executor:
         """Return the executor. `sample` is called only if making it needs a batch."""
         if self._executor is None:
             self.skeleton.follow()
@@ -446,7 +447,7 @@ class Parallel:
         if self.world.layout.batch_norm == "local":
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
 
-    def _place(self, batch: Any) -> tuple[int, int, int]:
+    def _place(self, batch: object) -> tuple[int, int, int]:
         """Return epoch and samples after this batch, and the steps before it."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps

@@ -10,7 +10,7 @@ and operations over its rows, such as batch normalisation, give the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -21,13 +21,22 @@ from paceline.parallel.errors import ParallelError
 
 TARGETS = ("labels", "label", "target", "targets", "y")
 
+#: Functions of the script, with its own types: (output, target) -> the loss, (output, target) -> numbers, target -> a number.
+LossFunction = Callable[[Any, Any], Tensor]
+MetricFunction = Callable[[Any, Any], object]
+WeightFunction = Callable[[Any], Any]
+
 
 class Parts(NamedTuple):
     """The arguments of a model and its loss: model(*args, **kwargs), loss(output, target)."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    target: Any
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    target: object
+
+
+#: A batch of the script -> its parts.
+SplitFunction = Callable[[Any], Parts]
 
 
 class Microbatch(NamedTuple):
@@ -40,9 +49,9 @@ class Microbatch(NamedTuple):
         global_rows: The rows of this microbatch over all replicas.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    target: Any
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    target: object
     rows: int
     weight: Tensor
     index: int  # type: ignore[assignment]  # a tuple's own `index` is not missed
@@ -62,21 +71,21 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 class Whole:
     """A value in a batch that belongs to all rows, such as a [time, time] mask, and is not cut."""
 
-    value: Any
+    value: object
 
 
 def default_split(batch: object) -> Parts:
     """Split (x, ..., y), or a dict with its target under a usual name."""
     if isinstance(batch, Mapping):
-        found = [name for name in TARGETS if name in batch]
-        if len(found) != 1:
+        targets = [name for name in TARGETS if name in batch]
+        if len(targets) != 1:
             raise ParallelError(
                 f"the batch is a dict with the keys {', '.join(map(repr, batch))}, of which "
-                f"{'none' if not found else ' and '.join(map(repr, found))} may be the target (one of "
+                f"{' and '.join(map(repr, targets)) or 'none'} may be the target (one of "
                 f"{', '.join(TARGETS)}). Say which it is: split=lambda batch: Parts((batch['x'],), {{}}, batch['y'])."
             )
-        rest = {name: value for name, value in batch.items() if name != found[0]}
-        return Parts((), rest, batch[found[0]])
+        rest = {name: value for name, value in batch.items() if name != targets[0]}
+        return Parts((), rest, batch[targets[0]])
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return Parts(tuple(batch[:-1]), {}, batch[-1])
     raise ParallelError(

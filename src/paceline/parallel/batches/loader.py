@@ -11,8 +11,9 @@ DataLoader over a map-style dataset yields whole global batches, the same on eve
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +47,8 @@ def feed(loader: object, task: Task, world: World) -> Feed:
     """
     # A subclass with its own `__iter__` may ignore its sampler, so take its batches as they come.
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        if isinstance(loader.sampler, DistributedSampler) or isinstance(
-            getattr(loader.batch_sampler, "sampler", None), DistributedSampler
-        ):
+        samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
+        if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
             raise ParallelError(
                 "the loader has a DistributedSampler, which gives each rank samples of its own; parallelize cuts each batch "
                 "itself. Give the loader of a plain script: shuffle=True, and batch_size for all workers together."
@@ -67,7 +67,7 @@ class Feed:
         """Yield the epoch's batches from sample `start` on. Every rank calls it."""
         raise NotImplementedError
 
-    def sample(self) -> Any:
+    def sample(self) -> object:
         """Return the first batch of epoch 0 without consuming anything, or None if impossible."""
         raise NotImplementedError
 
@@ -105,28 +105,23 @@ class _MapFeed(Feed):
         on_cpu = torch.device("cpu") if self._world.size > 1 else contextlib.nullcontext()
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
-        number = 0
-        while True:
+        for number in itertools.count():
             # Augmentations in this process draw from these streams. A replica's stages load the same rows and must draw alike.
             with self._streams.use(f"data {epoch}", number):
                 try:
                     data = next(batches)
                 except StopIteration:
                     return
-            number += 1
             yield replace(known.popleft(), data=data)
 
-    def sample(self) -> Any:
-        from torch.utils.data import default_collate
-
+    def sample(self) -> object:
         with generators(0, torch.device("cpu")):
             indices = next(iter(self._order.batches(0, 0)), None)
             if not indices:
                 return None
-            dataset: Any = self._given.dataset
-            rows = [dataset[index] for index in indices]
-        collate: Any = self._given.collate_fn
-        return (collate or default_collate)(rows)
+            rows = [self._given.dataset[index] for index in indices]
+        collate: Callable[[list[object]], object] = self._given.collate_fn
+        return collate(rows)
 
     def __len__(self) -> int:
         return len(self._given)
@@ -166,7 +161,7 @@ class _WholeFeed(Feed):
                 "which can be gone through once. Give a list, or an object whose __iter__ restarts."
             )
 
-    def sample(self) -> Any:
+    def sample(self) -> object:
         if isinstance(self._loader, Iterator):
             return None
         with generators(0, torch.device("cpu")):
@@ -206,7 +201,9 @@ class _OwnRows:
             yield own or indices[:1]
 
 
-def _rebuilt(loader: DataLoader[Any], sampler: Any, generator: Any) -> DataLoader[Any]:
+def _rebuilt(
+    loader: DataLoader[object], sampler: Iterable[list[object]], generator: torch.Generator | None
+) -> DataLoader[object]:
     """Return a DataLoader with the same settings and another batch sampler."""
     options: dict[str, Any] = {
         "num_workers": loader.num_workers,
@@ -224,9 +221,8 @@ def _rebuilt(loader: DataLoader[Any], sampler: Any, generator: Any) -> DataLoade
 
 
 def _set_epoch(thing: object, epoch: int) -> None:
-    method = getattr(thing, "set_epoch", None)
-    if callable(method):
-        method(epoch)
+    method: Callable[[int], object] = getattr(thing, "set_epoch", lambda epoch: None)
+    method(epoch)
 
 
 class Order:
@@ -243,7 +239,7 @@ class Order:
         size = getattr(loader.batch_sampler, "batch_size", None)
         self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)
 
-    def batches(self, epoch: int, start: int) -> Iterator[list[Any]]:
+    def batches(self, epoch: int, start: int) -> Iterator[list[object]]:
         """Yield the samples of each batch, from the epoch's sample `start` on."""
         batch_sampler = self._loader.batch_sampler
         if type(batch_sampler) is not BatchSampler:
@@ -267,11 +263,11 @@ class Order:
         if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):
             # A tensor: a list of as many numbers would take several times the memory.
             return torch.randperm(len(sampler), generator=torch.Generator().manual_seed(seed), device="cpu")
-        own = getattr(sampler, "generator", None) or getattr(getattr(sampler, "sampler", None), "generator", None)
-        drawn = None
+        owners = sampler, getattr(sampler, "sampler", None)
+        drawn: list[object] = []
         if self._world.rank == 0:
             with generators(seed, torch.device("cpu")):
-                if own is not None:
+                for own in filter(None, (getattr(owner, "generator", None) for owner in owners)):
                     own.manual_seed(seed)
                 drawn = list(sampler)
         try:
@@ -290,8 +286,6 @@ def _agreed(seed: int, about: str, world: World) -> int:
     Raises:
         ParallelError: On every rank, if the loaders differ and would take different rows for a batch.
     """
-    if world.size == 1:
-        return seed
     everyone = gather((seed, about))
     loaders = by_value(text for _, text in everyone)
     if len(loaders) > 1:
@@ -300,10 +294,10 @@ def _agreed(seed: int, about: str, world: World) -> int:
             f"the ranks don't have the same loader: {shown}. Give each rank the whole dataset, and the batch_size of all "
             "workers together; parallelize cuts the batches."
         )
-    return int(everyone[0][0])
+    return everyone[0][0]
 
 
-def _length(dataset: Any) -> Any:
+def _length(dataset: Any) -> int | str:
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):

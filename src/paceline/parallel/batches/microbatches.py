@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, own_rows, piece_sizes
+from paceline.parallel.batches.batch import Microbatch, Parts, WeightFunction, consecutive, own_rows, piece_sizes
 from paceline.parallel.batches.rows import Rows, can_join, gather_parts, join_rows, move, unwrap
 from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import gather
@@ -32,16 +32,16 @@ SAMPLED = 2048
 class _ForStep:
     """A batch on its way from `epoch` to `step`, which a loop cannot inspect."""
 
-    data: Any
+    data: object
 
-    def __iter__(self) -> object:
-        raise self._refusal()
+    def __iter__(self) -> NoReturn:
+        self._refuse()
 
-    def __getitem__(self, key: object) -> Any:
-        raise self._refusal()
+    def __getitem__(self, key: object) -> NoReturn:
+        self._refuse()
 
-    def _refusal(self) -> ParallelError:
-        return ParallelError(
+    def _refuse(self) -> NoReturn:
+        raise ParallelError(
             "what par.epoch() gives can't be taken apart: give it to par.step(batch) as it is. This worker's rows of it are "
             "batch.data."
         )
@@ -59,7 +59,7 @@ class OwnBatch(_ForStep):
         epoch, consumed: The position after this batch: the samples of the epoch that all replicas have then seen.
     """
 
-    data: Any
+    data: object
     rows: int
     global_rows: int
     epoch: int
@@ -70,12 +70,12 @@ class OwnBatch(_ForStep):
 class GlobalBatch(_ForStep):
     """A whole global batch with its position, from a loader that is a plain iterable."""
 
-    data: Any
+    data: object
     epoch: int
     consumed: int
 
 
-def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
+def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     """Return this replica's microbatches of a global batch, or of an OwnBatch.
 
     A global batch is the same on every rank. Every rank calls it: with a loss_weight the weights are summed over the replicas.
@@ -83,27 +83,25 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
     Raises:
         ParallelError: The batch cannot be cut, or nothing in it counts.
     """
-    own = batch if isinstance(batch, OwnBatch) else None
     # Paceline has loaded a batch from `epoch` itself, so the ranks agree on it.
     if not isinstance(batch, _ForStep):
         agree_on_batch(batch, world)
     parts = Rows(split(batch, task))
-    global_rows = parts.count if own is None else own.global_rows
+    global_rows = batch.global_rows if isinstance(batch, OwnBatch) else parts.count
     sizes = piece_sizes(global_rows, task.microbatches, world.replicas)
-    if own is None:
-        ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
-    else:
+    ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
+    if isinstance(batch, OwnBatch):
         ranges = consecutive(of_micro[world.replica] for of_micro in sizes)
-        asked = ranges[-1].stop
+        samples = ranges[-1].stop
         # A replica without rows has loaded one as padding.
-        if parts.count != max(asked, 1):
+        if parts.count != max(samples, 1):
             raise ParallelError(
-                f"this rank's part of the batch has {parts.count} rows, but the loader was given {asked} samples. "
+                f"this rank's part of the batch has {parts.count} rows, but the loader was given {samples} samples. "
                 "Paceline cannot spread a collate_fn that joins or splits samples; give batches as a plain "
                 "iterable."
             )
     # Padding is the first row, with a weight of 0.
-    pieces = [parts.take(span.start, span.stop) if span else parts.take(0, 1) for span in ranges]
+    pieces = [parts.take(*(span.start, span.stop) if span else (0, 1)) for span in ranges]
     weights, total = [float(len(span)) for span in ranges], float(global_rows)
     if task.loss_weight is not None:
         weights = [
@@ -140,15 +138,14 @@ def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
     return cut(GlobalBatch(data=parts, epoch=0, consumed=0), replace(task, split=lambda parts: parts), world)
 
 
-def global_parts(batch: Any, task: Task, world: World) -> list[Parts]:
+def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
     """Return all rows of the global batch in order, on every rank.
 
     If each replica has padded its rows to another length, they cannot be joined: return each replica's rows separately.
     """
     if not isinstance(batch, OwnBatch):
         return [split(batch, task)]
-    own: Parts = move(split(batch, task), torch.device("cpu"))
-    group = world.replica_group
+    own, group = move(split(batch, task), torch.device("cpu")), world.replica_group
     if group is None:
         return [own]
     everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
@@ -174,7 +171,7 @@ def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch
     return sole(parts, count, world.device, count)
 
 
-def sole(parts: Rows, count: int, device: torch.device, global_rows: int) -> Microbatch:
+def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int) -> Microbatch:
     """Return the first `count` rows as a microbatch that is a whole batch, or a replica's part."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
@@ -187,18 +184,20 @@ def split(batch: object, task: Task) -> Parts:
         ParallelError: `split` returned something else.
     """
     parts: Any = task.split(batch.data if isinstance(batch, _ForStep) else batch)
-    if not isinstance(parts, tuple) or len(parts) != 3 or not isinstance(parts[1], Mapping):
-        what = type(parts).__name__
-        if isinstance(parts, tuple):
-            what += f" of {', '.join(type(part).__name__ for part in parts)}"
-        raise ParallelError(
-            f"split(batch) returned {what}; it has to return Parts(args, kwargs, target): a tuple, a dict and what "
-            "the loss is given."
-        )
-    return Parts(tuple(parts[0]), dict(parts[1]), parts[2])
+    match parts:
+        case (args, Mapping() as kwargs, target) if isinstance(parts, tuple):
+            return Parts(tuple(args), dict(kwargs), target)
+        case tuple():
+            names = f" of {', '.join(type(part).__name__ for part in parts)}"
+        case _:
+            names = ""
+    raise ParallelError(
+        f"split(batch) returned {type(parts).__name__}{names}; it has to return Parts(args, kwargs, target): a tuple, a dict "
+        "and what the loss is given."
+    )
 
 
-def weigh(weight: Callable[[Any], Any] | None, target: object, rows: int) -> float:
+def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
     """Return the weight of these rows, or their number without a weight function.
 
     Raises:
@@ -206,11 +205,11 @@ def weigh(weight: Callable[[Any], Any] | None, target: object, rows: int) -> flo
     """
     if rows == 0 or weight is None:
         return float(rows)
-    found = weight(target)
+    own = weight(target)
     try:
-        value = float(found)
+        value = float(own)
     except (TypeError, ValueError, RuntimeError) as error:
-        shown = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        shown = f"a tensor of shape {list(own.shape)}" if isinstance(own, torch.Tensor) else type(own).__name__
         raise ParallelError(
             f"the weight of a target (loss_weight=, or weight= of evaluate) is {shown}; it has to be one number, such as "
             "(target != -100).sum()."
@@ -223,7 +222,7 @@ def weigh(weight: Callable[[Any], Any] | None, target: object, rows: int) -> flo
     return value
 
 
-def agree_on_batch(batch: Any, world: World) -> None:
+def agree_on_batch(batch: object, world: World) -> None:
     """Compare the batch, or None at the loader's end, with other ranks' in a small message.
 
     Every rank calls it.
@@ -277,19 +276,19 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
         return
     places = gather((world.rank, *place, program, hash("order")), world.replica_group)
-    if len({tuple(found[1:4]) for found in places}) == 1:
+    if len({tuple(of_rank[1:4]) for of_rank in places}) == 1:
         first = places[0][4]
-        others = ", ".join(str(found[0]) for found in places if found[4] != first)
+        others = ", ".join(str(of_rank[0]) for of_rank in places if of_rank[4] != first)
         # The order of a set of strings differs between Python processes.
-        has_order = len({found[5] for found in places}) > 1
+        has_order = len({of_rank[5] for of_rank in places}) > 1
         cause = (
-            "Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "
+            " Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "
             "with PYTHONHASHSEED=0 in the environment."
         )
         raise ParallelError(
             f"rank {places[0][0]} and rank {others} do not compute the same model: what its forward reads (an attribute, a "
             "global, a config's value) was set to another value there. Every rank has to make the same changes."
-            f"{f' {cause}' if has_order else ''}"
+            f"{cause * has_order}"
         )
     shown = "; ".join(
         f"rank {rank} in epoch {epoch} at sample {sample}, step {step}" for rank, epoch, sample, step, *_ in places
@@ -328,14 +327,14 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
 
 def fingerprint(batch: object) -> int:
     """Return 32 bits for the shapes and sampled values of all tensors."""
-    found = b""
+    digest = 0
     for tensor in tensors_in(batch):
         flat = in_reals(sampled(tensor, SAMPLED))
         # A sum of doubles: the same numbers in the same order have the same sum on all ranks, to the bit.
         places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
-        value = float((flat.double().nan_to_num() * places).sum()) if len(flat) else 0.0
-        found += struct.pack(f"<{tensor.dim() + 1}qd", tensor.dim(), *tensor.shape, value)
-    return zlib.crc32(found)
+        value = float((flat.double().nan_to_num() * places).sum())
+        digest = zlib.crc32(struct.pack(f"<{tensor.dim() + 1}qd", tensor.dim(), *tensor.shape, value), digest)
+    return digest
 
 
 def _shown(batch: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,10 @@ from paceline.parallel.pytree import flatten, map_leaves, map_tensors, shown, te
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Tensor)
 
 
-class Rows:
+_T = TypeVar("_T")
+
+
+class Rows(Generic[_T]):
     """A batch, flattened once, from which rows can be taken repeatedly.
 
     Attributes:
@@ -31,13 +34,14 @@ class Rows:
         ParallelError: Tensors of the batch differ in their numbers of rows, or none has any.
     """
 
-    def __init__(self, batch: object) -> None:
+    def __init__(self, batch: _T) -> None:
         self._leaves, self._structure = flatten(batch, _is_taken_whole)
         self.count = self._counted()
 
-    def take(self, start: int, stop: int) -> Any:
+    def take(self, start: int, stop: int) -> _T:
         """Return the same structure with these rows. A list of plain values per row is cut too."""
-        return self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
+        taken: _T = self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
+        return taken
 
     def pick(self, rows: Sequence[int]) -> Any:
         """Return the same structure with copies of these rows, in this order."""
@@ -50,41 +54,38 @@ class Rows:
         return self._structure.rebuild(map(picked, self._leaves))
 
     def _taken(self, leaf: object, start: int, stop: int) -> object:
-        if isinstance(leaf, Tensor):
+        match leaf:
             # A tensor without dimensions has no rows and belongs to all of them.
-            return leaf[start:stop] if leaf.dim() else leaf
-        if isinstance(leaf, list):
-            return leaf[start:stop] if len(leaf) == self.count else list(leaf)
+            case Tensor() if leaf.dim():
+                return leaf[start:stop]
+            case list():
+                return leaf[start:stop] if len(leaf) == self.count else list(leaf)
         return leaf
 
     def _counted(self) -> int:
-        rows: int | None = None
-        first = ""
-        for path, leaf in zip(self._structure.paths(), self._leaves, strict=True):
-            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-                continue
-            where = shown(path) or "the tensor"
-            if rows is None:
-                rows, first = leaf.shape[0], where
-            elif leaf.shape[0] != rows:
+        leaves = zip(self._structure.paths(), self._leaves, strict=True)
+        tensors = [(shown(path), leaf) for path, leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        if not tensors:
+            raise ParallelError("no tensor in the batch has a first dimension to cut along; give split=.")
+        first, rows = tensors[0][0], tensors[0][1].shape[0]
+        for name, tensor in tensors:
+            if tensor.shape[0] != rows:
                 raise ParallelError(
-                    f"{first} of the batch has {rows} rows, but {where} has shape {list(leaf.shape)}. Tensors are "
+                    f"{first} of the batch has {rows} rows, but {name} has shape {list(tensor.shape)}. Tensors are "
                     "cut along their first dimension; wrap values that belong to all rows in "
                     "paceline.parallel.Whole(...) (see split=)."
                 )
-        if rows is None:
-            raise ParallelError("no tensor in the batch has a first dimension to cut along; give split=.")
         if rows == 0:
             raise ParallelError("the batch has no rows.")
         return rows
 
 
-def join_rows(pieces: Sequence[object]) -> Any:
+def join_rows(pieces: Sequence[_T]) -> _T:
     """Join the rows of all pieces. Values without rows come from the first piece."""
-    taken_apart = [flatten(piece, _is_taken_whole) for piece in pieces]
+    opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
-    def joined(leaves: tuple[Any, ...]) -> Any:
+    def joined(leaves: tuple[Any, ...]) -> object:
         first = leaves[0]
         if isinstance(first, Tensor) and first.dim():
             return torch.cat(leaves)
@@ -95,7 +96,8 @@ def join_rows(pieces: Sequence[object]) -> Any:
             return [item for own in leaves for item in own]
         return first
 
-    return taken_apart[0][1].rebuild(map(joined, zip(*(leaves for leaves, _ in taken_apart), strict=True)))
+    together: _T = opened[0][1].rebuild(map(joined, zip(*(leaves for leaves, _ in opened), strict=True)))
+    return together
 
 
 def can_join(pieces: Sequence[object]) -> bool:
@@ -107,14 +109,13 @@ def can_join(pieces: Sequence[object]) -> bool:
     return all(own == shapes[0] for own in shapes)
 
 
-def move(value: object, device: torch.device) -> Any:
+def move(value: _T, device: torch.device) -> _T:
     """Return the same structure on `device`, including the values of `Whole`."""
     # A copy to the CPU is read immediately, and must have arrived.
-    at_once = device.type == "cpu"
-    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=not at_once))
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
 
-def unwrap(value: object) -> Any:
+def unwrap(value: _T) -> _T:
     """Return the same structure with each `Whole` replaced by its value."""
     return map_leaves(value, lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, _is_whole)
 
@@ -135,7 +136,7 @@ def _is_taken_whole(value: object) -> bool:
     return _is_whole(value) or is_plain_list(value)
 
 
-def gather_parts(own: Sequence[Parts | None], like: Parts, group: Any) -> list[list[Parts | None]]:
+def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
     """Return [replica] -> its pieces on the CPU, or None. Every rank of the group calls it.
 
     `like` is any piece of this rank. Objects other than tensors, numbers and strings are taken from it.
@@ -144,8 +145,8 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: Any) -> list[l
         NotPlainError: On every rank: a list of the batch has such an object for each row.
     """
     # A replica without rows takes part too, because each rank of the group must join each collective.
-    everyone = gather([None if piece is None else told(piece) for piece in own], group)
-    return [[None if found is None else filled(like, found) for found in of_replica] for of_replica in everyone]
+    everyone = gather([None if piece is None else sendable(piece) for piece in own], group)
+    return [[None if piece is None else filled(like, piece) for piece in of_replica] for of_replica in everyone]
 
 
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
@@ -157,14 +158,14 @@ def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts
     return max(pieces, key=lambda piece: Rows(piece).count)
 
 
-def told(piece: Parts) -> list[list[Any]]:
+def sendable(piece: Parts) -> list[list[object]]:
     """Return each leaf as [leaf], or [] if it cannot be sent."""
     # A list of plain values per row has another length on each replica, so it is one leaf.
     return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 
-def filled(like: Parts, found: list[list[Any]]) -> Parts:
+def filled(like: Parts, sent: list[list[object]]) -> Parts:
     """Return the piece that another rank has sent, in containers like these."""
     leaves, structure = flatten(like, is_plain_list)
-    parts: Parts = structure.rebuild(one[0] if one else leaf for one, leaf in zip(found, leaves, strict=True))
+    parts: Parts = structure.rebuild([*own, leaf][0] for own, leaf in zip(sent, leaves, strict=True))
     return parts

@@ -12,16 +12,15 @@ So augmentation may be random. Small differences are allowed, because machines m
 from __future__ import annotations
 
 import random
-import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.parallel.deterministic_rng import generators, generators_kept
+from paceline.parallel.deterministic_rng import generators, generators_kept, numpys_random
 from paceline.parallel.errors import ParallelError, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
@@ -35,10 +34,11 @@ TOLERANCE = 0.02
 #: For each tensor of a sample: its shape, whether its numbers are exact, some of them.
 Summary = list[tuple[list[int], bool, list[float]]]
 
-_agreed: weakref.WeakSet[Any] = weakref.WeakSet()
+_T = TypeVar("_T")
+_agreed: weakref.WeakSet[object] = weakref.WeakSet()
 
 
-def agree_on_data(loader: DataLoader[Any], world: World) -> None:
+def agree_on_data(loader: DataLoader[object], world: World) -> None:
     """Compare two samples of the loader's dataset with other ranks', once per dataset.
 
     Every rank calls it.
@@ -55,23 +55,18 @@ def agree_on_data(loader: DataLoader[Any], world: World) -> None:
         own = {}
     everyone = gather(own)
     for index in own:
-        found: list[Summary | None] = [of_rank.get(index) for of_rank in everyone]
-        first = found[0]
-        if first is None or None in found:
-            continue
-        others = [rank for rank, summary in enumerate(found) if summary is not None and not are_alike(first, summary)]
-        if others:
-            other = found[others[0]]
-            assert other is not None
+        summaries = [summary for of_rank in everyone if (summary := of_rank.get(index)) is not None]
+        others = [rank for rank, summary in enumerate(summaries) if not are_alike(summaries[0], summary)]
+        if len(summaries) == world.size and others:
             raise ParallelError(
-                f"the ranks don't have the same dataset: sample {index} is {_shown(first)} on rank 0, "
-                f"{_shown(other)} on {named_ranks(others)}. Each rank reads its own rows of one dataset: set the "
+                f"the ranks don't have the same dataset: sample {index} is {_shown(summaries[0])} on rank 0, "
+                f"{_shown(summaries[others[0]])} on {named_ranks(others)}. Each rank reads its own rows of one dataset: set the "
                 "same seed on all ranks before making it (torch.manual_seed(0), or random_split(..., "
                 "generator=torch.Generator().manual_seed(0))), and don't split it by rank."
             )
 
 
-def read_twice(loader: DataLoader[Any]) -> dict[int, Summary | None]:
+def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
     """Return sample -> its summary, or None if two readings differ.
 
     The samples are read where the loader reads, here or in a worker.
@@ -82,7 +77,7 @@ def read_twice(loader: DataLoader[Any]) -> dict[int, Summary | None]:
     if loader.num_workers == 0:
         return {index: probe[index] for index in indices}
     # In a worker, because the dataset may open a file when it is read. Workers forked later would share its position.
-    there: DataLoader[Any] = DataLoader(
+    there: DataLoader[Summary | None] = DataLoader(
         probe,
         batch_size=None,
         sampler=indices,
@@ -98,14 +93,14 @@ def read_twice(loader: DataLoader[Any]) -> dict[int, Summary | None]:
         return dict(zip(indices, there, strict=True))
 
 
-def _as_it_is(value: Any) -> Any:
+def _as_it_is(value: _T) -> _T:
     return value
 
 
-class _Probe(torch.utils.data.Dataset[Any]):
+class _Probe(torch.utils.data.Dataset[Summary | None]):
     """A dataset of summaries, each of two readings of a sample."""
 
-    def __init__(self, dataset: Any, collate: Any) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list[object]], object]) -> None:
         self._dataset = dataset
         self._collate = collate
 
@@ -120,14 +115,14 @@ class _Probe(torch.utils.data.Dataset[Any]):
             return summarise(self._collate(rows))
 
 
-def summarise(sample: Any) -> Summary:
+def summarise(sample: object) -> Summary:
     """Return shapes and some numbers of all tensors in `sample`."""
-    found = []
+    summary: Summary = []
     for tensor in tensors_in(sample):
         flat = in_reals(sampled(tensor, SAMPLED)[:SAMPLED])
-        exact = not flat.is_floating_point() and flat.dtype != torch.uint8
-        found.append((list(tensor.shape), exact, flat.double().nan_to_num().tolist()))
-    return found
+        is_exact = not flat.is_floating_point() and flat.dtype != torch.uint8
+        summary.append((list(tensor.shape), is_exact, flat.double().nan_to_num().tolist()))
+    return summary
 
 
 def are_alike(first: Summary, second: Summary) -> bool:
@@ -146,13 +141,12 @@ def _seeded() -> Iterator[None]:
     """Seed torch, Python and numpy as on every other rank, within the block."""
     with generators_kept(), generators(0, torch.device("cpu")):
         random.seed(0)
-        numpy: Any = sys.modules.get("numpy")
-        if numpy:
-            numpy.random.seed(0)
+        for generator in numpys_random():
+            generator.seed(0)
         yield
 
 
-def _is_known(dataset: Any) -> bool:
+def _is_known(dataset: object) -> bool:
     """Return True if the dataset was compared before, and remember it if possible."""
     try:
         known = dataset in _agreed

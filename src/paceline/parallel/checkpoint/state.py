@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,45 @@ from paceline.parallel.full_tensor import whole
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import local
 
+if TYPE_CHECKING:
+    from paceline.parallel.executor import TrainingState
+
 _OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # what a layout decides, not the user's training
+
+
+class Resumable(Protocol):
+    """A learning-rate scheduler, or another object with a state of plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+
+
+class Group(TypedDict):
+    """A group of an optimizer, with its parameters' names."""
+
+    names: list[str]
+    options: dict[str, object]
+
+
+class OwnRecord(TypedDict):
+    """One rank's part of the record: `values` are the optimizer's, by parameter."""
+
+    groups: list[Group]
+    values: dict[str, dict[str, object]]
+    model_values: dict[str, object]
+
+
+class Record(OwnRecord):
+    """Everything in a checkpoint but its tensors."""
+
+    format: int
+    torch: str
+    optimizer: str
+    layout: str
+    state: TrainingState
+    averages: list[list[int]]
+    schedulers: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +89,21 @@ class HeldState:
 
     def model_tensors(self) -> dict[str, Tensor]:
         """Return first name -> the tensor itself, as the module uses it."""
-        state = self._state_dict()
-        found: dict[str, Tensor] = {}
+        state = self._tensors()
+        tensors: dict[str, Tensor] = {}
         for name, first in self.first_names().items():
-            found.setdefault(first, state[name])
-        return found
+            tensors.setdefault(first, state[name])
+        return tensors
 
     def first_names(self) -> dict[str, str]:
         """Return the module's tensor names -> first names in the whole model.
 
         The first name may be in another stage.
         """
-        found = {name: value for name, value in self._state_dict().items() if isinstance(value, Tensor)}
         first = {id(param): name for name, param in self.parameters.items()}
-        return {name: first.setdefault(id(tensor), name) for name, tensor in found.items()}
+        return {name: first.setdefault(id(tensor), name) for name, tensor in self._tensors().items()}
 
-    def model_values(self) -> dict[str, Any]:
+    def model_values(self) -> dict[str, object]:
         """Return the modules' extra state beside tensors (`get_extra_state`)."""
         return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
 
@@ -83,21 +120,28 @@ class HeldState:
             for param in group["params"]
         }
 
-    def _state_dict(self) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self._state_dict().items() if isinstance(value, Tensor)}
+
+    def _state_dict(self) -> dict[str, object]:
         return dict(self.module.state_dict(keep_vars=True))
 
 
 def tensors(held: HeldState) -> dict[str, Tensor]:
     """Return key -> detached tensor, which shares memory with training."""
-    found = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
-    for name, (_, state) in held.optimizer_states().items():
-        found |= {f"optimizer.{name}.{key}": x.detach() for key, x in state.items() if isinstance(x, Tensor)}
-    return found | held.average_tensors()
+    of_model = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
+    of_optimizer = {
+        f"optimizer.{name}.{key}": value.detach()
+        for name, (_, state) in held.optimizer_states().items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
+    return of_model | of_optimizer | held.average_tensors()
 
 
-def own_record(held: HeldState) -> dict[str, Any]:
+def own_record(held: HeldState) -> OwnRecord:
     """Return this rank's part of the record."""
-    groups = []
+    groups: list[Group] = []
     names = {id(param): name for name, (param, _) in held.optimizer_states().items()}
     for group in held.optimizer.param_groups if held.optimizer is not None else ():
         options = {key: value for key, value in group.items() if key not in _OWN_OPTIONS}
@@ -110,13 +154,13 @@ def own_record(held: HeldState) -> dict[str, Any]:
     return {"groups": groups, "values": values, "model_values": held.model_values()}
 
 
-def merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:
+def merge_records(records: list[OwnRecord]) -> OwnRecord:
     """Merge the records of all ranks."""
-    merged: dict[str, Any] = {"groups": [], "values": {}, "model_values": {}}
+    merged: OwnRecord = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
-        for key in ("values", "model_values"):
-            # Copies of a tied parameter are in several stages' records. The first stage's wins.
-            merged[key] = {**record[key], **merged[key]}
+        # Copies of a tied parameter are in several stages' records. The first stage's wins.
+        merged["values"] = record["values"] | merged["values"]
+        merged["model_values"] = record["model_values"] | merged["model_values"]
     for index, group in enumerate(records[0]["groups"]):
         names = dict.fromkeys(name for record in records for name in record["groups"][index]["names"])
         merged["groups"].append({"names": list(names), "options": group["options"]})
@@ -128,8 +172,8 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
 
     They are cut as in this layout. `saved` has shape and dtype of the checkpoint's whole tensors.
     """
-    found = {f"model.{name}": torch.empty_like(tensor.detach()) for name, tensor in held.model_tensors().items()}
-    found |= {key: torch.empty_like(tensor) for key, tensor in held.average_tensors().items()}
+    buffers = {f"model.{name}": torch.empty_like(tensor.detach()) for name, tensor in held.model_tensors().items()}
+    buffers |= {key: torch.empty_like(tensor) for key, tensor in held.average_tensors().items()}
     params = {name: param for name, (param, _) in held.optimizer_states().items()}
     for key, (shape, dtype) in saved.items():
         kind, _, rest = key.partition(".")
@@ -140,15 +184,13 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
         # State of the parameter's shape is cut like the parameter. Other state, such as the step number, is whole on every
         # rank.
         if shape == param.shape and state != "step":
-            found[key] = torch.empty_like(param.detach(), dtype=dtype)
+            buffers[key] = torch.empty_like(param.detach(), dtype=dtype)
         else:
-            found[key] = torch.empty(shape, dtype=dtype, device=param.device if len(shape) else "cpu")
-    return found
+            buffers[key] = torch.empty(shape, dtype=dtype, device=param.device if len(shape) else "cpu")
+    return buffers
 
 
-def mismatch(
-    held: Mapping[str, torch.Size], optimizer: str, record: Mapping[str, object], saved: Mapping[str, torch.Size]
-) -> str:
+def mismatch(held: Mapping[str, torch.Size], optimizer: str, record: Record, saved: Mapping[str, torch.Size]) -> str:
     """Return how the checkpoint differs from the ranks' whole model, or "".
 
     Args:
@@ -162,16 +204,15 @@ def mismatch(
             return f"it has no {name!r}, which the model has"
         if saved[name] != shape:
             return f"{name!r} has the shape {list(saved[name])} there and {list(shape)} in the model"
-    for name in saved:
-        if name not in held:
-            return f"it has {name!r}, which the model has not"
+    if foreign := [name for name in saved if name not in held]:
+        return f"it has {foreign[0]!r}, which the model has not"
     if optimizer and record["optimizer"] != optimizer:
         there = f"a state of {record['optimizer']}" if record["optimizer"] else "no state of an optimizer"
         return f"it has {there}, and the optimizer is {optimizer}"
     return ""
 
 
-def groups_mismatch(held: HeldState, record: Mapping[str, Any]) -> str:
+def groups_mismatch(held: HeldState, record: Record) -> str:
     """Return how this rank's optimizer groups differ from the checkpoint's, or ""."""
     if held.optimizer is None:
         return ""
@@ -189,35 +230,35 @@ def groups_mismatch(held: HeldState, record: Mapping[str, Any]) -> str:
     return ""
 
 
-def put_back(held: HeldState, found: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Give model and optimizer the state: `found` by key, `record` for all ranks."""
+def put_back(held: HeldState, saved: Mapping[str, Tensor], record: Record) -> None:
+    """Give model and optimizer the state: `saved` by key, `record` for all ranks."""
     with torch.no_grad():
         for name, tensor in held.model_tensors().items():
-            local(tensor).copy_(local(found[f"model.{name}"]))
+            local(tensor).copy_(local(saved[f"model.{name}"]))
         for key, tensor in held.average_tensors().items():
-            local(tensor).copy_(local(found[key]))
+            local(tensor).copy_(local(saved[key]))
     own = held.model_values()
     if own:
         held.module.load_state_dict({name: record["model_values"][name] for name in own}, strict=False)
     if held.optimizer is None:
         return
-    read: dict[str, dict[str, Any]] = {}
-    for key, tensor in found.items():
+    read: dict[str, dict[str, object]] = {}
+    for key, tensor in saved.items():
         name, _, of_state = key.removeprefix("optimizer.").rpartition(".")
         if key.startswith("optimizer."):
             read.setdefault(name, {})[of_state] = tensor
     moved = _device_steps(held.optimizer)
     for name, (param, _) in held.optimizer_states().items():
         state = read.get(name, {}) | record["values"].get(name, {})
-        if id(param) in moved and isinstance(state.get("step"), Tensor):
-            state["step"] = state["step"].to(param.device)
+        if id(param) in moved and isinstance(step := state.get("step"), Tensor):
+            state["step"] = step.to(param.device)
         if state:
             held.optimizer.state[param] = state
         else:
             # The checkpoint is from before this parameter's first step. Its current state belongs to another training.
             held.optimizer.state.pop(param, None)
-    for group, saved in zip(held.optimizer.param_groups, record["groups"], strict=True):
-        group.update(saved["options"])
+    for group, own_group in zip(held.optimizer.param_groups, record["groups"], strict=True):
+        group.update(own_group["options"])
 
 
 def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
@@ -242,21 +283,20 @@ def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
 
 def _whole(tensor: Tensor) -> Tensor:
     # Copy a whole tensor too, or the next step would change the caller's.
-    return whole(tensor).to("cpu", copy=True)  # type: ignore[no-any-return]
+    return whole(tensor).to("cpu", copy=True)
 
 
-def _from_stages(own: dict[str, Tensor], group: Any, device: torch.device) -> dict[str, Tensor]:
+def _from_stages(own: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device) -> dict[str, Tensor]:
     """Return the tensors of all stages. Of copies the first stage's wins."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
-    found: dict[str, Tensor] = {}
+    together: dict[str, Tensor] = {}
     for stage, names in enumerate(gather(about, group)):
         root = dist.get_global_rank(group, stage)
-        for name, (shape, dtype) in names.items():
-            if name in found:
-                continue
+        for name in [name for name in names if name not in together]:
+            shape, dtype = names[name]
             is_owner = dist.get_rank() == root
             tensor = own[name].to(device) if is_owner else torch.empty(shape, dtype=dtype, device=device)
             if tensor.numel():
                 dist.broadcast(tensor, root, group=group)
-            found[name] = tensor.cpu()
-    return found
+            together[name] = tensor.cpu()
+    return together

@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,6 +30,9 @@ from paceline.parallel.checkpoint import folder as folders
 from paceline.parallel.checkpoint.folder import RECORD, Background, Saving, reason
 from paceline.parallel.checkpoint.state import (
     HeldState,
+    OwnRecord,
+    Record,
+    Resumable,
     groups_mismatch,
     merge_records,
     mismatch,
@@ -59,7 +62,7 @@ def save(
     path: str | Path | None = None,
     *,
     asynchronous: bool = False,
-    schedulers: Sequence[Any] = (),
+    schedulers: Sequence[Resumable] = (),
     every: int | None = None,
 ) -> Path | None:
     """Save a checkpoint. Return its path, or None if none was due.
@@ -92,8 +95,8 @@ def save(
     par.settle_buffers()
     held = hold(par)
     target = Path(path) if path is not None else folders.step_path(folders.steps_dir(), par.progress.steps)
-    record = merge_records(_gather_records(held))
-    record |= {
+    record: Record = {
+        **merge_records(_gather_records(held)),
         "format": FORMAT,
         "torch": str(torch.__version__),
         "optimizer": _kind(par.optimizer),
@@ -126,7 +129,7 @@ def wait(par: ParallelHandle) -> None:
         raise_agreed(job.error)
 
 
-def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
+def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Resumable] = ()) -> bool:
     """Restore model, optimizer, progress and random streams from a checkpoint.
 
     Return True if there was one. A failure changes nothing.
@@ -144,10 +147,10 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     wait(par)
     # Rank 0 looks for all: another rank might already see a newer checkpoint. An error is raised on all ranks together, because
     # the others would wait for a failing rank in the next collective.
-    found = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
-    if found is None:
+    name = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
+    if name is None:
         return False
-    folder = Path(found)
+    folder = Path(name)
     held = hold(par)
     record, saved = on_all(lambda: _read_about(folder))
     _compare(par, held, folder, record, saved, len(schedulers))
@@ -185,7 +188,7 @@ def hold(par: ParallelHandle) -> HeldState:
     )
 
 
-def _pack(record: dict[str, object]) -> bytes:
+def _pack(record: Record) -> bytes:
     """Serialize the record.
 
     Raises:
@@ -211,21 +214,18 @@ def _not_plain(kind: str) -> ParallelError:
 
 
 def _find(path: str | Path | None) -> str | None:
-    if path is None:
-        newest = folders.newest(folders.steps_dir())
-        if newest is None:
-            return None
-        path = newest
-    found = folders.find(Path(path).absolute())
-    if found is None:
+    if path is None and (path := folders.newest(folders.steps_dir())) is None:
+        return None
+    folder = folders.find(Path(path).absolute())
+    if folder is None:
         what = "has no complete checkpoint" if Path(path).exists() else "is not there"
         raise ParallelError(
             f"{str(path)!r} {what}. Give the path that save() was given; a save that was cut short leaves nothing to load."
         )
-    return str(found)
+    return str(folder)
 
 
-def _read_about(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[torch.Size, torch.dtype]]]:
+def _read_about(folder: Path) -> tuple[Record, dict[str, tuple[torch.Size, torch.dtype]]]:
     """Return the record, and key -> shape and dtype of each tensor."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -235,7 +235,7 @@ def _read_about(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[torch.Siz
             f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "
             "Checkpoints must be on a file system that all ranks share."
         )
-    record = torch.load(folder / RECORD, weights_only=True, map_location="cpu")
+    record: Record = torch.load(folder / RECORD, weights_only=True, map_location="cpu")
     if record["format"] != FORMAT:
         raise ParallelError(
             f"{str(folder)!r} has the format {record['format']}; this version of Paceline reads format {FORMAT}."
@@ -252,7 +252,7 @@ def _compare(
     par: ParallelHandle,
     held: HeldState,
     folder: Path,
-    record: dict[str, Any],
+    record: Record,
     saved: dict[str, tuple[torch.Size, torch.dtype]],
     schedulers: int,
 ) -> None:
@@ -297,7 +297,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
 # Agreement of all ranks.
 
 
-def _gather_records(held: HeldState) -> list[dict[str, Any]]:
+def _gather_records(held: HeldState) -> list[OwnRecord]:
     try:
         return gather(own_record(held))
     except NotPlainError as error:
@@ -344,11 +344,10 @@ def on_all(action: Callable[[], _T]) -> _T:
 def raise_agreed(error: Exception | None) -> None:
     """Raise the first rank's error on all ranks, if any rank has one."""
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
-    found = next((item for item in gather(described) if item is not None), None)
-    if found is not None:
-        kind = ParallelError if found[0] else CheckpointError
+    for is_users, text in filter(None, gather(described)):
+        kind = ParallelError if is_users else CheckpointError
         # An error of this class is complete and needs no second traceback.
-        raise kind(found[1]) from (None if type(error) is kind and str(error) == found[1] else error)
+        raise kind(text) from (None if type(error) is kind and str(error) == text else error)
 
 
 def _text(error: Exception) -> str:

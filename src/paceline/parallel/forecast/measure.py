@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -126,12 +125,12 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
     if optimizer is None:
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
-    kind: Any = type(optimizer)
+    make: Callable[..., torch.optim.Optimizer] = type(optimizer)
     # Some optimizers keep more in a group than their constructor takes.
-    taken = inspect.signature(kind.__init__).parameters
+    taken = inspect.signature(make).parameters
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params" and key in taken}
     try:
-        own = kind([param], **options)
+        own = make([param], **options)
         best = float("inf")
         for _ in range(3):
             param.grad = torch.ones_like(param)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pipeline.cut import Block, find_cuts, parameter_bytes
@@ -22,6 +21,7 @@ from paceline.parallel.pipeline.timeline import bubble, in_flight, simulate
 from paceline.parallel.strategy import (
     DataParallel,
     FullyShard,
+    Joinable,
     Layout,
     PipelineParallel,
     TensorParallel,
@@ -117,15 +117,12 @@ class Forecast:
         return states + self.activation_bytes + self.together_bytes
 
 
-def candidates(workers: int) -> list[object]:
+def candidates(workers: int) -> list[Joinable]:
     """Return the strategies for this number of workers, with their sizes."""
-    found: list[Any] = [DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)]
-    for size in range(2, workers):
-        if workers % size == 0:
-            other = workers // size
-            found += [DataParallel(size) @ PipelineParallel(other), FullyShard(size) @ PipelineParallel(other)]
-            found += [DataParallel(size) @ TensorParallel(other), FullyShard(size) @ TensorParallel(other)]
-    return found
+    single = DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)
+    pairs = [(size, workers // size) for size in range(2, workers) if workers % size == 0]
+    outer, inner = (DataParallel, FullyShard), (PipelineParallel, TensorParallel)
+    return [*single, *(of(size) @ into(other) for size, other in pairs for into in inner for of in outer)]
 
 
 def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int, name: str = "") -> Forecast:
@@ -233,7 +230,7 @@ def _piped(
 
 def all_forecasts(
     measured: Measured, workers: int, microbatches: int, at_once: int, used: Layout | None = None
-) -> dict[str, tuple[Any, Forecast]]:
+) -> dict[str, tuple[Joinable, Forecast]]:
     """Return name -> strategy and forecast of every layout for this number of workers.
 
     The layout in use, `used`, is included. Others with context or expert parallelism are not.

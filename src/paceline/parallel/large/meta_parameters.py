@@ -6,34 +6,33 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.parallel import tied_parameters
 from paceline.parallel.deterministic_rng import normal
+from paceline.parallel.full_tensor import is_part
 
 #: For each dimension: start, end.
 Region = tuple[tuple[int, int], ...]
 
 
-def region_of(tensor: Any) -> Region:
+def region_of(tensor: Tensor) -> Region:
     """Return this rank's ranges of a DTensor, or all of any other tensor.
 
     The mesh's axis `tensor` comes last and cuts first: FSDP2 cuts the rest.
     """
     region = [(0, size) for size in tensor.shape]
-    placements = getattr(tensor, "placements", ())
-    for axis in reversed(range(len(placements))):
-        placement = placements[axis]
-        if not hasattr(placement, "dim"):
-            continue
+    if not is_part(tensor):
+        return tuple(region)
+    for axis, placement in reversed([*enumerate(tensor.placements)]):
         # As torch.chunk cuts: equal parts, the last ones shorter or empty.
-        start, end = region[placement.dim]
-        ranks, rank = tensor.device_mesh.size(axis), tensor.device_mesh.get_local_rank(axis)
-        size = -(-(end - start) // ranks)
-        region[placement.dim] = min(start + rank * size, end), min(start + (rank + 1) * size, end)
+        for dim in [placement.dim] if hasattr(placement, "dim") else []:
+            start, end = region[dim]
+            ranks, rank = tensor.device_mesh.size(axis), tensor.device_mesh.get_local_rank(axis)
+            size = -(-(end - start) // ranks)
+            region[dim] = min(start + rank * size, end), min(start + (rank + 1) * size, end)
     return tuple(region)
 
 
@@ -45,18 +44,19 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
     """Allocate parameters and buffers that have no memory, without values. Ties stay."""
     made: dict[int, nn.Parameter] = {}
     for module in modules:
-        is_changed = False
-        for part in list(module.modules()):
-            for name, param in list(part._parameters.items()):
-                if param is None or not param.is_meta:
-                    continue
-                if id(param) not in made:
-                    value = torch.empty_like(param, device=device)
-                    made[id(param)] = nn.Parameter(value, requires_grad=param.requires_grad)
-                # With setattr, because RNNs keep a second list of their parameters.
-                setattr(part, name, made[id(param)])
-                is_changed = True
-        if is_changed:
+        empty = [
+            (part, name, param)
+            for part in module.modules()
+            for name, param in part._parameters.items()
+            if param is not None and param.is_meta
+        ]
+        for part, name, param in empty:
+            if id(param) not in made:
+                value = torch.empty_like(param, device=device)
+                made[id(param)] = nn.Parameter(value, requires_grad=param.requires_grad)
+            # With setattr, because RNNs keep a second list of their parameters.
+            setattr(part, name, made[id(param)])
+        if empty:
             # Nothing moves, but FSDP2 looks for new parameters only when a module is moved.
             module.to(device)
 
@@ -103,16 +103,14 @@ def stand_ins(
     """
     first = tied_parameters.first_names(model)
     made: dict[int, nn.Parameter] = {}
-    swapped = []
-    for name, param in model.named_parameters(remove_duplicate=False):
-        if not param.is_meta or (names is not None and name not in names):
-            continue
+    params = model.named_parameters(remove_duplicate=False)
+    empty = {name: param for name, param in params if param.is_meta and (names is None or name in names)}
+    for name, param in empty.items():
         if id(param) not in made:
             value = stand_in(first[name], param, device)
-            made[id(param)] = nn.Parameter(
-                value.clone(memory_format=torch.contiguous_format) if dense else value, param.requires_grad
-            )
-        swapped.append((*tied_parameters.owner_of(model, name), param))
+            value = value.clone(memory_format=torch.contiguous_format) if dense else value
+            made[id(param)] = nn.Parameter(value, param.requires_grad)
+    swapped = [(*tied_parameters.owner_of(model, name), param) for name, param in empty.items()]
     try:
         for module, last, param in swapped:
             # With setattr, because RNNs keep a second list of their parameters.
@@ -129,5 +127,5 @@ def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
     if not param.is_floating_point() or not param.numel():
         return torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)
     drawn = normal((count,), f"stand in {name}") * math.prod(param.shape[1:]) ** -0.5
-    found: Tensor = drawn.to(device, param.dtype).as_strided(tuple(param.shape), (1,) * param.dim())
-    return found
+    weights: Tensor = drawn.to(device, param.dtype).as_strided(tuple(param.shape), (1,) * param.dim())
+    return weights

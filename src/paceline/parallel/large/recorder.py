@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ from paceline.parallel.deterministic_rng import derive
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.torch_private import DispatchMode
+
+if TYPE_CHECKING:
+    from torch.storage import UntypedStorage
+
+    from paceline.torch_private import Operation
+
+_T = TypeVar("_T")
+_Args = tuple[Any, ...]
+_Options = dict[str, Any]
 
 #: Operations that initialise a tensor.
 _WRITES = frozenset((torch.ops.aten.fill_, torch.ops.aten.zero_, torch.ops.aten.copy_, torch.ops.aten.eye))
@@ -41,9 +50,9 @@ class _Ref:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Call:
-    function: Any
-    args: Any
-    kwargs: dict[str, Any]
+    function: Callable[..., object]
+    args: _Args
+    kwargs: _Options
     is_random: bool
 
 
@@ -66,7 +75,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._logs: dict[int, list[_Entry]] = {}
         # Held, because storages are known by their address, which another one could reuse.
-        self._alive: dict[int, Any] = {}
+        self._alive: dict[int, UntypedStorage] = {}
         self._is_off = False
 
     @contextlib.contextmanager
@@ -82,7 +91,9 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         """Register the tensor as uninitialised memory."""
         self._logs[self._key(shell)] = []
 
-    def note(self, function: object, tensor: Tensor, *args: object, is_random: bool = False, **kwargs: object) -> None:
+    def note(
+        self, function: Callable[..., object], tensor: Tensor, *args: object, is_random: bool = False, **kwargs: object
+    ) -> None:
         """Record a call that writes to its first argument and reads no other one without memory."""
         log = self._logs.setdefault(self._key(tensor), [])
         call = _Call(function=function, args=(self._ref(tensor, len(log)), *args), kwargs=kwargs, is_random=is_random)
@@ -102,15 +113,17 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         """Return True if it is registered, initialised or not."""
         return tensor.untyped_storage()._cdata in self._logs
 
-    def made(self, function: object, tensors: list[Tensor]) -> None:
+    def made(self, function: Operation, tensors: list[Tensor]) -> None:
         """Handle an operation on tensors that all have memory. For subclasses."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operation, types: Sequence[type], args: _Args = (), kwargs: _Options | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if self._is_off:
             return func(*args, **kwargs)
-        given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_meta]
-        if not given:
+        empty = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_meta]
+        if not empty:
             result = func(*args, **kwargs)
             made = tensors_in(result)
             if any(tensor.is_meta for tensor in made):
@@ -118,7 +131,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
             else:
                 self.made(func, [*_written(func, args, kwargs), *made])
             return result
-        for tensor in _written(func, args, kwargs):
+        written = _written(func, args, kwargs)
+        for tensor in written:
             if not tensor.is_meta:
                 raise ParallelError(
                     f"{func} reads the values of a parameter under paceline.parallel.empty(), where parameters "
@@ -129,30 +143,29 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
                 "a number is read from a parameter that has no values yet (item(), bool(), float()), while a model is built "
                 "under paceline.parallel.empty(). Compute it from the parameter's shape, or build that part outside."
             )
-        before = [(tensor, len(self._logs.get(self._key(tensor), ()))) for tensor in given]
-        told = {id(tensor): done for tensor, done in before}
-        call_args, call_kwargs = self._refs(args, told), self._refs(kwargs, told)
+        done = {id(tensor): len(self._logs.get(self._key(tensor), ())) for tensor in empty}
+        call_args, call_kwargs = self._refs(args, done), self._refs(kwargs, done)
         # torch refuses operations between devices, and only the shapes matter here.
         shapes = map_tensors((args, kwargs), lambda tensor: tensor if tensor.is_meta else _shape_of(tensor))
         result = func(*shapes[0], **shapes[1])
-        self._note(func, call_args, call_kwargs, result, written=_written(func, args, kwargs), given=given)
+        self._note(func, call_args, call_kwargs, result, written=written, read=empty)
         return result
 
     def _note(
         self,
-        func: Any,
-        args: Any,
-        kwargs: Mapping[str, Any],
-        result: Any,
+        func: Operation,
+        args: _Args,
+        kwargs: _Options,
+        result: object,
         *,
         written: Sequence[Tensor] = (),
-        given: Sequence[Tensor] = (),
+        read: Sequence[Tensor] = (),
     ) -> None:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         call = _Call(function=func, args=args, kwargs=dict(kwargs), is_random=is_random)
         for key in dict.fromkeys(self._key(tensor) for tensor in written):
             self._logs.setdefault(key, []).append(_Entry(call=call))
-        known = {self._key(tensor) for tensor in given}
+        known = {self._key(tensor) for tensor in read}
         for number, tensor in enumerate(tensors_in(result)):
             key = self._key(tensor)
             # A view of an argument shares its storage, and its log.
@@ -160,7 +173,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
                 known.add(key)
                 self._logs[key] = [_Entry(call=call, output=number, like=self._ref(tensor))]
 
-    def _refs(self, values: object, done: Mapping[int, int]) -> Any:
+    def _refs(self, values: _T, done: Mapping[int, int]) -> _T:
         # Copy initialised tensors, because the constructor may change them later.
         def taken(tensor: Tensor) -> object:
             return self._ref(tensor, done[id(tensor)]) if tensor.is_meta else tensor.detach().clone()
@@ -202,16 +215,13 @@ class _Replay:
 
     def _state(self, ref: _Ref) -> Tensor:
         """Return the flat storage after `ref.done` operations."""
-        found = self._states.get((ref.key, ref.done))
-        if found is not None:
-            return found
+        if (known := self._states.get((ref.key, ref.done))) is not None:
+            return known
         whose = self._names.get(ref.key) or f"{self._name} / {len(self._states)}"
         generator = torch.Generator().manual_seed(derive(f"initialise {whose}", self._seed))
         flat = torch.empty(_extent(ref), dtype=ref.dtype)
         for entry in self._logs[ref.key][: ref.done]:
-            if entry.output is not None:
-                like = entry.like
-                assert like is not None
+            if entry.output is not None and (like := entry.like) is not None:
                 # A row-major result of one device may be column-major on another.
                 flat = torch.empty(max(_extent(like), _extent(ref)), dtype=like.dtype)
                 made = self._made(entry.call, generator)[entry.output]
@@ -229,16 +239,17 @@ class _Replay:
             self._results[id(call)] = tensors_in(self._run(call, generator, self._state))
         return self._results[id(call)]
 
-    def _run(self, call: _Call, generator: torch.Generator, storage: Callable[[_Ref], Tensor]) -> Any:
+    def _run(self, call: _Call, generator: torch.Generator, storage: Callable[[_Ref], Tensor]) -> object:
         def real(value: object) -> Any:
-            if isinstance(value, _Ref):
-                return storage(value).as_strided(value.size, value.stride, value.offset)
-            if isinstance(value, torch.device):
-                return torch.device("cpu")
-            if isinstance(value, torch.Generator):
-                return None
-            if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-                return type(value)(map(real, value))
+            match value:
+                case _Ref():
+                    return storage(value).as_strided(value.size, value.stride, value.offset)
+                case torch.device():
+                    return torch.device("cpu")
+                case torch.Generator():
+                    return None
+                case list() | tuple() if not isinstance(value, torch.Size):
+                    return type(value)(map(real, value))
             return value
 
         args, kwargs = real(tuple(call.args)), {key: real(value) for key, value in call.kwargs.items()}
@@ -261,15 +272,15 @@ def _extent(ref: _Ref) -> int:
     return ref.offset + 1 + sum((size - 1) * stride for size, stride in zip(ref.size, ref.stride, strict=True))
 
 
-def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
+def _written(func: Operation, args: _Args, kwargs: _Options) -> list[Tensor]:
     """Return the tensors that the operation changes."""
-    found: list[Tensor] = []
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = kwargs.get(argument.name) if argument.name in kwargs else args[number] if number < len(args) else None
-        found += tensors_in(value)
-    return found
+    arguments = enumerate(func._schema.arguments)
+    values = (
+        kwargs.get(argument.name, [*args[number : number + 1], None][0])
+        for number, argument in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return [tensor for value in values for tensor in tensors_in(value)]
 
 
 def _shape_of(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -65,9 +65,9 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
             }
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
             sync_file(folder / INDEX)
-        config: Any = getattr(par.task.model, "config", None)
-        if callable(getattr(config, "save_pretrained", None)):
-            config.save_pretrained(folder)
+        save_config = getattr(getattr(par.task.model, "config", None), "save_pretrained", None)
+        if callable(save_config):
+            save_config(folder)
         saving.commit()
 
     try:

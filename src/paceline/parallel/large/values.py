@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,11 @@ from paceline.parallel.large.meta_parameters import give_memory, is_empty, regio
 from paceline.parallel.large.recorder import Recorder
 from paceline.parallel.large.safetensors import Folder
 from paceline.parallel.reduce import local
+
+if TYPE_CHECKING:
+    from torch.storage import UntypedStorage
+
+    from paceline.torch_private import Operation
 
 #: The largest parameter that keeps values it had before registration, as in `nn.Parameter(torch.zeros(...))`.
 KEPT_BYTES = 16 * 2**20
@@ -164,12 +169,8 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
     """Return the recorders of these tensors."""
     if not unknown:
         return []
-    found: dict[int, Recorder] = {}
-    for _, tensor in tied_parameters.all_names(model):
-        recorder: Any = getattr(tensor, RECORDER, None)
-        if recorder is not None:
-            found[id(recorder)] = recorder
-    recorders = list(found.values())
+    own_ones = (getattr(tensor, RECORDER, None) for _, tensor in tied_parameters.all_names(model))
+    recorders: list[Recorder] = list({id(recorder): recorder for recorder in own_ones if recorder is not None}.values())
     left = [name for name, tensor in unknown.items() if not any(own.knows(tensor) for own in recorders)]
     for name in left:
         # Its constructor's operations are lost, and its module's own initial values may differ.
@@ -195,16 +196,16 @@ def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
     """Record these modules' `reset_parameters`, and the model's own `_init_weights`."""
     recorder, wanted = Recorder(), set(owners)
     with recorder, noted(recorder), torch.no_grad():
-        for name, module in model.named_modules():
-            reset: Any = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-            if name in wanted and callable(reset):
+        modules = [module for name, module in model.named_modules() if name in wanted]
+        for module in modules:
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
                 reset()
-        own: Any = getattr(model, "_init_weights", None)
+        # Hugging Face's models, and many others, use this name for the function that they apply to each module.
+        own = getattr(model, "_init_weights", None)
         if callable(own):
-            # Hugging Face's models, and many others, use this name for the function that they apply to each module.
-            for name, module in model.named_modules():
-                if name in wanted:
-                    own(module)
+            for module in modules:
+                own(module)
     return recorder
 
 
@@ -265,28 +266,28 @@ def empty() -> Iterator[None]:
 @contextlib.contextmanager
 def noted(recorder: Recorder) -> Iterator[None]:
     """Record those functions of `nn.init` that skip tensors without memory."""
-    found = {name: getattr(nn.init, name) for name in _SILENT if hasattr(nn.init, name)}
+    functions = {name: getattr(nn.init, name) for name in _SILENT if hasattr(nn.init, name)}
 
-    def noting(function: Any) -> Any:
-        def note(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def noting(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def note(tensor: Tensor, *args: object, **kwargs: object) -> Tensor:
             if not tensor.is_meta:
-                return function(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+                return function(tensor, *args, **kwargs)
             own = {key: value for key, value in kwargs.items() if key != "generator"}
             recorder.note(function, tensor, *args, is_random=True, **own)
             return tensor
 
         return note
 
-    for name, function in found.items():
+    for name, function in functions.items():
         setattr(nn.init, name, noting(function))
     try:
         yield
     finally:
-        for name, function in found.items():
+        for name, function in functions.items():
             setattr(nn.init, name, function)
 
 
-_KEPT: Any = object()
+_KEPT = object()
 
 
 class _Blank(Recorder):  # type: ignore[no-untyped-call]
@@ -294,9 +295,9 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()
-        self._blank: dict[int, weakref.ref[Any]] = {}
+        self._blank: dict[int, weakref.ref[UntypedStorage]] = {}
 
-    def made(self, function: Any, tensors: list[Tensor]) -> None:
+    def made(self, function: Operation, tensors: list[Tensor]) -> None:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if function in _BLANK:
@@ -307,9 +308,8 @@ class _Blank(Recorder):  # type: ignore[no-untyped-call]
     def value_before(self, param: nn.Parameter, name: str) -> object:
         """Return None for an uninitialised parameter, its one value, or `_KEPT`."""
         storage = param.untyped_storage()
-        found = self._blank.get(storage._cdata)
         # Compare the object too, because an address may be reused.
-        if found is not None and found() is storage:
+        if self._blank.get(storage._cdata, lambda: None)() is storage:
             return None
         if param.nbytes <= KEPT_BYTES:
             return _KEPT

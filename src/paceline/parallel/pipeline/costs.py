@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from paceline.parallel.tied_parameters import first_names, owner_of
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 from paceline.parallel.tracing.segments import Segment, split
+
+_T = TypeVar("_T")
 
 #: The least number of repeats, and the most for a short block, which other processes on the machine delay by more than its own
 #: time.
@@ -40,7 +42,7 @@ def measure(
     boundaries: Boundaries,
     marks: Sequence[tuple[Mark, int]],
     device: torch.device,
-    loss: Callable[[Any], Tensor],
+    loss: Callable[[object], Tensor],
 ) -> tuple[Block, ...]:
     """Return one block for each mark, and one before the first.
 
@@ -58,7 +60,7 @@ def measure(
     first = first_names(model)
     blocks = []
     # Similar blocks take the same time: time some of each kind, and use the shortest for all.
-    times_of: dict[Any, list[tuple[float, float]]] = {}
+    times_of: dict[Hashable, list[tuple[float, float]]] = {}
     received: tuple[Tensor, ...] = ()
     with untouched(model), attributes_kept(model):
         for name, segment in zip(names, segments, strict=True):
@@ -89,7 +91,7 @@ def measure(
     return tuple(blocks)
 
 
-def saved_by(forward: Callable[[], Any], model: nn.Module) -> tuple[object, int]:
+def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
     """Return the result, and the bytes saved for the backward pass without the model's tensors."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
@@ -117,7 +119,7 @@ class _Run:
         task: Task,
         micro: Microbatch,
         received: Sequence[Tensor],
-        finish: Callable[[Any], Tensor] | None,
+        finish: Callable[[object], Tensor] | None,
         device: torch.device,
     ) -> None:
         self._segment, self._task, self._finish, self._device = segment, task, finish, device
@@ -128,7 +130,7 @@ class _Run:
         ]
         self._params = [param for param in _named(task.model, segment.uses).values() if param.requires_grad]
 
-    def count_saved(self) -> tuple[Any, int]:
+    def count_saved(self) -> tuple[tuple[Tensor, ...], int]:
         """Return the detached result, and the saved bytes."""
         result, saved_bytes = saved_by(self._forward, self._task.model)
         return map_tensors(result, Tensor.detach), saved_bytes
@@ -158,20 +160,20 @@ class _Run:
                 break
         return best
 
-    def _forward(self) -> object:
+    def _forward(self) -> tuple[Tensor, ...]:
         with torch.enable_grad(), self._task.autocast(self._device):
             result = self._segment(self._task.model, self._received, self._batch)
-            return result if self._finish is None else (self._finish(result),)
+            return tuple(tensors_in(result)) if self._finish is None else (self._finish(result),)
 
-    def _backward(self, result: object) -> None:
-        outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+    def _backward(self, result: tuple[Tensor, ...]) -> None:
+        outputs = [tensor for tensor in result if tensor.requires_grad]
         wanted = [tensor for tensor in (*self._received, *self._params) if tensor.requires_grad]
         if outputs and wanted:
             gradients = [torch.ones_like(tensor) for tensor in outputs]
             torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
 
 
-def _kind(model: nn.Module, segment: Segment, finish: object) -> Any:
+def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
     """Return a key of classes, settings, and shapes of parameters and inputs."""
     parts = tuple(
         (
@@ -200,14 +202,14 @@ def _modules(model: nn.Module, segment: Segment) -> list[nn.Module]:
 
 def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
     """Return the parameters with these names, or in modules of these names."""
-    found: dict[str, nn.Parameter] = {}
+    params: dict[str, nn.Parameter] = {}
     for name in names:
         owner, last = owner_of(model, name)
         if last in owner._modules:
-            found |= model.get_submodule(name).named_parameters(name, remove_duplicate=False)
+            params |= model.get_submodule(name).named_parameters(name, remove_duplicate=False)
         elif (param := owner._parameters.get(last)) is not None:
-            found[name] = param
-    return found
+            params[name] = param
+    return params
 
 
 def now() -> float:

@@ -8,8 +8,9 @@ there. Dropout draws from a stream of each stage.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -138,21 +139,21 @@ class Pipelined:
         # One message for the loss, which only the last stage has, and for whether all stages belong to one graph. For n
         # numbers, n * (sum of squares) equals the square of the sum only if all are equal.
         means = self._task.means
-        told = torch.tensor([0.0, tag, tag * tag, *means.numbers()], dtype=torch.float64, device=self._world.device)
+        sums = torch.tensor([0.0, tag, tag * tag, *means.numbers()], dtype=torch.float64, device=self._world.device)
         if losses:
-            told[0] = torch.stack([loss.detach() for loss in losses]).sum()
-        dist.all_reduce(told, group=self._group)
+            sums[0] = torch.stack([loss.detach() for loss in losses]).sum()
+        dist.all_reduce(sums, group=self._group)
         if self._task.loss_weight is None and len(micros) * self._world.replicas > 1:
-            means.fill(told[3:].tolist())
+            means.fill(sums[3:].tolist())
         self.program = traced.digest
         # Skipped on a GPU, for which the host would have to wait.
-        if self._world.replicas > 1 and told.device.type == "cpu":
-            is_one = int(told[2]) * self._workers == int(told[1]) ** 2
+        if self._world.replicas > 1 and sums.device.type == "cpu":
+            is_one = int(sums[2]) * self._workers == int(sums[1]) ** 2
             # Replicas may differ in their numbers of rows, which are in their graphs, so only what the graphs read is compared
             # between replicas. If the ranks of this pipeline differ among themselves, each sends a number that equals no other
             # replica's.
             self.program = traced.reads.digest if is_one else -1 - self._world.rank
-        return told[0].to(self.plan.loss_dtype)
+        return sums[0].to(self.plan.loss_dtype)
 
     def finish_gradients(self) -> None:
         group = self._world.replica_group
@@ -168,22 +169,19 @@ class Pipelined:
         # After the sums over the replicas, so that all copies of a tied parameter get the same bits.
         self.ties.sum_gradients(params)
 
-    def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
+    def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
         micros = with_rows(micros)
-        total: Tensor | None = None
+        device, parts = self._world.device, []
         self._programs.refresh()
         with torch.no_grad():
             self._begin(micros)
             for index, output in run("forward", self._stages, len(micros), self._messages):
                 with at_microbatch(micros[index].index):
-                    part = consume(output, micros[index]).to(self._world.device, torch.float64).reshape(-1)
-                total = part if total is None else total + part
+                    parts.append(consume(output, micros[index]).to(device, torch.float64).reshape(-1))
         # The number of values is known only where the metric was called, so the last stage's worker sends it first.
-        size = torch.tensor(-1 if total is None else total.numel(), device=self._world.device)
-        size = self._from_last(size)
-        if total is None:
-            total = torch.empty(int(size), dtype=torch.float64, device=self._world.device)
-        return self._from_last(total)
+        size = self._from_last(torch.tensor(parts[0].numel() if parts else -1, device=device))
+        parts = parts or [torch.empty(int(size), dtype=torch.float64, device=device)]
+        return self._from_last(functools.reduce(torch.add, parts))
 
     def train(self, mode: bool = True) -> None:
         for module in (*self._modules, self._module):
@@ -210,7 +208,9 @@ class Pipelined:
         module.register_forward_hook(lambda *_: used.watch())
         return used
 
-    def _begin(self, micros: Sequence[Microbatch], finish: Callable[[Any, Microbatch], Tensor] | None = None) -> None:
+    def _begin(
+        self, micros: Sequence[Microbatch], finish: Callable[[object, Microbatch], Tensor] | None = None
+    ) -> None:
         """Give each of this rank's stages the microbatches of a step.
 
         `finish` computes the loss in the last stage.
@@ -219,7 +219,7 @@ class Pipelined:
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own, trains=finish is not None)
 
-    def _turns(self, micro: Microbatch, finish: Callable[[Any, Microbatch], Tensor] | None) -> list[Turn]:
+    def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
         """Return the microbatch's passes through this rank's stages."""
         # Read the mode each time, because a script may set it on `par.module`, past `Parallel.eval`.
         training = self._module.training
@@ -246,7 +246,7 @@ class Pipelined:
             for index in self._own
         ]
 
-    def _context(self) -> Any:
+    def _context(self) -> AbstractContextManager[object]:
         return self._task.autocast(self._world.device)
 
     def _from_last(self, value: Tensor) -> Tensor:
@@ -279,14 +279,13 @@ def _let_go(model: nn.Module, modules: Sequence[nn.Module]) -> None:
     """
     parts = {id(part) for module in modules for part in module.modules()}
     tensors = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    empty: dict[int, Any] = {}
-    for part in model.modules():
-        if id(part) in parts:
-            continue
+    shapes: dict[int, nn.Parameter] = {}
+    empty: dict[int, Tensor] = {}
+    for part in (part for part in model.modules() if id(part) not in parts):
         for name, param in part._parameters.items():
             if param is not None and id(param) not in tensors:
                 shape = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-                part._parameters[name] = empty.setdefault(id(param), shape)
+                part._parameters[name] = shapes.setdefault(id(param), shape)
         for name, buffer in part._buffers.items():
             if buffer is not None and id(buffer) not in tensors:
                 part._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -42,6 +42,16 @@ class StagePlan:
         return len(self.marks) + 1
 
 
+#: Marks, blocks and plan, the loss's dtype, and the names of what the loss reads of the model.
+_Decision = tuple[tuple[Mark, ...], tuple[Block, ...], Plan, torch.dtype, list[str]]
+
+
+class _Options(TypedDict):
+    schedule: str
+    workers: int
+    microbatches: int
+
+
 def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> StagePlan:
     """Return the first rank's plan. Every rank calls it and waits for the measurement.
 
@@ -66,9 +76,7 @@ def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memo
     return StagePlan(marks=marks, blocks=blocks, plan=plan, uses=uses, loss_dtype=loss_dtype)
 
 
-def _decide(
-    task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None
-) -> tuple[Any, ...]:
+def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> _Decision:
     layout = world.layout
     stages = layout.pipe * layout.chunks
     boundaries = Boundaries(programs.trace(sample))
@@ -91,7 +99,7 @@ def _decide(
     versions = {name: buffer._version for name, buffer in task.model.named_buffers()}
     by_loss: list[str] = []
 
-    def loss(output: Any) -> Tensor:
+    def loss(output: object) -> Tensor:
         if seen:
             return task.weighted_loss(output, sample)
         with LossReads(task.model, attributes) as reads:
@@ -104,7 +112,7 @@ def _decide(
 
     with loss_kept(task.loss, task.model):
         blocks = measure(task, sample, boundaries, marks, world.device, loss)
-    options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
+    options: _Options = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
     if layout.cut is not None:
         # The first block begins before any mark, so the marks count from 1.
         starts = [1 + index for index, (_, place) in enumerate(marks) if place in places]

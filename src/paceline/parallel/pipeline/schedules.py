@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,9 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.pipeline.stages import Stage
 from paceline.parallel.pipeline.timeline import Receive, Send, StageCall, program
 from paceline.parallel.tracing.segments import Value
+
+#: A tensor on its way.
+_Message = tuple[Tensor, dist.Work | None]
 
 #: How many results of a worker may be in flight. The next one waits, because a fast stage would fill the memory.
 UNDER_WAY = 2
@@ -48,7 +50,7 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
 
 def run(
     schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[int, Tensor]]:
     """Run one step of this worker's stages. Yield (microbatch, loss or output) of the last stage.
 
     Every worker must run it to its end. For a prediction the schedule is "forward", under torch.no_grad. A last batch may have
@@ -99,8 +101,8 @@ class StageMessages:
         self.workers = dist.get_world_size(group)
         self._group = group
         self._device = device
-        self._expected: dict[StageCall, list[tuple[Tensor, Any]]] = {}
-        self._sent: deque[list[tuple[Tensor, Any]]] = deque()
+        self._expected: dict[StageCall, list[_Message]] = {}
+        self._sent: deque[list[_Message]] = deque()
 
     def begin(self) -> None:
         """Drop messages of a failed step."""
@@ -139,7 +141,8 @@ class StageMessages:
             _arrived(self._sent.popleft())
 
 
-def _arrived(under_way: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+def _arrived(under_way: Sequence[_Message]) -> list[Tensor]:
     for _, work in under_way:
+        assert work is not None  # this rank is in the group
         work.wait()
     return [tensor for tensor, _ in under_way]

@@ -16,7 +16,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,22 +40,20 @@ class Turn:
     segment: Segment
     micro: Microbatch
     batch: Sequence[Tensor]
-    context: Callable[[], AbstractContextManager[Any]]
-    finish: Callable[[Any, Microbatch], Tensor] | None = None
+    context: Callable[[], AbstractContextManager[object]]
+    finish: Callable[[object, Microbatch], Tensor] | None = None
 
 
 class StageModule(nn.Module):
     """One stage's part of the model, under the model's names."""
 
-    def forward(self, turn: Turn, *received: Tensor) -> Any:
+    def forward(self, turn: Turn, *received: Tensor) -> object:
         # FSDP2's hooks on this call search its arguments for tensors, and do not look into a `Turn`: only received tensors,
         # which have gradients, must be visible. The part's code switches gradients off and on, and an error in between must not
         # leave them off.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)
-            if turn.finish is not None:
-                return turn.finish(result, turn.micro)
-        return result
+            return result if turn.finish is None else turn.finish(result, turn.micro)
 
 
 class Stage:

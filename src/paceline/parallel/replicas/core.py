@@ -12,6 +12,7 @@ The first step runs without DDP: it shows the unused parameters, which DDP has t
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +90,7 @@ class Plain:
         return dict(self._module.named_parameters())
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        total: Tensor | None = None
+        losses = []
         if (watched := self._ddp or self._used) is not None:
             watched.follow()
         micros = with_rows(micros)
@@ -106,12 +107,10 @@ class Plain:
                 # A loss has no gradient if all is frozen, or if this replica has no rows.
                 if loss.requires_grad:
                     # Each worker of a sequence has the whole sequence's loss, and their gradients are summed.
-                    whole = loss / self._world.layout.context if self._world.layout.context > 1 else loss
-                    whole.backward()  # type: ignore[no-untyped-call]
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
+                    (loss / self._world.layout.context).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
         self.written = self._sizes_written(versions)
-        return total
+        return functools.reduce(torch.add, losses)
 
     def _plain_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that FSDP2 does not gather, with their names."""
@@ -160,19 +159,17 @@ class Plain:
             sum_gradients(self._module.parameters(), self._world.gradient_group)
             sum_gradients(self._summed, self._world.group("expert"))
 
-    def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
-        total: Tensor | None = None
+    def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
+        parts = []
         # Not summed over the replicas here: each returns its own part, and the caller adds them up.
         with torch.no_grad():
             for micro in with_rows(micros):
                 with self._task.autocast(self._world.device), normalization.counting(micro):
                     output = self._module(*micro.args, **micro.kwargs)
-                part = consume(output, micro)
-                total = part if total is None else total + part
-        assert total is not None
+                parts.append(consume(output, micro))
         if self._is_sharded:
             shard.part_again(self._module)
-        return total
+        return functools.reduce(torch.add, parts)
 
     def train(self, mode: bool = True) -> None:
         self._module.train(mode)

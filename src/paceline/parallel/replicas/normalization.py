@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.class_swap import SharedByCopies
+from paceline.parallel.class_swap import SharedByCopies, apply_function
 from paceline.parallel.errors import ParallelError
 from paceline.torch_private import BatchNorm, InstanceNorm
 
@@ -25,15 +25,14 @@ _counts = True
 _somewhere = True
 
 
-def synchronise(module: nn.Module, group: Any) -> None:
+def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Let every BatchNorm in `module` use the batches of all ranks of `group` in training.
 
     None stands for one replica; then only padding is excluded from the statistics. A user's class that overrides `forward` is
     left unchanged.
     """
     for part in module.modules():
-        kind = _SYNCHRONISED.get(type(part))
-        if kind is not None:
+        if (kind := _SYNCHRONISED.get(type(part))) is not None:
             # Set past nn.Module's own `__setattr__` and tables, so that state dicts do not contain the group.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
             # Only the class changes. The module stays the same object, with the user's references, hooks and parameters.
@@ -86,7 +85,7 @@ class _Shared(SharedByCopies):
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type, tuple[None]]:
         return _Shared, (None,)
 
 
@@ -116,11 +115,13 @@ class _Synchronised(BatchNorm):
         if not _somewhere or (group is None and not _counts):
             # No rank has rows. The result is discarded, but the graph must be the same on all ranks.
             return _without_statistics(self, input)
-        normalise: Any = _Normalise.apply
-        output, mean, variance, count = normalise(input, self.weight, self.bias, self.eps, group, _counts)
+        outputs: tuple[Tensor, ...] = apply_function(
+            _Normalise, input, self.weight, self.bias, self.eps, group, _counts
+        )
+        output, mean, variance, count = outputs
         if self.training and self.track_running_stats:
             self._follow(mean, variance, count)
-        return output  # type: ignore[no-any-return]
+        return output
 
     def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Move the running statistics towards these.
@@ -129,11 +130,10 @@ class _Synchronised(BatchNorm):
         """
         if self.running_mean is None or self.running_var is None:
             return
-        factor: Any = self.momentum
+        factor = self.momentum or 0.0
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if factor is None:
-                factor = 1.0 / float(self.num_batches_tracked)
+            factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else factor
         unbiased = variance * (count / (count - 1).clamp(min=1))
         with torch.no_grad():
             self.running_mean.mul_(1 - factor).add_(mean.to(self.running_mean.dtype), alpha=factor)
@@ -215,22 +215,28 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any, counts: bool
-    ) -> Any:
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        group: dist.ProcessGroup | None,
+        counts: bool,
+    ) -> tuple[Tensor, ...]:
         axes = [axis for axis in range(x.dim()) if axis != 1]
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         channels = x.shape[1]
-        own_count = x.numel() // channels if counts else 0
-        own_sum = wide.sum(axes) if counts else wide.new_zeros(channels)
-        first = torch.cat([own_sum.double(), own_sum.new_tensor([own_count]).double()])
+        first = torch.cat([wide.sum(axes).double(), wide.new_tensor([x.numel() // channels]).double()])
         # Rows without a weight (padding) add 0 to sum and count. They take part because each rank must join each all-reduce.
+        first = first if counts else torch.zeros_like(first)
         dist.all_reduce(first, group=group)
         count = first[-1]
         mean = (first[:-1] / count).to(wide.dtype)
         # A second message, with the distances from the mean of all rows. Sums of squares in one message would lose all digits
         # of the variance where the mean is large compared with the deviation.
         centred = wide - _shaped(mean, x)
-        second = (centred.square().sum(axes) if counts else wide.new_zeros(channels)).double()
+        second = centred.square().sum(axes).double()
+        second = second if counts else torch.zeros_like(second)
         dist.all_reduce(second, group=group)
         variance = (second / count).to(wide.dtype)
         scale = torch.rsqrt(variance + eps)
@@ -246,7 +252,7 @@ class _Normalise(torch.autograd.Function):
         return output.to(x.dtype), mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         normal, weight, bias, scale, count = ctx.saved_tensors
         grad = grads[0].to(normal.dtype)
         own_bias = grad.sum(ctx.axes)
@@ -261,8 +267,7 @@ class _Normalise(torch.autograd.Function):
             inner = grad - _shaped(of_bias, grad) - normal * _shaped(of_weight, grad)
             factor = scale if weight is None else scale * weight.to(normal.dtype)
             grad_x = (inner * _shaped(factor, grad)).to(grads[0].dtype)
-            if not ctx.counts:
-                grad_x = torch.zeros_like(grad_x)
+            grad_x = grad_x if ctx.counts else torch.zeros_like(grad_x)
         grad_weight = own_weight.to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
         grad_bias = own_bias.to(bias.dtype) if bias is not None and ctx.needs_input_grad[2] else None
         return grad_x, grad_weight, grad_bias, None, None, None

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.full_tensor import is_part
@@ -29,6 +29,7 @@ from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.large.meta_parameters import give_memory, region_of, slices
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors
+from paceline.parallel.reduce import local
 from paceline.torch_private import reduce_unused_too, sharded_parameters, whole_parameters
 
 
@@ -44,7 +45,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     layout = world.layout
-    mesh = world.mesh["data", "shard"] if layout.data > 1 else world.mesh["shard"]
+    mesh = world.axes("data", "shard") if layout.data > 1 else world.axes("shard")
     options: dict[str, Any] = {"mesh": mesh}
     ignored = set(left_whole(module))
     if ignored:
@@ -73,9 +74,8 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
         wait_for_changes(module, names, lambda: torch.cuda.current_stream().synchronize())
     give_memory(world.device, module)
     for name, param in module.named_parameters(remove_duplicate=False):
-        held: Any = param
         held_names.setdefault(id(param), name)
-        held._paceline_hooks = hooks[name].also(param)
+        vars(param)["_paceline_hooks"] = hooks[name].also(param)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             # Sums instead of means, because the microbatches' weights are in the loss. No backend's mean is used.
@@ -93,9 +93,9 @@ def _keep_recurrent_weights_apart(module: nn.Module) -> None:
     It would give the whole parameters other memory than FSDP2 fills in the next step: a layer would silently keep the values of
     its first step.
     """
-    recurrent: list[Any] = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+    recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     for part in recurrent:
-        part.flatten_parameters = _leave_apart
+        vars(part)["flatten_parameters"] = _leave_apart
     if recurrent:
         # cuDNN then flattens in each call, and warns about it.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
@@ -183,16 +183,14 @@ def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> li
 
 
 def _elements(module: nn.Module, prefix: str = "") -> list[str]:
-    found = []
+    paths = []
+    is_list = isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
     for name, child in module.named_children():
         path = f"{prefix}{name}"
-        if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-            # In a list of lists, such as stages of blocks, the inner elements are the blocks.
-            inner = isinstance(child, (nn.ModuleList, nn.ModuleDict))
-            found += _elements(child, f"{path}.") if inner else [path]
-        else:
-            found += _elements(child, f"{path}.")
-    return found
+        # In a list of lists, such as stages of blocks, the inner elements are the blocks.
+        is_block = is_list and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        paths += [path] if is_block else _elements(child, f"{path}.")
+    return paths
 
 
 def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
@@ -200,11 +198,12 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
     uses: dict[int, set[str]] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         uses.setdefault(id(param), set()).add(name)
-    shared = set()
-    for name in names:
-        for param in module.get_submodule(name).parameters():
-            if any(not use.startswith(f"{name}.") for use in uses[id(param)]):
-                shared.add(name)
+    shared = {
+        name
+        for name in names
+        for param in module.get_submodule(name).parameters()
+        if any(not use.startswith(f"{name}.") for use in uses[id(param)])
+    }
     # A module with two names shares all its parameters with itself.
     seen: dict[int, str] = {}
     for name in names:
@@ -225,10 +224,11 @@ def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.
         taken.update(id(param) for param in own.values())
         first_of = {param.dtype: name for name, param in reversed(own.items()) if param.requires_grad}
         if len(first_of) > 1:
-            told = ", ".join(f"{name} is {dtype}" for dtype, name in sorted(first_of.items(), key=str))
+            types = ", ".join(f"{name} is {dtype}" for dtype, name in sorted(first_of.items(), key=str))
             raise ParallelError(
                 f"FullyShard() keeps the parameters of {unit or 'the model outside of its units'} together, which have several "
-                f"types: {told}. Make them of one type, or the parts with another one units: FullyShard(units=['<module>', ...])."
+                f"types: {types}. Make them of one type, or the parts with another one units: "
+                "FullyShard(units=['<module>', ...])."
             )
 
 
@@ -250,7 +250,7 @@ class ChangedParts:
         """Run before the root's forward pass."""
         self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
 
-    def before(self, unit: nn.Module, *_: Any) -> None:
+    def before(self, unit: nn.Module, *_: object) -> None:
         """Run before FSDP2 gathers a unit's parameters."""
         self._look((unit,))
 
@@ -270,9 +270,9 @@ class ChangedParts:
             self._wait()
 
 
-def _versions(part: Any) -> tuple[int, int]:
+def _versions(part: Tensor) -> tuple[int, int]:
     """Return the versions of a part and of its local tensor. Call it without gradients."""
-    return part._version, part.to_local()._version
+    return part._version, local(part)._version
 
 
 class Written:
@@ -288,7 +288,7 @@ class Written:
         #: Name -> size of the written values, until the executor takes it. Equal on all ranks if they wrote the same.
         self.sizes: dict[str, float] = {}
 
-    def before(self, *_: Any) -> None:
+    def before(self, *_: object) -> None:
         """Run once the parameters are whole."""
         self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
 
@@ -301,13 +301,12 @@ class Written:
                 self._versions[id(whole)] = whole._version
 
 
-def size_of(param: Any) -> float:
+def size_of(param: Tensor) -> float:
     """Return the sum of a parameter's absolute values."""
-    part = param.detach()
-    return float((part.to_local() if is_part(part) else part).abs().sum(dtype=torch.float64))
+    return float(local(param.detach()).abs().sum(dtype=torch.float64))
 
 
-def _write_back(sharded: Any, whole: nn.Parameter) -> None:
+def _write_back(sharded: nn.Parameter, whole: nn.Parameter) -> None:
     """Write this rank's part of the whole to FSDP2's shard."""
     part = whole.detach()
     if is_part(part):
@@ -316,4 +315,4 @@ def _write_back(sharded: Any, whole: nn.Parameter) -> None:
             "its layer whole (TensorParallel(plan={...: 'replicate'})), or use DataParallel()."
         )
     with torch.no_grad():
-        sharded.to_local().copy_(part[slices(region_of(sharded))])
+        local(sharded).copy_(part[slices(region_of(sharded))])

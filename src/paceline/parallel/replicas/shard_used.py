@@ -118,13 +118,13 @@ class Used:
         counts = torch.tensor(idle, dtype=torch.int32, device=self._device)
         dist.all_reduce(counts, group=self._group)
         ranks = dist.get_world_size(self._group)
-        found = dict(zip(names, counts.tolist(), strict=True))
+        idle_ranks = dict(zip(names, counts.tolist(), strict=True))
         for name, param in self._params(names):
-            if found[name] == ranks:
+            if idle_ranks[name] == ranks:
                 # No rank has used it: its gradient of zeros only filled FSDP2's message.
                 param.grad = None
         if self._is_first:
-            self.unused = tuple(name for name in names if found[name])
+            self.unused = tuple(name for name in names if idle_ranks[name])
             if self._find_unused is None:
                 self._find_unused = bool(self.unused)
 

@@ -6,14 +6,14 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.deterministic_rng import GENERATORS, normal
-from paceline.parallel.errors import ParallelError, told
+from paceline.parallel.errors import ParallelError, error_summary
 from paceline.parallel.exchange import gather
 from paceline.parallel.failure import is_communication
 from paceline.parallel.full_tensor import is_part, whole
@@ -46,7 +46,7 @@ class Reference:
         self,
         model: nn.Module,
         sample: Microbatch,
-        loss: Callable[[Any, Microbatch], Any] | None = None,
+        loss: Callable[[object, Microbatch], Tensor] | None = None,
         most_numbers: int | None = None,
     ) -> None:
         """Compute the reference. The model is left unchanged, gradients too.
@@ -72,7 +72,7 @@ class Reference:
                     "may each draw others. Draw with torch (torch.rand(())), or use DataParallel() or FullyShard()."
                 )
 
-    def verify(self, group: Any) -> None:
+    def verify(self, group: dist.ProcessGroup | None) -> None:
         """Raise unless the model, which is now cut, computes the same.
 
         Every rank of the group calls it.
@@ -125,8 +125,8 @@ class Reference:
         model, sample = self.model, self.sample
         outputs: list[tuple[str, Tensor]] = []
 
-        def keep(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-            def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        def keep(name: str) -> Callable[[nn.Module, object, object], object]:
+            def hook(module: nn.Module, args: object, output: object) -> object:
                 outputs.extend((name, whole(tensor.detach())) for tensor in tensors_in(output))
                 return _shaken(output) if is_shaken and isinstance(output, Tensor) else None
 
@@ -150,13 +150,13 @@ class Reference:
                 except Exception as error:
                     if not is_cut or is_communication(error):
                         raise
-                    return replace(found, failed=told(error))
+                    return replace(found, failed=error_summary(error))
                 return replace(found, loss=loss, of_loss=of_loss)
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _loss_of(self, output: Any) -> tuple[Tensor | None, dict[str, Tensor | None]]:
+    def _loss_of(self, output: object) -> tuple[Tensor | None, dict[str, Tensor | None]]:
         """Return the loss and its gradients, or None and {} if it reads nothing of the model."""
         assert self._loss is not None
         self._reads.look_again()
@@ -176,7 +176,7 @@ def reference(
     model: nn.Module,
     samples: Sequence[Microbatch],
     world: World,
-    loss: Callable[[Any, Microbatch], Any] | None,
+    loss: Callable[[object, Microbatch], Tensor] | None,
     most_numbers: int | None,
 ) -> Reference:
     """Return the reference for the first sample that all ranks can compute.
@@ -249,9 +249,9 @@ def gradients_of(
     Hooks that step an optimizer are not called. Parameters with more than `most_numbers` numbers are skipped. `again` keeps the
     graph for another pass.
     """
-    named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    if most_numbers is not None:
-        named = [(name, param) for name, param in named if param.numel() <= most_numbers]
+    most = math.inf if most_numbers is None else most_numbers
+    params = model.named_parameters()
+    named = [(name, param) for name, param in params if param.requires_grad and param.numel() <= most]
     if not named or not isinstance(total, Tensor) or not total.requires_grad:
         return {name: None for name, _ in named}
     grads = torch.autograd.grad(total, [param for _, param in named], retain_graph=again, allow_unused=True)
@@ -288,7 +288,7 @@ def _first_difference(expected: _Pass, found: _Pass, room: _Room | None = None) 
     return ""
 
 
-def _as_held(plain: Tensor, other: Any) -> tuple[Tensor, Tensor]:
+def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Return both as this rank's part of `other`, because gathering takes a message per parameter."""
     if not is_part(other):
         return plain, other
@@ -321,8 +321,7 @@ def scale_of(x: Tensor) -> float:
     low, high = (float(bound) for bound in torch.aminmax(x.detach()))
     if math.isfinite(low) and math.isfinite(high):
         return max(-low, high)
-    finite = x[x.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    return float(x[x.isfinite()].abs().amax()) if x.isfinite().any() else 0.0
 
 
 def within(x: Tensor, y: Tensor, allowed: float) -> bool:
@@ -336,9 +335,8 @@ def within(x: Tensor, y: Tensor, allowed: float) -> bool:
         return True
     low, high = torch.aminmax((x - y).detach())
     # Comparisons with a nan are False.
-    if float(high) <= allowed and -float(low) <= allowed:
-        return True
-    return torch.allclose(x, y, rtol=0.0, atol=allowed, equal_nan=True)
+    is_near = float(high) <= allowed and -float(low) <= allowed
+    return is_near or torch.allclose(x, y, rtol=0.0, atol=allowed, equal_nan=True)
 
 
 def _real(x: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
@@ -74,7 +74,7 @@ def apply(
     plan: Mapping[str, str] | None,
     ties: Sequence[tuple[str, ...]],
     sample: Microbatch | None = None,
-    loss: Callable[[Any, Microbatch], Any] | None = None,
+    loss: Callable[[object, Microbatch], Tensor] | None = None,
     few: Microbatch | None = None,
 ) -> Applied:
     """Cut the model in place and return the changes. Every rank calls it, before any sharding.
@@ -120,16 +120,16 @@ def apply(
     with stand_ins(model, world.device):
         found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
+        notes = "; ".join(found.notes) or "no pair of linear layers, no vocabulary"
         raise ParallelError(
-            f"TensorParallel({parts}) finds no layer of {type(model).__name__} that it can cut"
-            + (f": {'; '.join(found.notes)}. " if found.notes else ": no pair of linear layers, no vocabulary. ")
-            + "Name layers, as in TensorParallel(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}), or use another "
+            f"TensorParallel({parts}) finds no layer of {type(model).__name__} that it can cut: {notes}. "
+            "Name layers, as in TensorParallel(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}), or use another "
             "strategy."
         )
     if parts > 1:
         _check_ties(model, found, ties)
         hooked = {name for name, param in model.named_parameters(remove_duplicate=False) if Hooks(param)}
-        cut(model, world.mesh["tensor"], found, copies=world.layout.shard > 1)
+        cut(model, world.axes("tensor"), found, copies=world.layout.shard > 1)
         # `parallelize_module` gives each module its own parameter, and silently breaks ties.
         tie_again(model, ties)
         give_memory(world.device, model)
@@ -139,10 +139,12 @@ def apply(
                     f"{name} has a hook on its gradient (register_hook), and TensorParallel() cuts it: no rank has all of that "
                     "gradient. Leave its layer whole (TensorParallel(plan={...: 'replicate'})), or use DataParallel()."
                 )
-        cut_params: list[Any] = [param for param in model.parameters() if isinstance(param, DTensor)]
-        for param in cut_params:
-            if param.requires_grad:
-                param.register_post_accumulate_grad_hook(_cut_gradient)
+        learning: list[DTensor] = [
+            param for param in model.parameters() if isinstance(param, DTensor) and param.requires_grad
+        ]
+        for tensor in learning:
+            register: Callable[[Callable[[DTensor], None]], object] = tensor.register_post_accumulate_grad_hook
+            register(_cut_gradient)
         if plain is not None:
             for name, param in model.named_parameters():
                 if name in empty:
@@ -153,7 +155,7 @@ def apply(
     return Applied(plan=found, parts=parts)
 
 
-def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) -> None:
+def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = False) -> None:
     """Cut the layers and divide the attributes of the plan. It breaks ties: see `tie_again`.
 
     `copies` copies whole outputs. They are views, which FSDP does not accept as a module's output.
@@ -184,12 +186,12 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
         setattr(modules[name], attribute, getattr(modules[name], attribute) // mesh.size())
 
 
-def _cut_gradient(param: Any) -> None:
+def _cut_gradient(param: DTensor) -> None:
     """Cut the gradient like its parameter.
 
     A tied tensor's gradient is whole, because its two parts are cut in different ways.
     """
-    if param.grad.placements != param.placements:
+    if isinstance(param.grad, DTensor) and param.grad.placements != param.placements:
         param.grad = param.grad.redistribute(placements=param.placements)
 
 

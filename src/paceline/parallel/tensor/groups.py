@@ -13,10 +13,10 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from paceline.parallel.deterministic_rng import Steady
 from paceline.parallel.pytree import tensors_in
@@ -55,7 +55,7 @@ class Seen:
     changed: frozenset[str]
 
 
-def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
+def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
     """Observe a forward pass. `run` calls the model, which is left unchanged."""
     record = _Record()
     names = {id(module): name for name, module in model.named_modules()}
@@ -118,12 +118,12 @@ class _Record:
     """
 
     calls: dict[str, int] = field(default_factory=dict)
-    made: dict[Any, str] = field(default_factory=dict)
-    rows: list[tuple[str, Any]] = field(default_factory=list)
+    made: dict[Node, str] = field(default_factory=dict)
+    rows: list[tuple[str, Node]] = field(default_factory=list)
     linears: set[str] = field(default_factory=set)
     outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
-    def add(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+    def add(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> object:
         """Record a call. Return the output with which the model continues."""
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
@@ -131,6 +131,7 @@ class _Record:
         # A copy, because a later in-place change, as by nn.ReLU(inplace=True), would give this output another graph node.
         output = output.clone()
         self.outputs.append((name, output))
+        assert output.grad_fn is not None
         self.made[output.grad_fn] = name
         if linear_kind(module) is not None:
             self.linears.add(name)
@@ -157,28 +158,26 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
             yield Group(columns=tuple(name for name in record.calls if name in columns), row=row)
 
 
-def _sources(node: object, made: Mapping[object, str]) -> set[str]:
+def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
     """Return the layers that lead to `node`, or none if other parameters do too."""
     if node in made:
         return {made[node]}
-    found: set[str] = set()
+    layers: set[str] = set()
     for other in _reached([node], made):
         if other in made:
-            found.add(made[other])
+            layers.add(made[other])
         elif hasattr(other, "variable"):
             # Only nodes that accumulate a parameter's gradient have a `variable`.
             return set()
-    return found
+    return layers
 
 
-def _reached(roots: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:
+def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
     """Yield the graph's nodes below `roots`, once for each edge, but nothing below `ends`."""
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
-        for following, _ in waiting.pop().next_functions:
-            if following is None:
-                continue
+        for following in filter(None, (node for node, _ in waiting.pop().next_functions)):
             yield following
             if following not in seen and following not in ends:
                 seen.add(following)

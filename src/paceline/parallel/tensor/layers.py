@@ -23,15 +23,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+
+from paceline.parallel.class_swap import apply_function
 
 _CONV1D = ("transformers.pytorch_utils", "Conv1D")
 
 
-def linear_kind(module: nn.Module) -> Any:
+def linear_kind(module: nn.Module) -> type[nn.Module] | None:
     """Return the module's class of linear layer, or None."""
-    kind = getattr(sys.modules.get(_CONV1D[0]), _CONV1D[1], None)
-    return next((one for one in (nn.Linear, kind) if one is not None and isinstance(module, one)), None)
+    conv: type[nn.Module] = getattr(sys.modules.get(_CONV1D[0]), _CONV1D[1], nn.Linear)
+    return next((kind for kind in (nn.Linear, conv) if isinstance(module, kind)), None)
 
 
 def is_turned(module: nn.Module) -> bool:
@@ -39,17 +42,17 @@ def is_turned(module: nn.Module) -> bool:
     return linear_kind(module) not in (None, nn.Linear)
 
 
-def outputs(module: Any) -> int:
+def outputs(module: nn.Module) -> int:
     """Return the number of a linear layer's outputs per row."""
-    return int(module.weight.shape[1 if is_turned(module) else 0])
+    return module.get_parameter("weight").shape[int(is_turned(module))]
 
 
-def inputs(module: Any) -> int:
+def inputs(module: nn.Module) -> int:
     """Return the number of its inputs per row."""
-    return int(module.weight.shape[0 if is_turned(module) else 1])
+    return module.get_parameter("weight").shape[int(not is_turned(module))]
 
 
-def cut_turned(module: nn.Module, mesh: Any, placement: str, keeps: bool, takes: bool) -> None:
+def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool, takes: bool) -> None:
     """Cut a Conv1D in place, as torch's ColwiseParallel and RowwiseParallel cut an nn.Linear.
 
     Args:
@@ -60,20 +63,20 @@ def cut_turned(module: nn.Module, mesh: Any, placement: str, keeps: bool, takes:
         takes: Its inputs are in parts already.
     """
     is_column = placement == "colwise"
-    cuts: dict[str, Any] = {"weight": Shard(1 if is_column else 0), "bias": Shard(0) if is_column else Replicate()}
+    cuts = {"weight": Shard(int(is_column)), "bias": Shard(0) if is_column else Replicate()}
 
-    def partition(name: str, layer: nn.Module, mesh: Any) -> None:
+    def partition(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
         for own, param in list(layer.named_parameters(recurse=False)):
             value = distribute_tensor(param, mesh, [cuts[own]], src_data_rank=None)
             layer.register_parameter(own, nn.Parameter(value, requires_grad=param.requires_grad))
 
-    def take(layer: nn.Module, args: Any, mesh: Any) -> Any:
-        given, *rest = args
-        if not isinstance(given, DTensor):
-            given = DTensor.from_local(given, mesh, [Shard(-1) if takes else Replicate()], run_check=False)
-        return (given if is_column else given.redistribute(placements=[Shard(-1)]), *rest)
+    def take(layer: nn.Module, args: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
+        x, *rest = args
+        if not isinstance(x, DTensor):
+            x = DTensor.from_local(x, mesh, [Shard(-1) if takes else Replicate()], run_check=False)
+        return (x if is_column else x.redistribute(placements=[Shard(-1)]), *rest)
 
-    def give(layer: nn.Module, output: Any, mesh: Any) -> Any:
+    def give(layer: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
         kept = is_column and keeps
         return output.redistribute(placements=[Shard(-1) if kept else Replicate()]).to_local()
 
@@ -85,8 +88,7 @@ def cut_turned(module: nn.Module, mesh: Any, placement: str, keeps: bool, takes:
 
 def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> None:
     """Let a layer that is cut by columns return this rank's part of each piece."""
-    apply: Any = _Deal.apply
-    module.register_forward_hook(lambda layer, args, output: apply(output, pieces, group))
+    module.register_forward_hook(lambda layer, args, output: apply_function(_Deal, output, pieces, group))
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
@@ -99,12 +101,12 @@ def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
 
 class _Deal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, pieces: int, group: Any) -> Tensor:
+    def forward(ctx: Any, own: Tensor, pieces: int, group: dist.ProcessGroup | None) -> Tensor:
         ctx.pieces, ctx.group = pieces, group
         return _exchanged(own, pieces, group, back=False)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _exchanged(grads[0], ctx.pieces, ctx.group, back=True), None, None
 
 

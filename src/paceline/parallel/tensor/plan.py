@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 
@@ -45,7 +44,7 @@ class TensorPlan:
     notes: tuple[str, ...] = ()
 
 
-def find_plan(model: nn.Module, run: Callable[[], Any], parts: int, ties: Sequence[tuple[str, ...]]) -> TensorPlan:
+def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Sequence[tuple[str, ...]]) -> TensorPlan:
     """Return the plan of everything that can be cut.
 
     These are pairs of linear layers, attention by its heads, and vocabulary embedding and head. In a model without any of
@@ -66,7 +65,7 @@ def find_plan(model: nn.Module, run: Callable[[], Any], parts: int, ties: Sequen
 
 
 def plan_from_table(
-    model: nn.Module, table: Mapping[str, str], run: Callable[[], Any] | None, parts: int
+    model: nn.Module, table: Mapping[str, str], run: Callable[[], object] | None, parts: int
 ) -> TensorPlan:
     """Return the plan of a table: pattern of a module's name (`fnmatch`) -> placement.
 
@@ -79,12 +78,12 @@ def plan_from_table(
     if run is None:
         return TensorPlan(placements=placements)
     seen = observe(model, run)
-    asked = [
+    paired = [
         group
         for group in seen.groups
         if placements.get(group.row) == "rowwise" and all(placements.get(name) == "colwise" for name in group.columns)
     ]
-    return _plan(placements, seen, try_groups(model, run, asked, parts), "put their values together in between")
+    return _plan(placements, seen, try_groups(model, run, paired, parts), "put their values together in between")
 
 
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
@@ -151,10 +150,10 @@ def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str,
     }
 
 
-def _has_pair(name: str, found: set[str], usable: Mapping[str, Any]) -> bool:
+def _has_pair(name: str, chosen: set[str], usable: Mapping[str, nn.Module]) -> bool:
     """Return True if both an embedding and a head of this size remain."""
-    size = usable[name].weight.shape[0]
-    alike = [usable[other] for other in found if usable[other].weight.shape[0] == size]
+    sizes = {other: usable[other].get_parameter("weight").shape[0] for other in chosen}
+    alike = [usable[other] for other in chosen if sizes[other] == sizes[name]]
     return len({isinstance(module, nn.Embedding) for module in alike}) == 2
 
 
@@ -176,16 +175,14 @@ def _matched(model: nn.Module, table: Mapping[str, str]) -> dict[str, str]:
                 f"TensorParallel(plan): {pattern!r} is {placement!r}, but matches only modules without weights of their own "
                 f"({', '.join(matching[:3])}). Name the linear layers in them, such as {matching[0] + '.*'!r}."
             )
-        for name in learning:
-            if name in placements:
-                continue
+        for name in (name for name in learning if name not in placements):
             if placement != "replicate":
                 _check_cut(name, pattern, placement, modules[name])
             placements[name] = placement
     return {name: placement for name, placement in placements.items() if placement != "replicate"}
 
 
-def _check_cut(name: str, pattern: str, placement: str, module: Any) -> None:
+def _check_cut(name: str, pattern: str, placement: str, module: nn.Module) -> None:
     kind = type(module).__name__
     if not is_plain(module):
         raise ParallelError(
@@ -205,12 +202,10 @@ def _check_cut(name: str, pattern: str, placement: str, module: Any) -> None:
 
 def unusual(module: object) -> str:
     """Return the embedding's option that its parts would lose, or ""."""
-    for option in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
-        value = getattr(module, option, None)
-        # Not `in (None, False)`: a padding_idx of 0 equals False.
-        if value is not None and value is not False:
-            return f"{option}={value}"
-    return ""
+    options = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
+    values = ((option, getattr(module, option, None)) for option in options)
+    # Not `in (None, False)`: a padding_idx of 0 equals False.
+    return next((f"{option}={value}" for option, value in values if value is not None and value is not False), "")
 
 
 def fold(names: Iterable[str]) -> list[str]:

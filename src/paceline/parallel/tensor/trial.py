@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.parallel.deterministic_rng import normal
-from paceline.parallel.errors import told
+from paceline.parallel.errors import error_summary
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.tensor.check import scale_of, within
 from paceline.parallel.tensor.groups import Group, undisturbed
@@ -48,10 +47,10 @@ class Verdict:
     reason: str = ""
 
 
-def try_groups(model: nn.Module, run: Callable[[], Any], groups: Sequence[Group], parts: int) -> list[Verdict]:
+def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Group], parts: int) -> list[Verdict]:
     """Return a verdict on each group. `run` calls the model, which is left unchanged."""
     modules = dict(model.named_modules())
-    kinds: dict[Any, list[Group]] = {}
+    kinds: dict[Hashable, list[Group]] = {}
     verdicts = []
     for group in groups:
         reason = _indivisible(modules, group, parts)
@@ -69,7 +68,7 @@ def try_groups(model: nn.Module, run: Callable[[], Any], groups: Sequence[Group]
 
 
 def _try_alike(
-    model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], Any], groups: list[Group], parts: int
+    model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], object], groups: list[Group], parts: int
 ) -> list[Verdict]:
     """Return verdicts on groups of one kind, such as the attentions of equal blocks.
 
@@ -94,7 +93,7 @@ def _try_alike(
 def _try(
     model: nn.Module,
     modules: Mapping[str, nn.Module],
-    run: Callable[[], Any],
+    run: Callable[[], object],
     groups: list[Group],
     parts: int,
     divided: Sequence[Attribute],
@@ -111,7 +110,7 @@ def _try(
                 try:
                     output = _tensors(run())
                 except Exception as error:
-                    return f"the code around {stage.last!r} can't take a part of its input: {told(error)}"
+                    return f"the code around {stage.last!r} can't take a part of its input: {error_summary(error)}"
             if stage.reason:
                 return stage.reason
             if len(output) != len(whole) or not all(map(_same, output, whole)):
@@ -149,7 +148,7 @@ class _Stage:
                 del self._modules[name].forward
 
     def _column(self, name: str, pieces: int) -> Callable[[Tensor], Tensor]:
-        module: Any = self._modules[name]
+        module = self._modules[name]
 
         def forward(x: Tensor) -> Tensor:
             self.last = name
@@ -164,7 +163,7 @@ class _Stage:
         return forward
 
     def _row(self, name: str) -> Callable[[Tensor], Tensor]:
-        module: Any = self._modules[name]
+        module = self._modules[name]
 
         def forward(x: Tensor) -> Tensor:
             if self.part is None:
@@ -192,15 +191,16 @@ def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], 
 
 def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Iterator[tuple[Attribute, ...]]:
     """Yield sets of attributes to divide: none, those named like `head`, one, two, three."""
-    found = []
-    for name in _around(group):
-        for attribute, value in vars(modules[name]).items():
-            # `type(...) is int`, because isinstance accepts a bool as int.
-            if type(value) is int and value > 1 and value % parts == 0 and not attribute.startswith("_"):
-                found.append((name, attribute))
-    found.sort(key=lambda item: "head" not in item[1])
+    attributes = [
+        (name, attribute)
+        for name in _around(group)
+        for attribute, value in vars(modules[name]).items()
+        # `type(...) is int`, because isinstance accepts a bool as int.
+        if type(value) is int and value > 1 and value % parts == 0 and not attribute.startswith("_")
+    ]
+    attributes.sort(key=lambda item: "head" not in item[1])
     for count in range(4):
-        yield from itertools.combinations(found, count)
+        yield from itertools.combinations(attributes, count)
 
 
 def _around(group: Group) -> list[str]:
@@ -213,9 +213,9 @@ def _around(group: Group) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _kind(modules: Mapping[str, Any], group: Group) -> Any:
+def _kind(modules: Mapping[str, nn.Module], group: Group) -> Hashable:
     around = _around(group)
-    shapes = [tuple(modules[name].weight.shape) for name in (*group.columns, group.row)]
+    shapes = [tuple(modules[name].get_parameter("weight").shape) for name in (*group.columns, group.row)]
     return (
         tuple(type(modules[name]) for name in around),
         tuple(name.rpartition(".")[2] for name in group.columns),
@@ -223,7 +223,7 @@ def _kind(modules: Mapping[str, Any], group: Group) -> Any:
     )
 
 
-def _indivisible(modules: Mapping[str, object], group: Group, parts: int) -> str:
+def _indivisible(modules: Mapping[str, nn.Module], group: Group, parts: int) -> str:
     for name in group.columns:
         if outputs(modules[name]) % parts:
             return f"{name!r} has {outputs(modules[name])} outputs, which {parts} does not divide"
@@ -232,7 +232,7 @@ def _indivisible(modules: Mapping[str, object], group: Group, parts: int) -> str
     return ""
 
 
-def _pieces(modules: Mapping[str, object], group: Group, parts: int) -> int:
+def _pieces(modules: Mapping[str, nn.Module], group: Group, parts: int) -> int:
     """Return the number of pieces in the columns' outputs, each divisible by the parts."""
     (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
     return 1 if others or size % of_row or of_row % parts else size // of_row

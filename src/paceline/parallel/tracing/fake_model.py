@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.pytree import tensors_in
+from paceline.parallel.pytree import refill, tensors_in
 from paceline.parallel.tied_parameters import all_names
 from paceline.parallel.tracing.fingerprint import Fingerprint, Same
 from paceline.parallel.tracing.reads import plain_attributes
@@ -24,7 +24,9 @@ from paceline.torch_private import FakeTensorMode
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
-def make_shadow(model: nn.Module, mode: Any, device: torch.device | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
+def make_shadow(
+    model: nn.Module, mode: FakeTensorMode, device: torch.device | None = None
+) -> tuple[nn.Module, dict[int, Tensor]]:
     """Return a copy of the model with fake tensors, and id -> real tensor for plain ones.
 
     Plain tensors are neither parameters nor buffers. Holding the others would keep the whole model. `device` is the future
@@ -35,7 +37,7 @@ def make_shadow(model: nn.Module, mode: Any, device: torch.device | None = None)
     """
     memo: dict[int, Any] = {}
     plain: dict[int, Tensor] = {}
-    for _, tensor in all_names(model):
+    for tensor in dict(all_names(model)).values():
         if id(tensor) not in memo:
             memo[id(tensor)] = mode.from_tensor(_with_device(tensor, device))
     for module in model.modules():
@@ -71,9 +73,12 @@ def names_by_module(model: nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
 
-def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
-    """Return (module's id, attribute) -> its name, and its fingerprint or tensor."""
-    found: dict[tuple[int, str], tuple[str, Hashable]] = {}
+#: (module's id, attribute) -> its name, and its fingerprint or tensor.
+Contents = dict[tuple[int, str], tuple[str, Hashable]]
+
+
+def contents(model: nn.Module) -> Contents:
+    found: Contents = {}
     names = names_by_module(model)
     taken = Fingerprint()
     for module in model.modules():
@@ -129,12 +134,10 @@ class AttributeMirror:
         memo: dict[int, Any] = dict(self._copied)
         for module, other in self._pairs:
             for table in ("_parameters", "_buffers"):
-                for name, tensor in getattr(module, table).items():
-                    if tensor is not None and getattr(other, table).get(name) is not None:
-                        memo[id(tensor)] = getattr(other, table)[name]
-        for tensor in tensors_in(value):
-            if id(tensor) not in memo:
-                memo[id(tensor)] = change(tensor)
+                own = {name: tensor for name, tensor in getattr(module, table).items() if tensor is not None}
+                copies = {name: tensor for name, tensor in getattr(other, table).items() if tensor is not None}
+                memo |= {id(own[name]): copies[name] for name in own.keys() & copies.keys()}
+        memo |= {id(tensor): change(tensor) for tensor in tensors_in(value) if id(tensor) not in memo}
         return copy.deepcopy(value, memo)
 
     def _stamp(self, module: nn.Module) -> dict[str, Hashable]:
@@ -153,9 +156,8 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
     saved = [(module, plain_attributes(module)) for module in model.modules()]
     # A model may add hooks in its first call and record it in an attribute: both must be restored together.
     hooks = [(module._forward_hooks, dict(module._forward_hooks)) for module in model.modules()]
-    inside = [
-        (value, copy.copy(value)) for _, own in saved for value in own.values() if type(value) in (list, dict, set)
-    ]
+    values = (value for _, own in saved for value in own.values())
+    inside = [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
 
     def put_back() -> None:
         for module, own in saved:
@@ -166,11 +168,7 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
             table.clear()
             table.update(kept)
         for value, before in inside:
-            if isinstance(value, list):
-                value[:] = before
-            else:
-                value.clear()
-                value.update(before)
+            refill(value, before)
 
     try:
         yield put_back
@@ -226,10 +224,9 @@ def eager() -> AbstractContextManager[object]:
 
     Compiled machine code would crash on fake tensors, which have no memory, and the compiler would inspect the recorder.
     """
-    if "torch._dynamo" not in sys.modules:
-        return contextlib.nullcontext()  # nothing can be compiled
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    # Without the compiler nothing can be compiled, and setting a stance would load it.
+    is_loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
 
 
 def fake_like(tensor: Tensor) -> Tensor:

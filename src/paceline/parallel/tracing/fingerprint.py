@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import sys
 import types
-from collections.abc import Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,13 @@ class Fingerprint:
         self._left = MOST
         self._inside: set[int] = set()
 
-    def of(self, value: Any) -> Hashable:
+    def of(self, value: object) -> Hashable:
         """Return the value's fingerprint, equal to that of an equal value."""
-        if isinstance(value, float):
-            return ("float", repr(value))
-        if isinstance(value, _PLAIN):
-            return (type(value).__name__, value)
+        match value:
+            case float():
+                return ("float", repr(value))
+            case _ if isinstance(value, _PLAIN):
+                return (type(value).__name__, value)
         self._left -= 1
         if self._left < 0 or id(value) in self._inside:
             return self._identity(value)
@@ -81,95 +83,97 @@ class Fingerprint:
             self._inside.discard(id(value))
 
     def _look_into(self, value: Any) -> Hashable:
-        if isinstance(value, Tensor):
-            if self._by_content:
-                return ("tensor", tuple(value.shape), str(value.dtype))
-            return (self._identity(value), value._version) if self._by_version else self._identity(value)
-        if isinstance(value, (nn.Module, types.ModuleType)):
-            return self._identity(value)
         kind = type(value)
-        if isinstance(value, Mapping):
-            items = tuple((self.of(key), self.of(item)) for key, item in value.items())
-            return (kind.__qualname__, items, self._attributes(value))
-        if isinstance(value, (list, tuple)) or kind.__qualname__ == "deque":
-            return (kind.__qualname__, tuple(map(self.of, value)), self._attributes(value))
-        if isinstance(value, AbstractSet):
-            return (kind.__qualname__, tuple(sorted((self.of(item) for item in value), key=repr)))
-        if isinstance(value, _FUNCTIONS):
-            return self._function(value)
-        if isinstance(value, types.MethodType):
-            return ("method", self.of(value.__func__), self.of(value.__self__))
-        if isinstance(value, type):
-            # A class alone may hold settings as attributes. In a container, such as a table of classes, it counts by its name.
-            own = (
-                ()
-                if len(self._inside) > 1 or is_library(value) or issubclass(value, nn.Module)
-                else self._settings(value)
-            )
-            return ("class", f"{value.__module__}.{value.__qualname__}", self._identity(value), own)
-        if (state := self._special(value)) is not None:
-            return state
-        if is_library(kind) and kind.__module__ not in _NAMESPACES:
-            return self._identity(value)
-        attributes = self._attributes(value)
+        match value:
+            case Tensor() if self._by_content:
+                return ("tensor", tuple(value.shape), str(value.dtype))
+            case Tensor() if self._by_version:
+                return (self._identity(value), value._version)
+            case Tensor() | nn.Module() | types.ModuleType():
+                return self._identity(value)
+            case Mapping():
+                items = tuple((self.of(key), self.of(item)) for key, item in value.items())
+                return (kind.__qualname__, items, self._attributes(value))
+            case list() | tuple() | deque():
+                return (kind.__qualname__, tuple(map(self.of, value)), self._attributes(value))
+            case AbstractSet():
+                return (kind.__qualname__, tuple(sorted((self.of(item) for item in value), key=repr)))
+            case types.FunctionType():
+                return self._function(value)
+            case _ if isinstance(value, _FUNCTIONS):
+                return ("function", getattr(value, "__module__", ""), value.__qualname__)
+            case types.MethodType():
+                return ("method", self.of(value.__func__), self.of(value.__self__))
+            case type():
+                return (
+                    "class",
+                    f"{value.__module__}.{value.__qualname__}",
+                    self._identity(value),
+                    self._settings(value),
+                )
+        for names, read in _FOREIGN.items():
+            classes = tuple(_loaded(names))
+            if classes and isinstance(value, classes):
+                return read(value)
+        attributes = self._attributes(value) if kind.__module__ in _NAMESPACES or not is_library(kind) else ()
         return (kind.__qualname__, attributes) if attributes else self._identity(value)
 
-    def _special(self, value: Any) -> Hashable | None:
-        """Return the fingerprint of other libraries' arrays and generators, if these are loaded."""
-        if (numpy := sys.modules.get("numpy")) is not None:
-            if isinstance(value, numpy.ndarray):
-                flat = value.reshape(-1)
-                if value.nbytes > WHOLE_ARRAY:
-                    flat = flat[:: value.nbytes // WHOLE_ARRAY + 1]
-                return ("array", value.shape, str(value.dtype), flat.tobytes())
-            if isinstance(value, numpy.generic):
-                return ("number", str(value.dtype), repr(value))
-            if isinstance(value, numpy.random.Generator):
-                return ("generator", repr(value.bit_generator.state))
-            if isinstance(value, numpy.random.RandomState):
-                return ("generator", repr(value.get_state()))
-        if (random := sys.modules.get("random")) is not None and type(value) is random.Random:
-            return ("generator", hash(value.getstate()))
-        return None
-
     def _attributes(self, value: object) -> tuple[Hashable, ...]:
-        own: dict[str, Any] = dict(getattr(value, "__dict__", ()) or {})
+        own: dict[str, object] = dict(getattr(value, "__dict__", ()) or {})
         for base in type(value).__mro__:
             slots = base.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if name not in _LEFT_OUT and hasattr(value, name):
-                    own[name] = getattr(value, name)
+            names = (slots,) if isinstance(slots, str) else slots
+            own |= {name: getattr(value, name) for name in names if name not in _LEFT_OUT and hasattr(value, name)}
         return tuple((name, self.of(item)) for name, item in own.items())
 
     def _settings(self, kind: type) -> tuple[Hashable, ...]:
-        found = []
-        for base in kind.__mro__:
-            if is_library(base):
-                continue
-            for name, item in vars(base).items():
-                if name not in _LEFT_OUT and not callable(item) and not hasattr(type(item), "__get__"):
-                    found.append((name, self.of(item)))
-        return tuple(found)
+        # A class alone may hold settings as attributes. In a container, such as a table of classes, it counts by its name.
+        if len(self._inside) > 1 or is_library(kind) or issubclass(kind, nn.Module):
+            return ()
+        return tuple(
+            (name, self.of(item))
+            for base in kind.__mro__
+            if not is_library(base)
+            for name, item in vars(base).items()
+            if name not in _LEFT_OUT and not callable(item) and not hasattr(type(item), "__get__")
+        )
 
-    def _function(self, value: Any) -> Hashable:
-        if not isinstance(value, types.FunctionType):
-            return ("function", getattr(value, "__module__", ""), value.__qualname__)
+    def _function(self, function: types.FunctionType) -> Hashable:
         cells = []
-        for cell in value.__closure__ or ():
+        for cell in function.__closure__ or ():
             try:
                 cells.append(self.of(cell.cell_contents))
             except ValueError:  # not filled yet
                 cells.append(None)
-        code = value.__code__
+        code = function.__code__
         # Two machines may keep the same file in different folders.
         file = Path(code.co_filename).name if self._by_content else code.co_filename
         where = (file, code.co_firstlineno, code.co_name)
-        return ("function", where, tuple(cells), self.of(value.__defaults__), self.of(value.__kwdefaults__))
+        return ("function", where, tuple(cells), self.of(function.__defaults__), self.of(function.__kwdefaults__))
 
     def _identity(self, value: object) -> Hashable:
-        if self._by_content:
-            return ("object", type(value).__qualname__)
-        return Same(value)
+        return ("object", type(value).__qualname__) if self._by_content else Same(value)
+
+
+def _array(value: Any) -> Hashable:
+    step = value.nbytes // WHOLE_ARRAY + 1 if value.nbytes > WHOLE_ARRAY else 1
+    return ("array", value.shape, str(value.dtype), value.reshape(-1)[::step].tobytes())
+
+
+#: Classes of other libraries, by module and name, which count only where they are loaded -> the fingerprint of their objects.
+_FOREIGN: dict[tuple[str, str], Callable[[Any], Hashable]] = {
+    ("numpy", "ndarray"): _array,
+    ("numpy", "generic"): lambda value: ("number", str(value.dtype), repr(value)),
+    ("numpy.random", "Generator"): lambda value: ("generator", repr(value.bit_generator.state)),
+    ("numpy.random", "RandomState"): lambda value: ("generator", repr(value.get_state())),
+    ("random", "Random"): lambda value: ("generator", hash(value.getstate())),
+}
+
+
+def _loaded(names: tuple[str, str]) -> Iterator[type]:
+    """Yield the class of this module and name, if the module is loaded."""
+    if (module := sys.modules.get(names[0])) is not None:
+        yield getattr(module, names[1])
 
 
 def is_library(kind: type) -> bool:

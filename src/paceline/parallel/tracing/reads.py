@@ -23,7 +23,6 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -48,7 +47,7 @@ class Read:
     """
 
     text: str
-    look: Callable[[], Any]
+    look: Callable[[], object]
     module: nn.Module | None = None
     name: str = ""
 
@@ -82,13 +81,13 @@ class Reads:
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
         """Return the same reads with current values, for other modules in place of these."""
-        found = Reads()
+        moved = Reads()
         for key, read in self.found.items():
-            if read.module is None:
-                found.note(key, read)
-            else:
-                found.note(*attribute_read(other_of(read.module), read.name, read.text))
-        return found
+            own = (key, read)
+            if read.module is not None:
+                own = attribute_read(other_of(read.module), read.name, read.text)
+            moved.note(*own)
+        return moved
 
 
 @contextlib.contextmanager
@@ -131,9 +130,9 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
         put_back(before)
         if collects:
             gc.enable()
-        if plain is None:
-            del nn.Module.__getattribute__
-        else:
+        # What remains is the method that it inherits, unless another library has replaced it.
+        del nn.Module.__getattribute__
+        if plain is not None:
             nn.Module.__getattribute__ = plain  # type: ignore[method-assign]
 
 
@@ -144,7 +143,7 @@ def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, R
     )
 
 
-def plain_attributes(module: nn.Module) -> dict[str, Any]:
+def plain_attributes(module: nn.Module) -> dict[str, object]:
     """Return an object's own attributes, without those of every module."""
     # Some are ours, such as a normalisation's process group, and some are FSDP's, whose state is no setting.
     return {
@@ -159,43 +158,37 @@ def _attribute(module: nn.Module, name: str) -> object:
 
     `_ABSENT` if it has none, or a computed one.
     """
-    own = vars(module)
-    if name in own:
-        return own[name]
-    for kind in type(module).__mro__:
-        if name in vars(kind):
-            found = vars(kind)[name]
-            # A property's code does not run here. Where the forward runs it, its reads are noted like any function's.
-            return _ABSENT if hasattr(type(found), "__get__") else found
-    return _ABSENT
+    if name in vars(module):
+        return vars(module)[name]
+    value = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), _ABSENT)
+    # A property's code does not run here. Where the forward runs it, its reads are noted like any function's.
+    return _ABSENT if hasattr(type(value), "__get__") else value
 
 
 def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callable[[nn.Module], str | None]) -> None:
-    if ("attribute", id(module), name) in reads.found:
+    if ("attribute", id(module), name) in reads.found or (path := name_of(module)) is None:
         return
-    path = name_of(module)
-    own = vars(module)
-    if path is None or any(name in own[table] for table in ("_parameters", "_buffers", "_modules")):
-        return
-    if hasattr(type(module), name) and _attribute(module, name) is _ABSENT:
-        return  # a method or a property
-    reads.note(*attribute_read(module, name, f"{path or type(module).__name__}.{name}"))
+    is_registered = any(name in vars(module)[table] for table in ("_parameters", "_buffers", "_modules"))
+    is_computed = hasattr(type(module), name) and _attribute(module, name) is _ABSENT  # a method or a property
+    if not is_registered and not is_computed:
+        reads.note(*attribute_read(module, name, f"{path or type(module).__name__}.{name}"))
 
 
 def _note_names(
-    reads: Reads, own: dict[str, Any], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
+    reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
     """Note these names of a Python module, and of modules they lead to, down to `depth`.
 
     Of the latter only names that the function uses as attributes.
     """
     for name in names:
-        if isinstance(own.get(name), types.ModuleType):
-            if depth and _may_have_settings(own[name]):
-                _note_names(reads, vars(own[name]), attributes, attributes, depth - 1)
-        elif name in own and not _is_fixed(own[name]):
-            text = f"{own.get('__name__', '?')}.{name}"
-            reads.note(("global", id(own), name), Read(text=text, look=partial(own.get, name, _ABSENT)))
+        match own.get(name, _ABSENT):
+            case types.ModuleType() as module:
+                if depth and _may_have_settings(module):
+                    _note_names(reads, vars(module), attributes, attributes, depth - 1)
+            case value if value is not _ABSENT and not _is_fixed(value):
+                text = f"{own.get('__name__', '?')}.{name}"
+                reads.note(("global", id(own), name), Read(text=text, look=partial(own.get, name, _ABSENT)))
 
 
 def _may_have_settings(module: types.ModuleType) -> bool:
@@ -221,10 +214,9 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         # made since.
         gc.unfreeze()
     # A frame has the code but not the function, whose closure and defaults are needed.
-    for function in gc.get_referrers(code) if wanted else ():
-        if not isinstance(function, types.FunctionType) or not function.__closure__:
-            continue
-        for name, cell in zip(code.co_freevars, function.__closure__, strict=False):
+    referrers = gc.get_referrers(code) if wanted else []
+    for function in (referrer for referrer in referrers if isinstance(referrer, types.FunctionType)):
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if name in wanted:
                 text = f"{name} of {function.__qualname__}"
                 reads.note(("cell", id(cell)), Read(text=text, look=partial(_content, cell)))

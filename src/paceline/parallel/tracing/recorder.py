@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,14 @@ READS_VALUES = frozenset(
     }
 )
 _RANDOM = ("rand", "dropout", "normal", "bernoulli", "multinomial", "poisson", "uniform_", "exponential_", "gumbel")
-_PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (
+    *(int, float, bool, complex, str, type(None), type(Ellipsis)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+_Args = tuple[Any, ...]
+_Options = dict[str, Any]
 
 
 class CannotRecordError(Exception):
@@ -60,7 +67,7 @@ class _Ran:
     `state_writes` are the indices of the buffers that it changes in place.
     """
 
-    result: Any
+    result: object
     state_writes: tuple[int, ...]
 
 
@@ -96,7 +103,7 @@ class GraphRecorder(TorchFunctionMode):
         self.graph = fx.Graph()
         self.order: list[fx.Node] = []
         self.entries: list[tuple[str, int]] = []
-        self.constants: dict[str, Any] = {}
+        self.constants: dict[str, object] = {}
         self.leaves: set[str] = set()
         self.inside: str | None = None
         self._names = names
@@ -109,7 +116,7 @@ class GraphRecorder(TorchFunctionMode):
         self._paused = False
         self._unseen = checkpoints_inputs()
         self._ran = ran
-        self._handed: list[tuple[Any, Hashable, Line | None]] = []
+        self._handed: list[tuple[object, Hashable, Line | None]] = []
 
     @property
     def opened_now(self) -> str:
@@ -127,7 +134,7 @@ class GraphRecorder(TorchFunctionMode):
         self._know(node, tensor)
         return node
 
-    def finish(self, output: Any) -> fx.Node:
+    def finish(self, output: object) -> fx.Node:
         """Return the graph's output node."""
         for value, content, line in self._handed:
             if Fingerprint().of(value) != content:
@@ -139,25 +146,28 @@ class GraphRecorder(TorchFunctionMode):
         node: fx.Node = self.graph.output(self._argument(output))
         return node
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: _Args = (), kwargs: _Options | None = None
+    ) -> object:
         kwargs = (kwargs or {}) | lost_arguments(func)
-        if self.inside is not None or self._paused:
+        if not self.is_outer:
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        # Fake tensors refuse these themselves. A trace of real tensors, for blocks that read values, would continue with this
-        # one batch's values.
-        if name in READS_VALUES:
-            raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
-        if name == "__set__":
-            raise CannotRecordError(f"it sets `{func.__self__.__name__}` of a tensor")
-        if name == "requires_grad_":
-            raise CannotRecordError(
-                "`requires_grad_` begins a graph of its own there, which would reach over several stages; compute with it, and "
-                "its gradient, inside of a block"
-            )
-        return self._record(func, name, args, kwargs)
+        match getattr(func, "__name__", ""):
+            # Fake tensors refuse these themselves. A trace of real tensors, for blocks that read values, would continue with
+            # this one batch's values.
+            case name if name in READS_VALUES:
+                raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
+            case "__set__":
+                raise CannotRecordError(f"it sets `{func.__self__.__name__}` of a tensor")
+            case "requires_grad_":
+                raise CannotRecordError(
+                    "`requires_grad_` begins a graph of its own there, which would reach over several stages; compute with it, "
+                    "and its gradient, inside of a block"
+                )
+            case name:
+                return self._record(func, name, args, kwargs)
 
-    def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def call_module(self, original: Callable[..., object], module: nn.Module, args: _Args, kwargs: _Options) -> object:
         """Run `module(*args, **kwargs)`, recorded as one call unless the module is opened."""
         name = self._names.get(id(module))
         if self.inside is not None or name is None:
@@ -187,16 +197,21 @@ class GraphRecorder(TorchFunctionMode):
         return result
 
     def _run(
-        self, original: Callable[..., Any], module: nn.Module, name: str, own: list[Tensor], args: Any, kwargs: Any
-    ) -> tuple[Any, set[int]]:
+        self,
+        original: Callable[..., object],
+        module: nn.Module,
+        name: str,
+        own: list[Tensor],
+        args: _Args,
+        kwargs: _Options,
+    ) -> tuple[object, set[int]]:
         """Return the block's result, and the storages that it changes."""
         given = tensors_in((args, kwargs))
         key = None
         if self._ran is not None and _is_data((args, kwargs)):
             modes = tuple(part.training for part in module.modules())
             key = (name, signature((args, kwargs)), torch.is_grad_enabled(), modes)
-            known = self._ran.get(key)
-            if known is not None:
+            if (known := self._ran.get(key)) is not None:
                 return map_tensors(known.result, fake_like), {_storage(own[index]) for index in known.state_writes}
         # autograd counts each tensor's in-place changes, and views share the count: so a write shows without comparing values.
         before = [tensor._version for tensor in own]
@@ -219,7 +234,7 @@ class GraphRecorder(TorchFunctionMode):
                 self._ran[key] = _Ran(result=map_tensors(result, fake_like), state_writes=places)
         return result, writes | into_given
 
-    def call_function(self, original: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(self, original: Callable[..., object], kind: type, args: _Args, kwargs: _Options) -> object:
         """Run `kind.apply(*args)` of a custom autograd function, recorded as one call."""
         if not self.is_outer or kind in self._unseen:
             return original(*args, **kwargs)
@@ -229,7 +244,7 @@ class GraphRecorder(TorchFunctionMode):
         finally:
             self._paused = False
 
-    def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _record(self, func: Any, name: str, args: _Args, kwargs: _Options) -> object:
         given = tensors_in((args, kwargs))
         versions = [tensor._version for tensor in given]
         result = func(*args, **kwargs)
@@ -244,12 +259,14 @@ class GraphRecorder(TorchFunctionMode):
         ]
         for known in learn:
             known.meta["requires_grad"] = True
-        if name == "__get__":
-            node = self._node("call_function", getattr, (args[0], func.__self__.__name__), {})
-        elif (method := _methods().get(func)) and args and isinstance(args[0], Tensor):
-            node = self._node("call_method", method, args, kwargs)
-        else:
-            node = self._node("call_function", func, args, kwargs)
+        method = _methods().get(func)
+        match args:
+            case (owner, *_) if name == "__get__":
+                node = self._node("call_function", getattr, (owner, func.__self__.__name__), {})
+            case (Tensor(), *_) if method is not None:
+                node = self._node("call_method", method, args, kwargs)
+            case _:
+                node = self._node("call_function", func, args, kwargs)
         node.meta["writes"] = written
         node.meta["random"] = any(word in name for word in _RANDOM)
         for known in learn:
@@ -257,7 +274,7 @@ class GraphRecorder(TorchFunctionMode):
         self._give_out(node, result)
         return result
 
-    def _node(self, kind: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
+    def _node(self, kind: str, target: Callable[..., object] | str, args: _Args, kwargs: _Options) -> fx.Node:
         if _autocast_state() != self._autocast:
             raise CannotRecordError(
                 "it changes autocast; give precision='bf16' to parallelize, or do it inside a block"
@@ -277,13 +294,12 @@ class GraphRecorder(TorchFunctionMode):
 
     def _give_out(self, node: fx.Node, result: object) -> None:
         """Register each tensor of the result: the call's value, or an element of it."""
-        if isinstance(result, Tensor):
-            self._know(node, result)
-            return
+        # The path of a tensor that is the result itself is empty.
         for path, tensor in tensors_at(result):
             part = node
             for kind, key in path:
-                part = self.graph.call_function(_take_item if kind == "item" else getattr, (part, key))
+                arguments: tuple[Any, ...] = part, key
+                part = self.graph.call_function(_take_item if kind == "item" else getattr, arguments)
                 self._append(part)
             self._know(part, tensor)
 
@@ -298,20 +314,22 @@ class GraphRecorder(TorchFunctionMode):
             "storage": _storage(tensor),
         }
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: object) -> Any:
         """Return `value` as a node's argument."""
-        if isinstance(value, Tensor):
-            return self._find(value)
-        if type(value) in (tuple, torch.Size):
-            return tuple(map(self._argument, value))
-        if type(value) is list:
-            return [self._argument(item) for item in value]
-        if type(value) is dict and all(isinstance(key, str) for key in value):
-            return {key: self._argument(item) for key, item in value.items()}
-        if isinstance(value, slice):
-            return slice(*map(self._argument, (value.start, value.stop, value.step)))
-        if isinstance(value, _PLAIN) or value is Ellipsis:
-            return value
+        kind = type(value)
+        match value:
+            case Tensor():
+                return self._find(value)
+            case tuple() if kind in (tuple, torch.Size):
+                return tuple(map(self._argument, value))
+            case list() if kind is list:
+                return [self._argument(item) for item in value]
+            case dict() if kind is dict and all(isinstance(key, str) for key in value):
+                return {key: self._argument(item) for key, item in value.items()}
+            case slice():
+                return slice(*map(self._argument, (value.start, value.stop, value.step)))
+            case _ if isinstance(value, _PLAIN):
+                return value
         opened = open_container(value)
         if opened is None or not tensors_in(value):
             return self._constant(value)
@@ -322,8 +340,7 @@ class GraphRecorder(TorchFunctionMode):
         return node
 
     def _find(self, tensor: Tensor) -> fx.Node:
-        known = self._nodes.get(id(tensor))
-        if known is not None:
+        if (known := self._nodes.get(id(tensor))) is not None:
             # The tensor's history is not that of the recorded calls: the graph would give it another gradient.
             if known[1].meta["requires_grad"] != tensor.requires_grad:
                 raise CannotRecordError(
@@ -332,15 +349,13 @@ class GraphRecorder(TorchFunctionMode):
                 )
             return known[1]
         name = self._state.get(id(tensor))
-        if name is None and id(tensor) in self._plain:
-            return self._constant(self._plain[id(tensor)], tensor)
         if name is None:
-            if type(tensor) not in (Tensor, nn.Parameter):
+            if id(tensor) not in self._plain and type(tensor) not in (Tensor, nn.Parameter):
                 raise CannotRecordError(
                     "it uses a tensor that no torch function or block returned (kept from an earlier call, or one of "
                     "torch.func's)"
                 )
-            return self._constant(tensor, tensor)
+            return self._constant(self._plain.get(id(tensor), tensor), tensor)
         node = self.graph.get_attr(name)
         self._append(node)
         self._know(node, tensor)
@@ -351,11 +366,11 @@ class GraphRecorder(TorchFunctionMode):
         """Return a node for a value from outside. `tensor` is its stand-in."""
         name = f"_paceline_constant_{len(self.constants)}"
         self.constants[name] = value
-        if tensor is None:
-            self._handed.append((value, Fingerprint().of(value), users_line()))
         node = self.graph.get_attr(name)
         self._append(node)
-        if tensor is not None:
+        if tensor is None:
+            self._handed.append((value, Fingerprint().of(value), users_line()))
+        else:
             self._know(node, tensor)
         return node
 
@@ -366,10 +381,10 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
     original: Any = nn.Module.__call__
     plain_apply: Any = vars(torch.autograd.Function)["apply"]
 
-    def call(module: nn.Module, *args: object, **kwargs: object) -> Any:
+    def call(module: nn.Module, *args: object, **kwargs: object) -> object:
         return recorder.call_module(original, module, args, kwargs)
 
-    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(kind: type, /, *args: object, **kwargs: object) -> object:
         return recorder.call_function(plain_apply.__get__(None, kind), kind, args, kwargs)
 
     # Hooks and `forward` of every module run inside `__call__`, so all calls pass here. It is a class attribute, which other
@@ -385,10 +400,10 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
         torch.autograd.Function.apply = plain_apply  # type: ignore[method-assign]
 
 
-def _as_function(kind: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+def _as_function(kind: type, apply: Callable[..., object]) -> Callable[..., object]:
     """Return the call of a custom function under a name that a graph can contain."""
 
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return apply(*args, **kwargs)
 
     call.__module__, call.__name__, call.__qualname__ = kind.__module__, kind.__name__, kind.__qualname__
@@ -396,11 +411,11 @@ def _as_function(kind: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def _methods() -> dict[Any, str]:
+def _methods() -> dict[object, str]:
     """Return tensor method -> its name there; `__pow__` calls itself `pow`, another function."""
-    methods: dict[Any, str] = {}
+    methods: dict[object, str] = {}
     for name in dir(Tensor):
-        method: Any = getattr(Tensor, name, None)
+        method = getattr(Tensor, name, None)
         # Prefer the name that equals the method's own.
         if callable(method) and (method not in methods or method.__name__ == name):
             methods[method] = name
@@ -426,11 +441,11 @@ def _changes(name: str, value: object) -> str:
     return text
 
 
-def _take_item(container: Any, key: Any) -> Any:
+def _take_item(container: Any, key: Hashable) -> object:
     return container[key]
 
 
-def _make(container: Container, items: list[object]) -> Any:
+def _make(container: Container, items: list[object]) -> object:
     return container.make(items)
 
 

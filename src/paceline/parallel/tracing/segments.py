@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -48,11 +49,11 @@ class Segment:
         uses: Names of the modules, parameters and buffers that it takes from `self`.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     receives: tuple[Value, ...]
     sends: tuple[Value, ...]
     inputs: tuple[int, ...]
-    constants: tuple[Any, ...]
+    constants: tuple[object, ...]
     uses: tuple[str, ...]
     source: str
 
@@ -185,11 +186,10 @@ def _value(node: fx.Node) -> Value:
 
 
 def _has(top: nn.Module, name: str) -> bool:
-    owner: Any = top
-    for part in name.split("."):
-        if not hasattr(owner, part):
-            return False
-        owner = getattr(owner, part)
+    try:
+        operator.attrgetter(name)(top)
+    except AttributeError:
+        return False
     return True
 
 

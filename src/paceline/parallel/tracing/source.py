@@ -11,9 +11,12 @@ import types
 from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 #: A file and a line number.
 Line = tuple[str, int]
@@ -28,9 +31,8 @@ _PASSED_OVER = (_TORCH, _OWN, "<frozen", "<string>", "<eval_with_key>")
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Return True if a file belongs neither to torch, nor to us, nor to the standard library."""
-    if file.startswith(_PASSED_OVER):
-        return False
-    return file.startswith(_SITE) or not file.startswith(_STANDARD)
+    is_standard = file.startswith(_STANDARD) and not file.startswith(_SITE)
+    return not file.startswith(_PASSED_OVER) and not is_standard
 
 
 def users_line() -> Line | None:
@@ -53,25 +55,27 @@ def shown(line: Line | None) -> str:
     return f"{line[0]}:{line[1]}: `{source}`" if source else f"{line[0]}:{line[1]}"
 
 
-def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: Callable[[], bool]) -> Line | None:
+def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer: Callable[[], bool]) -> Line | None:
     """Return the line after which `probe` first changes while `run` runs, or None.
 
     It is slow, for errors only. Exceptions of `run` are ignored. `is_outer` says whether current lines count.
     """
     start = probe()
     last: list[Line] = []
-    found: list[Line] = []
+    lines: list[Line] = []
 
-    def in_frame(frame: types.FrameType, event: str, _: object) -> object:
-        if not found and is_outer():
-            if last and probe() != start:
-                found.append(last[-1])
+    def look() -> None:
+        lines.extend(last[-1:] if probe() != start else [])
+
+    def in_frame(frame: types.FrameType, event: str, _: object) -> TraceFunction:
+        if not lines and is_outer():
+            look()
             # After a return, the rest of the calling line runs.
             now = _users_frame(frame.f_back) if event == "return" else frame
             last[:] = [] if now is None else [(now.f_code.co_filename, now.f_lineno)]
         return in_frame
 
-    def at_call(frame: types.FrameType, event: str, _: object) -> Any:
+    def at_call(frame: types.FrameType, event: str, _: object) -> TraceFunction | None:
         return in_frame if is_users(frame.f_code.co_filename) else None
 
     before = sys.gettrace()
@@ -81,9 +85,9 @@ def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: C
             run()
     finally:
         sys.settrace(before)
-    if not found and last and probe() != start:
-        found.append(last[-1])
-    return found[0] if found else None
+    if not lines:
+        look()
+    return next(iter(lines), None)
 
 
 @contextlib.contextmanager
@@ -99,11 +103,9 @@ def unwatched() -> Iterator[None]:
 
 def put_back(profiler: Any) -> None:
     """Restore a profiler from `sys.getprofile`."""
-    if profiler is None or callable(profiler):
-        sys.setprofile(profiler)
-    else:
-        # Before Python 3.12 cProfile's profiler is not callable, and must install itself.
-        sys.setprofile(None)
+    sys.setprofile(profiler if callable(profiler) else None)
+    # Before Python 3.12 cProfile's profiler is not callable, and must install itself.
+    if not callable(profiler) and profiler is not None:
         profiler.enable()
 
 
@@ -112,10 +114,7 @@ def error_line(error: BaseException) -> str:
 
     Without one, return "in its backward pass".
     """
-    found = "in its backward pass"
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     # From the outermost frame inwards: the last user's line wins.
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _OWN)):
-            found = shown((file, line))
-    return found
+    lines = [line for line in lines if not line[0].startswith((_TORCH, _OWN))]
+    return shown(lines[-1]) if lines else "in its backward pass"

@@ -15,17 +15,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, fx, nn
 
 from paceline.parallel.deterministic_rng import GENERATORS, generators_kept
-from paceline.parallel.errors import ParallelError, told
+from paceline.parallel.errors import ParallelError, error_summary
 from paceline.parallel.large.meta_parameters import stand_ins
 from paceline.parallel.pytree import map_tensors, signature, tensors_in
 from paceline.parallel.tracing.fake_model import (
     AttributeMirror,
+    Contents,
     attributes_kept,
     contents,
     eager,
@@ -63,7 +64,7 @@ class Traced:
     output: fx.Node
     entries: tuple[tuple[str, int], ...]
     leaves: frozenset[str]
-    constants: dict[str, Any]
+    constants: dict[str, object]
     reads: Reads
 
     def calls(self) -> list[Hashable]:
@@ -71,7 +72,7 @@ class Traced:
         index = {node: number for number, node in enumerate((*self.inputs, *self.order))}
         taken = Fingerprint(by_content=True)
 
-        def told(value: Any) -> Any:
+        def named(value: fx.node.Argument) -> object:
             return fx.node.map_arg(value, lambda node: f"value {index[node]}")
 
         def target(node: fx.Node) -> Hashable:
@@ -82,16 +83,15 @@ class Traced:
             return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
 
         return [
-            (node.op, target(node), taken.of(told(node.args)), taken.of(told(node.kwargs)))
+            (node.op, target(node), taken.of(named(node.args)), taken.of(named(node.kwargs)))
             for node in (*self.order, self.output)
         ]
 
     def difference(self, other: Traced) -> Line | None:
         """Return the line of the first differing call, or None if the graphs are equal."""
-        for number, (one, two) in enumerate(zip_longest(self.calls(), other.calls())):
-            if one != two:
-                return self._line(number) or other._line(number)
-        return None
+        pairs = enumerate(zip_longest(self.calls(), other.calls()))
+        number = next((number for number, (one, two) in pairs if one != two), None)
+        return None if number is None else self._line(number) or other._line(number)
 
     @cached_property
     def digest(self) -> int:
@@ -173,19 +173,19 @@ class Tracer:
                         "DataParallel() or FullyShard(), where each worker runs all layers."
                     ) from error
                 raise ParallelError(
-                    f"{type(self._fake).__name__} can't be cut into stages: {error_line(error)}: {told(error)}. "
+                    f"{type(self._fake).__name__} can't be cut into stages: {error_line(error)}: {error_summary(error)}. "
                     "In one process it can be computed, but not be noted call by call; move that line into "
                     "a module of its own (one block stays in one stage), or use DataParallel() or FullyShard()."
                 ) from error
 
-    def _run_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> None:
+    def _run_plain(self, args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> None:
         """Run the plain model, to raise the error that it raises in one process."""
         if self._model is None:
             return
         kept = untouched(self._model, training), attributes_kept(self._model), generators_kept(), torch.enable_grad()
         with stand_ins(self._model, self._device), contextlib.ExitStack() as stack:
-            for one in kept:
-                stack.enter_context(one)
+            for context in kept:
+                stack.enter_context(context)
             own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
             self._model.forward(*own_args, **own_kwargs)
 
@@ -195,8 +195,7 @@ class Tracer:
         Only a block's output shapes are cached, and changes elsewhere at most change its arguments.
         """
         names = {f"{self._names.get(id(module), '')}." for module in changed}
-        stale = [key for key in self._ran if any(name.startswith(f"{key[0]}.") for name in names)]
-        for key in stale:
+        for key in [key for key in self._ran if any(name.startswith(f"{key[0]}.") for name in names)]:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
@@ -225,7 +224,7 @@ class Tracer:
         self._plain[id(fake)] = tensor
         return fake
 
-    def _trace_fake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    def _trace_fake(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Traced:
         def record(begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced:
             with torch.enable_grad():
                 fake_args, fake_kwargs = map_tensors((args, kwargs), self._mode.from_tensor)
@@ -236,7 +235,7 @@ class Tracer:
         with attributes_kept(self._fake) as put_back, generators_kept(), unlogged():
             return self._twice(self._fake, record, put_back)
 
-    def _trace_real(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Traced:
+    def _trace_real(self, args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> Traced:
         model = self._real
 
         def record(begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced:
@@ -319,23 +318,19 @@ class Tracer:
         is_settled = self._written(before, contents(model), again) is None and not again.reads.changed()
         return is_settled and traced.difference(again) is None
 
-    def _written(
-        self, before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any], traced: Traced
-    ) -> tuple[tuple[int, str], str] | None:
-        for key in {**before, **after}:
-            name = (before.get(key) or after[key])[0]
-            # A block that changes attributes of its own modules does so in its stage too.
-            if any(name.startswith(f"{leaf}.") for leaf in traced.leaves):
-                continue
-            if before.get(key) != after.get(key):
-                return key, name
-        return None
+    def _written(self, before: Contents, after: Contents, traced: Traced) -> tuple[tuple[int, str], str] | None:
+        changed = {
+            key: (before.get(key) or after[key])[0] for key in before | after if before.get(key) != after.get(key)
+        }
+        # A block that changes attributes of its own modules does so in its stage too.
+        blocks = tuple(f"{leaf}." for leaf in traced.leaves)
+        return next(((key, name) for key, name in changed.items() if not name.startswith(blocks)), None)
 
     def _record(
         self,
         model: nn.Module,
-        args: Any,
-        kwargs: Any,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         state: dict[int, str],
         begin: Callable[[GraphRecorder], None],
         with_reads: bool,
@@ -425,8 +420,7 @@ def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool |
 
 def _check_hooks(model: nn.Module) -> None:
     """Refuse hooks of the whole model, which is never called. Hooks of blocks run with them."""
-    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    for table in tables:
+    for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         for hook in getattr(model, table).values():
             raise ParallelError(
                 f"{type(model).__name__} has the hook {getattr(hook, '__qualname__', hook)!r} on itself, which no stage of a "
@@ -436,10 +430,7 @@ def _check_hooks(model: nn.Module) -> None:
 
 def _not_collected(error: BaseException) -> str:
     """Return the output of transformers that is missing in a frame of the error, or ""."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        for value in frame.f_locals.values():
-            for name in ("hidden_states", "attentions"):
-                # Only of dataclasses, because other objects may compute an attribute.
-                if is_dataclass(value) and getattr(value, name, None) == ():
-                    return name
-    return ""
+    values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
+    # Only of dataclasses, because other objects may compute an attribute.
+    outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))
+    return next((name for value, name in outputs if getattr(value, name, None) == ()), "")
