@@ -80,7 +80,7 @@ class CheckpointPart:
 
 
 def parts_in(folder: Path) -> list[CheckpointPart]:
-    """Return all checkpoint files in the folder, those of incomplete checkpoints too."""
+    """Return all checkpoint files, also of incomplete checkpoints."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def write(folder: Path, part: CheckpointPart, state: object, dense: Sequence[val
 
 
 def write_file(path: Path, state: object, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
-    """Write a file that appears under its name only when it is complete.
+    """Write a file that is complete or absent.
 
     `durable` waits until the bytes are on the disk. Without it a power failure may lose the file.
 
@@ -185,7 +185,7 @@ def unreadable(path: Path, why: str) -> str:
 
 
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
-    """Remove this rank's files that are older than the last `keep` complete checkpoints.
+    """Remove this rank's files of old checkpoints.
 
     `but` is kept in any case. Where each rank has a folder of its own, no checkpoint in parts is ever complete here. Then this
     rank keeps `keep` + 2 of its own parts, because another rank may be two saves behind.
@@ -203,7 +203,7 @@ def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPar
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the files of killed saves, but not those that a process still writes."""
+    """Remove the files of killed saves."""
     with contextlib.suppress(OSError):
         for name in filter(_SAVING.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError), open(folder / name, "r+b") as file:

@@ -53,7 +53,7 @@ _SPARE_S = 10.0
 
 
 def listen(*, saves: bool) -> None:
-    """Note SIGTERM from now on, unless the script has its own handler.
+    """Note SIGTERM, unless the script has a handler.
 
     `saves` says whether this rank writes checkpoints.
     """
@@ -72,14 +72,14 @@ def listen(*, saves: bool) -> None:
 
 
 def asked() -> str | None:
-    """Return SIGNAL or RESIZE if this process has to end, else None."""
+    """Return SIGNAL or RESIZE if this process must end."""
     if _is_asked or _has_heard:
         return SIGNAL
     return RESIZE if run_variables.is_resize_requested() else None
 
 
 def leave(why: str, *, followers: int = 0) -> NoReturn:
-    """End this process, by SIGTERM or with the exit code for a resize.
+    """End this process by SIGTERM or for a resize.
 
     `followers` is the number of other ranks (1 and up) that may wait for this one in a collective and end with it; see
     `follow`.
@@ -100,7 +100,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
 
 
 def default_store() -> Any:
-    """Return the key-value store of torch's default group, or None without a group."""
+    """Return the store of torch's default group, if any."""
     from paceline import torch_private
 
     # Without torch, or a group, there is none; nor has a group over MPI one.
@@ -121,7 +121,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def follow() -> None:
-    """End this process, which saves nothing, after the saving rank has left.
+    """End this process after the saving rank has left.
 
     The saving rank may need this one to finish its current step. This rank then waits in a collective, where Python runs no
     signal handler, so a thread ends the process.
@@ -136,7 +136,7 @@ def follow() -> None:
 
 
 def _hear_in_collectives() -> None:
-    """Start a thread that notices SIGTERM while the main thread is in a collective.
+    """Notice SIGTERM while the main thread is in collectives.
 
     Python runs handlers only between its own instructions, and rank 0 may leave before the next instruction. The thread reads
     the signal's wakeup pipe. It does not start if the script has set such a pipe.
@@ -219,7 +219,7 @@ def _flush() -> None:
 
 
 class TimeLimit:
-    """A clock that says once when a save is due before the time limit.
+    """A clock for one save before the time limit.
 
     The next call of save() is expected after the longest interval so far, and a save takes as long as the longest so far. Both
     are counted twice.
@@ -233,7 +233,7 @@ class TimeLimit:
         self._is_said = False
 
     def asked(self, now: float | None = None) -> str | None:
-        """Return LIMIT if a save is due now. Call it once in each save()."""
+        """Return LIMIT if due. Call it in each save()."""
         now = time.time() if now is None else now
         self._longest_s = max(self._longest_s, now - self._last)
         self._last = now

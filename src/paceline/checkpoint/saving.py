@@ -70,7 +70,7 @@ def save(
     parts: bool = False,
     folder: str | os.PathLike[str] | None = None,
 ) -> bool:
-    """Save the state after `step` steps. Return True on a rank that writes.
+    """Save the state; return True on ranks that write.
 
     Call it after each step with `every`. Besides, it saves after SIGTERM (a cancel, a preemption), shortly before a known time
     limit, and when an elastic run continues with more nodes. After the first and the last of these it ends the process.
@@ -197,7 +197,7 @@ def _token() -> str:
 
 
 def _agreed(asked: str | None, rank: int) -> str | None:
-    """Return the reason to end on which all ranks agree, or None.
+    """Return the agreed reason to end, or None.
 
     Rank 0 decides one call ahead, because other ranks may be one call further. Without a store each rank decides alone, and a
     checkpoint that lacks a rank's part does not count.
@@ -220,7 +220,7 @@ def _agreed(asked: str | None, rank: int) -> str | None:
 
 
 def _await_all(rank: int, size: int) -> None:
-    """Wait until every rank has written its part. Rank 0 may serve the store and returns last."""
+    """Wait until every rank has written its part."""
     store = leaving.default_store()
     if store is None:
         return
@@ -263,7 +263,7 @@ class Checkpoint:
 
     @cached_property
     def parts(self) -> Sequence[Any]:
-        """Return the state of each rank that has saved a part. Each is read on access.
+        """Return each rank's state, read on access.
 
         Raises:
             CheckpointError: As for `state`.
@@ -343,7 +343,7 @@ def _state_in(path: Path) -> object:
 
 
 def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
-    """Return the newest complete checkpoint, or None. Call it on every rank.
+    """Return the newest complete checkpoint, or None. Collective.
 
     Call it before training. Loading never runs code from a checkpoint's file. `folder` is as for `save`.
 

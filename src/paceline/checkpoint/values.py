@@ -115,7 +115,7 @@ def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> ob
 
 
 def _encoded_array(value: object, path: tuple[str, ...], arrays: dict[str, object]) -> object:
-    """Return the JSON of a tensor, an array or a number of numpy's, or None."""
+    """Return the JSON of a tensor or array, or None."""
     if is_tensor(value):
         return {"$": "tensor", "at": _kept(value, path, arrays)}
     numpy = sys.modules.get("numpy")
@@ -228,7 +228,7 @@ class DenseArray:
     """
 
     def __init__(self, name: str, array: Any, *, copy: bool) -> None:
-        """Wrap an array. With `copy`, later changes of the array do not reach the bytes.
+        """Wrap an array, or with `copy` its current values.
 
         Raises:
             UserError: The format lacks its dtype, or it has no values on this process.

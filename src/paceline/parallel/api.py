@@ -57,7 +57,7 @@ def parallelize(
     recompute: str | Sequence[str] | None = None,
     accumulate: int = 1,
 ) -> Parallel:
-    """Lay out the model over all workers. Its `step` equals one process's step.
+    """Lay out the model over all workers.
 
     Call it on every rank with the same arguments. The optimizer stays the same object, so schedulers made from it keep working.
     Do not call the optimizer's `step` and `zero_grad` or the model itself any more: `step(batch)` does that.

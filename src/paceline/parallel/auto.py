@@ -42,7 +42,7 @@ NEARLY = 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutChoice:
-    """The result of "auto": the strategy, the reason in one sentence, and the measurements.
+    """The result of "auto": strategy, reason and measurements.
 
     `limit_bytes` is the memory that may be used.
     """
@@ -56,7 +56,7 @@ class LayoutChoice:
 def choose(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, memory_bytes: int | None
 ) -> LayoutChoice:
-    """Return the strategy and the reason, the same on every rank. Every rank calls it.
+    """Return the fastest strategy that fits. Collective.
 
     `sample` is a global batch. With None, activations and times are unknown and count as 0.
 
@@ -125,7 +125,7 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """Measure the blocks for a microbatch's rows and for one replica's share of them.
+    """Measure the blocks for a microbatch and a replica's share.
 
     The model is left unchanged.
     """
@@ -151,7 +151,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _left_of_limit() -> int:
-    """Return what `ulimit -d` leaves this process, or a huge number without a limit."""
+    """Return the bytes that `ulimit -d` leaves this process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
         return 2**63

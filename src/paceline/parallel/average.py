@@ -45,7 +45,7 @@ class _Follower:
 
     @property
     def state(self) -> list[int]:
-        """Return the number of updates, and the steps since the start, for a checkpoint."""
+        """Return the updates and the steps so far."""
         return [self.count, self._steps]
 
     @state.setter
@@ -62,12 +62,12 @@ class _Follower:
         self.count += 1
 
     def _update(self, keep: float) -> None:
-        """Set each value to keep * value + (1 - keep) * source."""
+        """Set values to keep * value + (1 - keep) * source."""
         raise NotImplementedError
 
 
 class Average(_Follower):
-    """An average of all parameters. `tensors` covers the whole model, at least in float32."""
+    """An average of all parameters, at least in float32."""
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
         super().__init__(par, decay, every)
@@ -82,7 +82,7 @@ class Average(_Follower):
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the model compute with the average within the block, for `evaluate` and the like."""
+        """Let the model compute with the average."""
         if self.is_applied:
             raise ParallelError("average.applied() is open already. Leave its block before opening it again.")
         held = {name: tensor.detach() for name, tensor in hold(self._par).model_tensors().items()}
@@ -108,7 +108,7 @@ class Average(_Follower):
 
 
 class Twin(_Follower):
-    """A frozen submodule that follows another one of the same shape, matched by tensor names.
+    """A frozen submodule that follows another of its shape.
 
     `tensors` is empty, because the twin is part of the model and of its checkpoints.
     """
@@ -167,7 +167,7 @@ class Twin(_Follower):
                 _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
-        """Return the whole source on every rank of the pipeline, from its first stage."""
+        """Return the whole source on every rank of the pipeline."""
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
         is_root = self._par.world.coordinate("pipe") == root
         shape, dtype = self._about[source]
@@ -205,7 +205,7 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Return a copy in float32 at least: in bf16 a decay of 0.999 would change nothing."""
+    """Copy in float32 at least: bf16 would lose a decay of 0.999."""
     is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
 

@@ -74,7 +74,7 @@ class Checked:
 
 
 def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Checked:
-    """Compare one step with the plain model, within rounding. Every rank calls it.
+    """Compare one step with the plain model. Collective.
 
     If each replica has padded its rows to another length, the replicas are compared one after the other, and the result is the
     largest difference.
@@ -111,7 +111,7 @@ def compare(
     *,
     is_short: bool = False,
 ) -> Checked:
-    """Compare all rows of a global batch with this rank's share of them.
+    """Compare a global batch with this rank's share.
 
     With `is_short` these are only some rows, and rows that cannot be compared are no error.
 
@@ -192,7 +192,7 @@ def compare(
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
-    """Run one step and return its loss and the factor to multiply it by.
+    """Run one step; return its loss and the loss's factor.
 
     The gradients stay. An error here did not occur in the plain model.
     """
@@ -324,7 +324,7 @@ def _verdict(
 
 
 def _beyond(apart: Mapping[str, float], limit: Callable[[str], float]) -> list[str]:
-    """Return the names of values, the furthest first, that are not within their limits."""
+    """Return the names of values beyond their limits, furthest first."""
     return sorted((name for name in apart if not apart[name] <= limit(name)), key=lambda name: -apart[name])
 
 
@@ -369,7 +369,7 @@ def _apart(grad: Tensor | None, plain: Tensor | None, largest: float) -> float:
 
 
 def _far(one: Number, other: Number | None) -> float:
-    """Return the distance of two numbers or tensors in a loss's state, relative to the larger."""
+    """Return the relative distance of two states of a loss."""
     match one, other:
         case Tensor(), Tensor():
             return _apart(one.double(), other.double(), largest_magnitude(other.double()))

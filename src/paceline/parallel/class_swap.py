@@ -18,7 +18,7 @@ Forward = Callable[..., object]
 
 
 def give_forward(module: nn.Module, mark: type, forward_of: Forward) -> None:
-    """Replace a module's forward by swapping its class for a subclass of the same name.
+    """Replace a module's forward by swapping its class.
 
     Args:
         module: Changed in place.

@@ -53,13 +53,13 @@ Chosen = strategies.Joinable | Literal["auto"]
 
 
 class Comparison:
-    """A training that is not observed. `begin` returns the one that is, if any."""
+    """A training that is not observed."""
 
     _begun = False
 
     @classmethod
     def begin(cls) -> Comparison:
-        """Return the comparison of this process. It observes the script's first training only."""
+        """Return the comparison of the script's first training."""
         request = StepsAsked.from_environment()
         if request is None or cls._begun:
             return Comparison()
@@ -67,7 +67,7 @@ class Comparison:
         return _Observed(request)
 
     def prepare(self, model: nn.Module) -> None:
-        """Give the model the dtype and values with which both runs start, before it is cut."""
+        """Give the model the dtype and values of both runs."""
 
     def strategy(self, chosen: Chosen) -> Chosen:
         """Return the script's strategy, or DataParallel() in one process."""
@@ -92,11 +92,11 @@ class Comparison:
         return contextlib.nullcontext()
 
     def stepped(self, par: ParallelHandle, loss: Tensor) -> None:
-        """Record a step, on all ranks. It does not return from the last step."""
+        """Record a step. The last one ends the process."""
 
 
 class _Observed(Comparison):
-    """The first training of a script, compared with that of the other run."""
+    """The first training of a script, compared."""
 
     def __init__(self, asked: StepsAsked) -> None:
         self._asked = asked
@@ -189,7 +189,7 @@ class _Observed(Comparison):
         (self._asked.folder / OUTCOME).write_text(json.dumps(outcome))
 
     def _compared(self, one: _Values, state: Mapping[str, Tensor]) -> dict[str, object]:
-        """Return whether losses and state equal one process's, and where they differ most."""
+        """Return whether losses and state equal one process's."""
         is_narrow = one["eps"] > torch.finfo(torch.float64).eps
         limit = max(LIMITS[self._asked.precision], ROUNDINGS * one["eps"] if is_narrow else 0.0)
         losses = max(_apart(a, b) for a, b in zip(one["losses"], self._losses, strict=True))
@@ -224,7 +224,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 class _Values(TypedDict):
-    """What the run with one process leaves for the other one, tensors by name."""
+    """The values of the run with one process."""
 
     first: dict[str, Tensor]
     losses: list[float]
@@ -264,7 +264,7 @@ class StepsAsked:
 
 
 class Wide(TorchFunctionMode):
-    """A mode that keeps float64 tensors float64 when they are converted to a narrower float.
+    """A mode that never converts float64 to narrower floats.
 
     The result is a copy, as a conversion's is, so in-place changes do not reach the original. Muon's Newton-Schulz iteration
     converts each matrix to bfloat16. In a float64 comparison those eight bits would hide a difference, or look like one.

@@ -41,7 +41,7 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 
 
 def apply(model: nn.Module, world: World) -> list[str]:
-    """Let the blocks compute this rank's part of each sequence. Return a description.
+    """Let the blocks compute this rank's part of each sequence.
 
     Raises:
         ParallelError: The model has no list of blocks, or none of the given name.
@@ -67,7 +67,7 @@ def apply(model: nn.Module, world: World) -> list[str]:
 
 
 def _lists(model: nn.Module, prefix: str = "") -> list[str]:
-    """Return the outermost lists of blocks. For lists in a list, return the inner ones.
+    """Return the outermost lists of blocks.
 
     Experts are not blocks: each gets only some places.
     """
@@ -154,7 +154,7 @@ class _List(SharedByCopies):
 
 
 def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
-    """Return this rank's places of a block's argument: hidden states, masks or positions."""
+    """Return this rank's places of a block's argument."""
     length, shape = places.length, tensor.shape
     if tensor.dim() >= 2 and shape[-1] == shape[-2] == length:
         # A mask of queries and keys: it has all keys.
@@ -167,7 +167,7 @@ def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
 
 
 class InParts:
-    """A mark for the class of a block that computes a part of each sequence."""
+    """A mark for the class of a block in parts."""
 
 
 def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: object) -> object:
@@ -177,7 +177,7 @@ def _in_parts(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwarg
 
 @contextlib.contextmanager
 def attending_to_all(places: Places) -> Iterator[None]:
-    """Make torch's attention over parts of sequences attend to the whole, within the block."""
+    """Make torch's attention attend to whole sequences."""
     was_fast = torch.backends.mha.get_fastpath_enabled()
     # In evaluation mode nn.MultiheadAttention uses one fused kernel, which knows nothing of other workers.
     torch.backends.mha.set_fastpath_enabled(False)
@@ -333,7 +333,7 @@ class Places:
         return whole.index_select(dim, self._mine)
 
     def together(self, part: Tensor, dim: int) -> Tensor:
-        """Return the whole from all ranks' parts. Its backward sums all ranks' gradients."""
+        """Return the whole; backward sums all ranks' gradients."""
         whole: Tensor = apply_function(_Together, part, self, dim)
         return whole
 

@@ -32,7 +32,7 @@ _Options = dict[str, Any]
 
 
 class RandomState(TypedDict, total=False):
-    """The state of `Streams`: the seed, and in a world of one that of torch's generators."""
+    """The seed, and in a world of one torch's generators."""
 
     seed: int
     cpu: Tensor
@@ -51,7 +51,7 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """Set torch's generators to the stream of this purpose and number, within the block."""
+        """Set torch's generators to this stream."""
         if not self._active:
             yield
             return
@@ -61,7 +61,7 @@ class Streams:
             yield
 
     def state_dict(self) -> RandomState:
-        """Return the seed, and in a world of one the state of torch's generators too."""
+        """Return the streams' state."""
         state: RandomState = {"seed": self.seed}
         if not self._active:
             state["cpu"] = torch.get_rng_state()
@@ -70,7 +70,7 @@ class Streams:
         return state
 
     def load_state_dict(self, state: RandomState) -> None:
-        """Restore a state. The generators' state goes only from a world of one to another."""
+        """Restore the seed, and between worlds of one the generators."""
         self.seed = int(state["seed"])
         if not self._active and "cpu" in state:
             torch.set_rng_state(state["cpu"])
@@ -79,7 +79,7 @@ class Streams:
 
 
 def derive(purpose: str, *numbers: int) -> int:
-    """Return a seed of 63 bits. Never change it: checkpoints continue with it."""
+    """Return a seed. Never change it: checkpoints continue with it."""
     text = f"paceline stream 1 {purpose} {' '.join(map(str, numbers))}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -167,7 +167,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Draw numbers within the block, from a generator that gives the same on every layout."""
+    """Draw numbers in spite of `Steady`."""
     before, Steady.draws = Steady.draws, True
     try:
         yield
@@ -176,7 +176,7 @@ def drawing() -> Iterator[None]:
 
 
 def states(device: torch.device) -> tuple[Hashable, ...]:
-    """Return the states of torch's, Python's and numpy's generators, which each draw changes."""
+    """Return the states of torch's, Python's and numpy's generators."""
     cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     own = (hash(state.cpu().numpy().tobytes()) for state in (torch.get_rng_state(), *cuda))
     return (*own, *(state() for _, state in GENERATORS))

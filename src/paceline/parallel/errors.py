@@ -13,7 +13,7 @@ _Value = TypeVar("_Value", bound=Hashable)
 
 
 class ParallelError(UserError):
-    """A model, strategy, batch or loss that cannot be used. Also a ValueError."""
+    """A model, strategy, batch or loss that is refused."""
 
 
 class WorkerError(PacelineError, RuntimeError):
@@ -31,19 +31,19 @@ class WorkerError(PacelineError, RuntimeError):
 
 
 def check_count(setting: str, value: object, rule: str = "a whole number of at least 1", *, least: float = 1) -> None:
-    """Raise ParallelError unless the value of this setting is an integer of at least `least`."""
+    """Refuse a setting that is no integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ParallelError(f"{setting}: {rule}.")
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an error's class and first line, to be used within a sentence."""
+    """Return an error's class and first line."""
     line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
-    """Return each value with the ranks that have it. `values` are in the order of ranks."""
+    """Return each value with its ranks; `values` are by rank."""
     ranks: dict[_Value, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

@@ -35,7 +35,7 @@ def evaluate(
     task: Task,
     world: World,
 ) -> float | dict[str, float]:
-    """Return the mean of the metric, or a dict of means, the same on every rank.
+    """Return the metric's mean over all samples. Collective.
 
     The model computes in evaluation mode, without gradients. Every rank calls it.
 
@@ -79,7 +79,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def evaluating(executor: Executor) -> Iterator[None]:
-    """Set everything to evaluation mode within the block, then restore each module's mode."""
+    """Set everything to evaluation mode within the block."""
     was_training = executor.module.training
     with modes_kept(executor.module):
         executor.train(False)
@@ -90,7 +90,7 @@ def evaluating(executor: Executor) -> Iterator[None]:
 
 
 class _Means:
-    """A callable for `predict`: (output, micro) -> [weight * metric, ..., weight], float64."""
+    """(output, micro) -> [weight * metric, ..., weight], float64, for `predict`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _Means:
         *,
         is_loss: bool,
     ) -> None:
-        """Wrap a metric. `is_loss`: it is the training loss, weighted as in training."""
+        """Wrap a metric, which may be the training loss."""
         self._metric = metric
         self._weight = weight
         self._autocast = autocast

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class NotPlainError(ParallelError):
-    """A value that is not made of numbers, strings, lists, dicts and tensors.
+    """A value that cannot be sent.
 
     Raised on all ranks. `kind` is its type.
     """
@@ -49,7 +49,7 @@ class NotPlainError(ParallelError):
 
 
 def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
-    """Return each rank's value in rank order, with tensors on the CPU. Every rank calls it.
+    """Return each rank's value, tensors on the CPU. Collective.
 
     In a world of one it returns the value itself, of any type. numpy's numbers arrive as Python's.
 
@@ -250,12 +250,11 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _is_alone(group: dist.ProcessGroup | None) -> bool:
-    """Return True without other ranks. A world of one may have no process group."""
     return not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device for a group's messages: the CPU if the group supports it."""
+    """Return the device for messages: if possible the CPU."""
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(group)).split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")

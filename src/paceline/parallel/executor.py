@@ -49,7 +49,7 @@ class Executor(Protocol):
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return original name -> this rank's parameter, a DTensor where it is sharded.
+        """Return original name -> this rank's parameter.
 
         A tied parameter appears under its first name. Two stages that hold copies of one tensor both list it under the same
         name.
@@ -57,7 +57,7 @@ class Executor(Protocol):
         ...
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        """Return the replica's sum of weight * loss, 0-dim, and leave gradients in `.grad`.
+        """Return the sum of weight * loss; leave gradients.
 
         All ranks of the replica get the same sum. `.grad` is None before. After it and `finish_gradients` it is the gradient of
         the global mean loss.
@@ -65,11 +65,11 @@ class Executor(Protocol):
         ...
 
     def finish_gradients(self) -> None:
-        """Sum the gradients over the replicas, and of tied parameters over their stages."""
+        """Sum the gradients over replicas and tied stages."""
         ...
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
-        """Return the replica's sum of consume(output, micro), the same on all its ranks.
+        """Return the replica's sum of consume(output, micro).
 
         `consume` returns vectors of one shape. It runs without gradients, in the module's current mode.
         """
@@ -80,13 +80,13 @@ class Executor(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Forget which parameters earlier steps used, after a step that was only a comparison."""
+        """Forget which parameters earlier steps used."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The position of training: optimizer steps, epoch, and samples of it seen by all replicas."""
+    """The position of training."""
 
     steps: int = 0
     epoch: int = 0
@@ -94,14 +94,14 @@ class Progress:
 
 
 class TrainingState(TypedDict):
-    """A checkpoint's part beside model and optimizer: the fields of `Progress`, and the state of the random streams."""
+    """A checkpoint's part beside model and optimizer."""
 
     progress: dict[str, int]
     random: RandomState
 
 
 class ParallelHandle(Protocol):
-    """A model in its layout with its optimizer, as checks and checkpoints see it.
+    """A model in its layout, for checks and checkpoints.
 
     `training.Parallel` implements it and describes each member.
     """

@@ -121,7 +121,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
 
 
 class _Held(SharedByCopies):
-    """The process group of a mixture. For fused experts also this rank's first expert and their number."""
+    """The group of a mixture, and a rank's fused experts."""
 
     def __init__(self, group: dist.ProcessGroup | None, first: int = 0, own: int = 0) -> None:
         self.group, self.first, self.own = group, first, own
@@ -163,7 +163,7 @@ def _of_indices(
 
 @contextlib.contextmanager
 def _local(module: nn.Module) -> Iterator[None]:
-    """Put this rank's parts in the places of the parameters, within the block."""
+    """Put this rank's parts in the parameters' places."""
     held: dict[str, Any] = module._parameters
     before = dict(held)
     try:
@@ -176,7 +176,7 @@ def _local(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_numbers_after(training: bool) -> Iterator[None]:
-    """Let each worker's experts draw freely, and all workers draw alike after the block."""
+    """Let workers draw alike after the block."""
     seed = int(torch.randint(2**62, ())) if training else None
     try:
         yield
@@ -188,7 +188,7 @@ def _same_numbers_after(training: bool) -> Iterator[None]:
 
 
 def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[Tensor, ...]]:
-    """Return the same arguments with gradients that are summed over the group, and those that have one."""
+    """Return copies whose gradients are summed over the group."""
     learning = [tensor for tensor in tensors_in(arguments) if tensor.requires_grad]
     if not learning or not torch.is_grad_enabled():
         return arguments, ()

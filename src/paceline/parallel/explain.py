@@ -39,7 +39,7 @@ class Explanation(str):
     chosen: str
 
     def save_png(self, path: str | Path) -> Path:
-        """Draw the schedule of one step as a PNG and return the path. Needs matplotlib.
+        """Draw the schedule of one step as a PNG.
 
         Raises:
             ParallelError: matplotlib is missing, or the layout has no pipeline.
@@ -97,7 +97,7 @@ def explain(par: Parallel) -> Explanation:
 
 
 def _forecasts(par: Parallel) -> tuple[dict[str, Forecast], list[str]]:
-    """Return the forecast of each layout for this number of workers, and lines about them."""
+    """Return each layout's forecast, and lines about them."""
     from paceline.parallel.forecast.measure import measured
     from paceline.parallel.recompute import recompute
 
@@ -224,5 +224,5 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
 
 
 def _rounded(microbatches: int, layout: Layout) -> list[Event]:
-    """Return the events of a step with forward passes of 1 and backward passes of 2."""
+    """Return a step's events for passes of 1 and 2."""
     return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)

@@ -69,7 +69,7 @@ def at_microbatch(index: int) -> Iterator[None]:
 
 
 def is_communication(error: BaseException) -> bool:
-    """Return True if the error only says that another rank is gone or silent."""
+    """Return True if an error only echoes another rank's."""
     is_torchs = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
     if is_torchs or type(error).__name__ in ("CollectivesError", "ShutDownError"):
         return True
@@ -77,7 +77,7 @@ def is_communication(error: BaseException) -> bool:
 
 
 class FailureWatch:
-    """The exchange of failures with other ranks. Does nothing in a world of one."""
+    """The exchange of failures with other ranks."""
 
     def __init__(self, world: World) -> None:
         self._line = _line_of(world)
@@ -85,7 +85,7 @@ class FailureWatch:
 
     @contextlib.contextmanager
     def guard(self, what: str = "") -> Iterator[None]:
-        """Report an error in the block to all ranks, which enter blocks in the same order.
+        """Report an error in the block to all ranks.
 
         `what` names the call in messages, the same on all ranks.
 
@@ -117,7 +117,7 @@ _line: ErrorLine | None = None
 
 
 def _line_of(world: World) -> ErrorLine | None:
-    """Return this process's one connection to the other ranks, or None in a world of one."""
+    """Return this process's one connection to other ranks."""
     global _line
     if world.store is None:
         return None
@@ -180,7 +180,7 @@ class ErrorLine:
     def tell(
         self, error: BaseException, *, lost: bool = False, stage: int | None = None, microbatch: int | None = None
     ) -> None:
-        """Publish this rank's error. Rank 0, which serves the messages, waits until all have read it."""
+        """Publish this rank's error."""
         with self._reading:
             self._own_failures.add(self._round)
             # The watcher may have read another rank's error of this round just before this rank failed. Drop that error: the
@@ -198,7 +198,7 @@ class ErrorLine:
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """Return True if another rank has reported the cause, after waiting for it shortly."""
+        """Wait shortly for the cause; return True if known."""
         deadline = time.monotonic() + GRACE_S
         while self._root is None and time.monotonic() < deadline:
             try:
@@ -249,7 +249,7 @@ class ErrorLine:
             return False
 
     def close(self) -> None:
-        """Stop watching, at the end of the process. Rank 0 lets the others leave first."""
+        """Stop watching. Rank 0 lets the others leave first."""
         atexit.unregister(self.close)
         if self._over.is_set():
             return
@@ -317,7 +317,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _compare_calls(self) -> None:
-        """End the process if this rank and another one wait in different calls."""
+        """End the process if ranks wait in different calls."""
         if not self.is_inside or time.monotonic() - self._since < STUCK_S:
             return
         own = dict(self._calls)
@@ -340,7 +340,7 @@ class ErrorLine:
                 os._exit(1)
 
     def _read(self) -> None:
-        """Read another rank's error of this round, or of the two before if this rank passed them."""
+        """Read another rank's error of the last three rounds."""
         with self._reading:
             now = self._round
             # Ranks may be a call or two apart: a rank that has sent its part of a collective goes on while others still

@@ -41,7 +41,7 @@ SHARE = 0.5
 
 
 def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> str:
-    """Compare the first rows with the plain model. Return the result for `explain`.
+    """Compare the first rows with the plain model. Collective.
 
     Every rank calls it. `batch` is the argument of `step`, and `micros` this rank's share of it.
 
@@ -101,7 +101,7 @@ def _refuse_large(par: ParallelHandle) -> None:
 
 
 def _short(par: ParallelHandle, batch: object, micros: Sequence[Microbatch], count: int) -> Parts:
-    """Return the first rows of the first microbatches of all replicas, on every rank."""
+    """Return the first microbatches' first rows of all replicas."""
     world = par.world
     parts = split(batch, par.task)
     rows = Rows(parts)

@@ -23,7 +23,7 @@ def is_part(tensor: object) -> TypeGuard[DTensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gather a DTensor on all ranks that hold it. Return any other tensor unchanged."""
+    """Gather a DTensor, or return any other tensor."""
     if not is_part(tensor):
         return tensor
     # A filter instead of a level: setting a level makes Python visit all of torch's thousand loggers.

@@ -14,7 +14,7 @@ _BEFORE, _AFTER = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
 class Hooks:
-    """The hooks of all tensors that stand for one parameter, now or later.
+    """The hooks of all tensors of one parameter.
 
     A handle's `remove` takes effect.
     """

@@ -37,7 +37,7 @@ class KeptTensors:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Explain errors in the block that come from converting or moving the model.
+        """Explain errors of a converted or moved model.
 
         Raises:
             ParallelError: In place of such an error, with a parameter's name.
@@ -70,14 +70,14 @@ _taken: weakref.WeakKeyDictionary[nn.Module, _Taken] = weakref.WeakKeyDictionary
 
 
 def take(model: nn.Module, layout: Layout) -> None:
-    """Record that `parallelize` has laid out this model and all of its modules."""
+    """Record that this model's modules are laid out."""
     taken = _Taken(weakref.ref(model), layout)
     for module in model.modules():
         _taken[module] = taken
 
 
 def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
-    """Refuse a model that shares a module with another training, unless both keep it whole.
+    """Refuse a model that shares a module with another training.
 
     `layout` is the model's future layout, None if unknown.
 
@@ -109,7 +109,7 @@ def _cuts(layout: Layout) -> bool:
 
 
 class Layers:
-    """A watch for layers or parameters that are replaced or added after `parallelize`.
+    """A watch for layers replaced or added after `parallelize`.
 
     Their gradients would not be synchronised, and a pipeline would not even compute them: the ranks would silently diverge.
     """
@@ -167,7 +167,7 @@ class Layers:
 
 
 def refuse_calls(model: nn.Module) -> None:
-    """Make a call of the user's model, of which this rank holds a part, raise an error."""
+    """Refuse calls of a model that is cut into stages."""
 
     def refuse(*_: object) -> None:
         raise ParallelError(
@@ -214,7 +214,7 @@ def check_fits(
 
 
 def _unfit(layout: Layout, microbatches: int) -> Iterator[tuple[bool, Callable[[nn.Module], bool], str]]:
-    """Yield rules: whether one applies to the layout, whether a module breaks it, and the error's text."""
+    """Yield (rule applies, module breaks it, error's text)."""
     yield (
         max(layout.replicas, layout.tensor, layout.context) > 1,
         lambda module: _learns(module) and bool(module.sparse),

@@ -21,7 +21,7 @@ from paceline.parallel.task import Task
 def check(
     task: Task, optimizer: torch.optim.Optimizer | None, place: WorldPlace, settings: Mapping[str, object] | None = None
 ) -> None:
-    """Compare the models, losses and optimizers of all ranks. Every rank calls it.
+    """Compare all ranks' models, losses and optimizers. Collective.
 
     `settings` are further values that must agree, by name.
 
@@ -45,7 +45,7 @@ def share(model: nn.Module) -> None:
 
 
 def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str]:
-    """Return a line for each thing that must agree, the most informative first."""
+    """Return a line for each thing that must agree."""
     model = task.model
     lines = [f"model: {type(model).__qualname__}"]
     lines += [
@@ -71,7 +71,7 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
 
 
 def first_difference(everyone: list[list[str]]) -> str:
-    """Return a sentence about the first line that differs. `everyone` has the ranks' lines."""
+    """Return a sentence about the first line that differs."""
     lines = next(lines for lines in zip_longest(*everyone, fillvalue="nothing more") if len(set(lines)) > 1)
     # If only some ranks have a parameter, all later lines are shifted on those ranks. The message names that parameter, and no
     # shifted line.

@@ -57,7 +57,7 @@ class MeanOver:
     is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
-        """Return True if nothing counts in this part, and so its loss is 0.
+        """Return True if nothing counts in this part.
 
         The loss may then omit the mean or clamp the count. For means over rows this never matters. On a GPU, reading the loss
         would stall.
@@ -145,7 +145,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return True if a mask or an index selected this node's output, as in losses[mask].mean()."""
+    """Return True for the output of a mask or index."""
     left[0] -= 1
     if left[0] < 0:
         return False
@@ -159,7 +159,7 @@ def _close(one: float, other: float) -> bool:
 
 @dataclass
 class StepMeans:
-    """The counts that the losses of one step's microbatches on this rank are means over.
+    """The counts that a step's losses are means over.
 
     Attributes:
         weight: The sum over microbatches of their share of the batch times their count per row.
@@ -196,7 +196,7 @@ class StepMeans:
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
-        """Count a loss. Return its weight, before the division by the sum of all weights."""
+        """Count a loss and return its weight, not yet normalised."""
         if over.count is None:
             self.has_hidden |= over.is_hidden
             self.rows += 1
@@ -212,7 +212,7 @@ class StepMeans:
         return weight * ratio
 
     def factor(self) -> float:
-        """Return the factor for gradients and loss after the sum over all replicas.
+        """Return the factor for summed gradients and losses.
 
         Raises:
             ParallelError: The parts of the batch cannot be weighted.
@@ -241,7 +241,7 @@ class StepMeans:
 
 
 def is_due(steps: int) -> bool:
-    """Return True in the 1st, 2nd, 4th and 8th step, then in each 16th."""
+    """Return True in steps 1, 2, 4, 8, then each 16th."""
     return (steps < 16 and (steps + 1) & steps == 0) or steps % 16 == 15
 
 
@@ -254,7 +254,7 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 
 
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
-    """Copy some rows of a loss's arguments, or return None without two common rows.
+    """Copy some rows of a loss's arguments, or return None without two.
 
     These are the rows with the smallest and the largest targets: a value that the loss ignores is mostly one of the two.
     """
@@ -292,7 +292,7 @@ def no_mean(
     sample: tuple[object, object] | None,
     loss_weight: WeightFunction | None,
 ) -> str:
-    """Say why weighted parts of a few rows do not make the whole, or return "".
+    """Say why weighted parts do not make the whole, or "".
 
     It computes a few rows (`sample`, from `few_rows`) together and in two parts. "" also means that nothing can be said. The
     loss's state is restored.

@@ -181,7 +181,7 @@ def loss_kept(loss: Callable[..., object], model: nn.Module) -> Iterator[LossSta
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Return all global names that a function, or a function within it, may look up."""
+    """Return all global names that a function may look up."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
 
@@ -203,7 +203,7 @@ class LossReads(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module, before: Iterable[Tensor] = ()) -> None:
-        """Watch `model`. `before` are its plain tensor attributes before the call; see `attributes_of`."""
+        """Watch `model`; `before` are its `attributes_of` before the call."""
         super().__init__()
         self.state: dict[str, Line | None] = {}
         self.left: dict[str, Line | None] = {}
@@ -221,7 +221,7 @@ class LossReads(TorchFunctionMode):
         self._left = {id(tensor): name for name, tensor in attributes_of(self._model) if id(tensor) not in self._before}
 
     def may_read(self, *values: object) -> None:
-        """Allow tensors that a loss is expected to read, such as the output and the target."""
+        """Allow tensors that a loss is expected to read."""
         self._own.update((id(tensor), tensor) for tensor in tensors_in(values))
 
     def __torch_function__(

@@ -103,7 +103,7 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 def refuse_too_large(
     model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, place: WorldPlace, memory_bytes: int | None
 ) -> None:
-    """Refuse a whole model whose equal share does not fit on each worker.
+    """Refuse a model whose shares do not fit. Collective.
 
     Every rank calls it before the model is copied or cut.
 
@@ -133,7 +133,7 @@ def refuse_too_large(
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Return this worker's plan if every worker has enough memory. Every rank calls it.
+    """Return this worker's plan if all fit. Collective.
 
     Raises:
         ParallelError: On every rank, if one lacks memory for gradients and optimizer: the kernel would kill it in the first
@@ -150,7 +150,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
-    """Return the rank with the least memory, and its plan, if that is enough."""
+    """Return the rank with least memory, and its plan."""
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
@@ -169,7 +169,7 @@ def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int,
 
 
 def _room(device: torch.device, held: int, memory_bytes: int | None) -> tuple[int, str, int]:
-    """Return usable bytes, the limit's name, and swap. `held` is the model's memory here."""
+    """Return usable bytes, the limit's name, and swap."""
     if memory_bytes is not None:
         return max(0, memory_bytes - held), f"memory_bytes={memory_bytes}", 0
     if device.type == "cuda":
@@ -198,7 +198,7 @@ def _held(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def _report(own: MemoryPlan, rank: int) -> None:
-    """Write the plan for failure reports, in a run. An error here must not end training."""
+    """Write the plan for failure reports of a run."""
     with contextlib.suppress(OSError, KeyError):
         run_dir, attempt = os.environ["PACELINE_RUN_DIR"], os.environ["PACELINE_ATTEMPT"]
         write_json(Path(run_dir, "attempts", attempt, f"memory_{rank}.json"), asdict(own))
@@ -217,7 +217,7 @@ def share_of(model: nn.Module, layout: Layout) -> float:
 def refuse_no_room(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, memory_bytes: int | None
 ) -> None:
-    """Refuse an empty model whose equal share does not fit on each worker. Every rank calls it.
+    """Refuse an empty model whose shares do not fit. Collective.
 
     Raises:
         ParallelError: On every rank, before an allocation fails or the kernel kills a process.

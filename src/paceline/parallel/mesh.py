@@ -64,7 +64,7 @@ class World(WorldPlace):
         return self.mesh[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
-        """Return the group of ranks that differ only along these axes, or None if it is this rank."""
+        """Return the group along these axes, None if alone."""
         active = frozenset(axis for axis in axes if self.extent(axis) > 1)
         return self.groups[active] if active else None
 
@@ -88,12 +88,12 @@ class World(WorldPlace):
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """The ranks that compute other rows with the same part of the model."""
+        """The ranks with other rows and the same part."""
         return self.group("data", "shard")
 
     @property
     def gradient_group(self) -> dist.ProcessGroup | None:
-        """The ranks over which gradients are summed: other rows, or other parts of their sequences."""
+        """The ranks over which gradients are summed."""
         return self.group("data", "shard", "context")
 
     @property
@@ -116,7 +116,7 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
 
 
 def start(device: torch.device | str | None = None) -> WorldPlace:
-    """Return this process's rank, world size and device, and start torch.distributed if needed.
+    """Join the world; return rank, size and device.
 
     An existing process group is used. With neither a group nor a launcher the result is a world of one.
 
@@ -135,13 +135,13 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 
 
 def joined(place: WorldPlace) -> World:
-    """Return the world before its layout, with the store but no groups. Every rank calls it."""
+    """Return the world before its layout, without groups. Collective."""
     store = _message_store(place) if place.size > 1 else None
     return World(**vars(place), layout=Layout(data=place.size), store=store)
 
 
 def build(place: WorldPlace, layout: Layout) -> World:
-    """Return the world with the groups of this layout. Every rank calls it.
+    """Return the world with this layout's groups. Collective.
 
     Raises:
         ParallelError: The script's own process group does not support this layout on GPUs.
@@ -229,7 +229,7 @@ def _initialise(device: torch.device | str | None) -> None:
 
 
 def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None:
-    """Return the backend for this launcher and machine, or None without a launcher.
+    """Return the launcher's backend, or None without one.
 
     Raises:
         ParallelError: A launcher started several processes, but does not say which one this is.
@@ -295,7 +295,7 @@ _stores: list[tuple[object, Store, Store]] = []
 
 
 def _message_store(place: WorldPlace) -> Store:
-    """Return a separate connection to a store that all ranks reach, one per world group.
+    """Return a separate connection to the world's store.
 
     It is separate because a blocking wait would block other users of the connection.
     """
@@ -350,7 +350,7 @@ def _let_gloo_finish() -> None:
 
 
 def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = (), what: str = "") -> _T:
-    """Return the result of `find` on rank 0 to all ranks. Every rank calls it and waits.
+    """Return rank 0's result of `find`. Collective.
 
     Measurements and rounding may differ between machines, so one rank decides.
 

@@ -14,7 +14,7 @@ from paceline.parallel.tracing.fake_model import AttributeMirror
 
 
 class Skeleton:
-    """A copy of the user's model without values, made before anything is changed."""
+    """A copy of the user's model without values."""
 
     def __init__(self, model: nn.Module) -> None:
         # Taken now, because FSDP2 gives a model another class.
@@ -46,7 +46,7 @@ class Skeleton:
             self._model = self._mirror = None
 
     def begin(self) -> None:
-        """Take the attributes after the layout as the baseline for the user's later changes."""
+        """Follow only changes from now on."""
         if self._mirror is not None:
             self._mirror.begin()
 

@@ -14,7 +14,7 @@ from paceline.parallel.full_tensor import is_part
 
 
 def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
-    """Return [group][parameter] -> its first name in the model, before the model changes.
+    """Return [group][parameter] -> its first name.
 
     Raises:
         ParallelError: The optimizer holds a foreign parameter, or its step needs a closure.
@@ -65,7 +65,7 @@ def adopt(
     old: Mapping[str, nn.Parameter],
     new: Mapping[str, nn.Parameter],
 ) -> None:
-    """Replace the optimizer's parameters `old` by `new`, by name, in the same groups.
+    """Replace the optimizer's parameters `old` by `new`.
 
     Parameters that this rank does not hold leave their group. The object, its groups' settings and so its schedulers stay.
     Existing state, after steps or a load, is cut like its parameter.
@@ -84,7 +84,7 @@ def adopt(
 
 
 def _cut(value: object, before: Tensor, after: nn.Parameter) -> object:
-    """Cut state of the parameter's shape like the parameter. Keep other state, such as a step number."""
+    """Cut state of the parameter's shape like the parameter."""
     if not is_part(after) or not isinstance(value, Tensor) or value.shape != before.shape:
         return value
     from torch.distributed.tensor import distribute_tensor

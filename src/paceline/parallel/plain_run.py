@@ -41,7 +41,7 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.
 
 
 class DiffersError(Exception):
-    """Values that differ from the plain model's, raised on all ranks. Training would run."""
+    """Values that differ from the plain model's."""
 
 
 class CannotCompareError(Exception):
@@ -118,7 +118,7 @@ class PlainRun:
         return pieces, weights
 
     def warn_of_parts(self) -> None:
-        """Warn if the model's own loss of a batch differs from that of its microbatches.
+        """Warn if microbatches change the model's own loss.
 
         BatchNorm is known to see one microbatch at a time, so it uses its running statistics in both.
         """
@@ -201,7 +201,7 @@ class PlainRun:
         return float(share.detach())
 
     def _check_put_back(self, before: LossState, loss: Tensor, output: object, target: object) -> None:
-        """Refuse a loss whose state cannot be restored: each comparison would change training.
+        """Refuse a loss whose state cannot be restored.
 
         `before` is its state before this call, and `output` the model's output before it.
         """
@@ -233,7 +233,7 @@ class PlainRun:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
-        """Return the loss of the rows repeated `times` times, from the loss state `before`."""
+        """Return the loss of the rows repeated `times` times."""
         before.put_back()
         if self._task.loss is not own_loss:
             with self._task.autocast(self._device):
@@ -244,7 +244,7 @@ class PlainRun:
 
 
 def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
-    """Warn if microbatches change the model's own loss. The model is left unchanged."""
+    """Warn if microbatches change the model's own loss."""
     task = dataclasses.replace(par.task, microbatches=microbatches, means=StepMeans())
     plain = PlainRun(par.module, parts, task, par.world.device, is_cut=True)
     with generators(0, par.world.device), generators_kept(), Steady():  # type: ignore[no-untyped-call]
@@ -253,7 +253,7 @@ def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
 
 @contextlib.contextmanager
 def _shaken(model: nn.Module, by: float) -> Iterator[None]:
-    """Perturb every number of every parameter by a fraction, up or down, within the block."""
+    """Perturb every parameter by a fraction within the block."""
     params = [param for param in model.parameters() if param.is_floating_point()]
     before = [param.detach().clone() for param in params]
     try:
@@ -271,7 +271,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Refuse a loss that sums: each part of a batch would count as much as the whole.
+    """Refuse a loss that sums over rows.
 
     A mean does not change when all rows appear twice. `of_more(times)` returns the loss of repeated rows.
     """
@@ -311,7 +311,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 def _scales_of_means(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], calls: int
 ) -> dict[str, float]:
-    """Return the deviation that each running mean has followed, by the buffer's name.
+    """Return the deviation that each running mean followed.
 
     `calls` is the number of calls of layers that do not count them. A running variance v that has followed a variance s with
     the factor f is (1 - f) v + f s afterwards.
@@ -335,7 +335,7 @@ def _scales_of_means(
 
 
 class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that notes the dtype with the fewest digits. `eps` is its rounding error."""
+    """A mode that notes the largest rounding error, `eps`."""
 
     eps = 0.0
 
@@ -365,7 +365,7 @@ def largest_magnitude(tensor: Tensor) -> float:
 
 
 def dense(grad: Tensor | None) -> Tensor | None:
-    """Return the whole gradient: an embedding's may hold only the rows that were looked up."""
+    """Return the whole gradient, also of a sparse one."""
     if grad is None:
         return None
     return grad.to_dense() if grad.is_sparse else whole(grad)

@@ -108,7 +108,7 @@ _LEAF = Structure()
 
 
 def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None:
-    """Return the container and its values, or None if `value` is a leaf."""
+    """Return the container and its values, None for a leaf."""
     kind = type(value)
     match value:
         case Tensor():
@@ -132,7 +132,7 @@ def _never(value: object) -> bool:
 
 
 def flatten(value: object, is_leaf: Callable[[object], bool] = _never) -> tuple[list[object], Structure]:
-    """Return the leaves in order, and their structure. `is_leaf` stops at a container."""
+    """Return leaves and structure; `is_leaf` stops at a container."""
     leaves: list[object] = []
 
     def structure(item: object) -> Structure:
@@ -185,7 +185,7 @@ def _items(container: Changeable) -> Iterable[object]:
 
 
 def sampled(tensor: Tensor, count: int) -> Tensor:
-    """Return about `count` numbers of the tensor or more, spread over all of it."""
+    """Return about `count` numbers, spread over the tensor."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(len(flat) // count, 1)]
 

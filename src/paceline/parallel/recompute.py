@@ -100,7 +100,7 @@ def _copied(value: _T) -> _T:
 
 @contextlib.contextmanager
 def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterator[None]:
-    """Leave buffers unchanged in the second pass: running statistics would count each microbatch twice."""
+    """Restore buffers after the second pass."""
     saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     plain = [(module, dict(_numbers(module))) for module in block.modules()]
     try:

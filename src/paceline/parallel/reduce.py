@@ -28,7 +28,7 @@ ALONE_BYTES = 2**20
 def sum_gradients(
     params: Iterable[nn.Parameter], group: dist.ProcessGroup | None, bucket_bytes: int = BUCKET_BYTES
 ) -> None:
-    """Replace each gradient by its sum over the ranks of `group`, in place.
+    """Sum each gradient over the ranks, in place.
 
     A missing gradient counts as 0 if another rank has one, else it stays None.
 
@@ -94,7 +94,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Return the sum of a number over the ranks of `group`, in float64."""
+    """Return the sum of a number over the ranks."""
     if group is None:
         return value
     total = torch.tensor(value, dtype=torch.float64, device=device)
@@ -103,7 +103,7 @@ def sum_number(value: float, group: dist.ProcessGroup | None, device: torch.devi
 
 
 def anywhere(flag: bool, world: World) -> bool:
-    """Return True if the flag is set on any rank of the world."""
+    """Return True if any rank sets the flag. Collective."""
     if world.size == 1:
         return flag
     most = torch.tensor(float(flag), device=world.device)
@@ -112,7 +112,7 @@ def anywhere(flag: bool, world: World) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, sharing its memory, or the tensor itself."""
+    """Return a DTensor's local part, or the tensor itself."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
@@ -151,7 +151,7 @@ class Clipper:
         self._owned = _owned(self._params, world)
 
     def norm(self) -> Tensor:
-        """Return the 2-norm of the whole model's gradients, 0-dim. Every rank calls it."""
+        """Return the 2-norm of all gradients, 0-dim. Collective."""
         group = self._world.model_group
         if group is None:
             return torch.nn.utils.get_total_norm([p.grad for p in self._params.values() if p.grad is not None])
@@ -164,7 +164,7 @@ class Clipper:
         return squares.sqrt()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients to a norm of at most `max_norm`. Return their former norm.
+        """Scale gradients to at most `max_norm`; return their norm.
 
         Every rank calls it.
         """
@@ -182,7 +182,7 @@ class Clipper:
 
 
 def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
-    """Return the names that this rank's stage counts: a tied tensor counts in its first stage."""
+    """Return the names that count in this rank's stage."""
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)

@@ -23,7 +23,7 @@ _CHOICES = {"schedule": SCHEDULES, "batch_norm": BATCH_NORMS}
 
 
 class Joinable:
-    """A strategy that can be joined with others: `a @ b` uses both."""
+    """A strategy that can be joined: `a @ b`."""
 
     def __matmul__(self, other: object) -> Strategy:
         if not isinstance(other, Joinable):
@@ -32,7 +32,7 @@ class Joinable:
 
 
 class _Part(Joinable):
-    """One way to spread a model. Fields of one name mean the same everywhere, and are checked here."""
+    """One way to spread a model, with checked fields."""
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -63,7 +63,7 @@ class DataParallel(_Part):
 
 @dataclass(frozen=True)
 class FullyShard(_Part):
-    """Every worker has an equal part of each parameter, and a part of each batch.
+    """Every worker has a part of each parameter and batch.
 
     A block's parameters are gathered while it computes.
 
@@ -81,7 +81,7 @@ class FullyShard(_Part):
 
 @dataclass(frozen=True)
 class PipelineParallel(_Part):
-    """The model is cut into stages, which microbatches pass one after the other.
+    """The model is cut into stages for microbatches.
 
     Attributes:
         stages: The number of workers in a row.
@@ -145,7 +145,7 @@ class ContextParallel(_Part):
 @experimental("0.1")
 @dataclass(frozen=True)
 class ExpertParallel(_Part):
-    """Every worker has some experts of each mixture, and the whole rest of the model.
+    """Every worker has some experts of each mixture.
 
     Attributes:
         size: The number of parts. Combines with DataParallel.
@@ -172,7 +172,7 @@ class Strategy(Joinable):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The number of workers along each axis of the mesh. Their product is the world's size."""
+    """The number of workers along each axis."""
 
     data: int = 1
     shard: int = 1
@@ -217,7 +217,7 @@ def shown(strategy: object) -> str:
 
 
 def parts_of(strategy: object) -> tuple[_Part, ...]:
-    """Return the single parts of a strategy. A class is refused: an instance is needed."""
+    """Return the single parts of a strategy; refuse classes."""
     match strategy:
         case Strategy():
             return strategy.parts

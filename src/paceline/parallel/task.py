@@ -74,7 +74,7 @@ class Task:
         )
 
     def weighted_loss(self, output: object, micro: Microbatch) -> Tensor:
-        """Return the microbatch's share of the global mean loss, weight * loss, 0-dim.
+        """Return the microbatch's share of the mean loss, 0-dim.
 
         A weight of 0 (padding, or no token that counts) gives 0 with gradients of 0, whatever the loss is: a mean over nothing
         is nan, and 0 times nan too. Without a loss_weight each share is weighted by the count that its loss is a mean over, so
@@ -162,12 +162,13 @@ def own_loss(output: Any, target: object) -> Tensor:
         return loss
     raise ParallelError(
         f"loss=None takes the model's own loss, and the model returned {_described(output)} without one: a number (a 0-dim "
-        'tensor), a dict or an object with "loss", or a tuple that begins with it. Are the labels in the batch? Or give a loss of (output, target).'
+        'tensor), a dict or an object with "loss", or a tuple that begins with it. Are the labels in the batch? Or give a loss '
+        "of (output, target)."
     )
 
 
 def own_split(model: nn.Module) -> SplitFunction:
-    """Return a split that gives the model the whole batch, and `loss_weight` the labels."""
+    """Return a split that gives the model whole batches."""
     takes = inspect.signature(model.forward)
 
     def split(batch: object) -> Parts:

@@ -24,13 +24,13 @@ def find(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Return every name of a parameter or buffer -> the first name of that tensor."""
+    """Return every tensor's name -> its first name."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in all_names(model)}
 
 
 def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that holds something of this name, and its name there."""
+    """Return a name's owner, and its name there."""
     owner, _, last = name.rpartition(".")
     return model.get_submodule(owner), last
 
@@ -46,7 +46,7 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
 
 
 def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return every parameter and buffer with all of its names, in the model's order."""
+    """Return every parameter and buffer with all its names."""
     return [
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
@@ -54,7 +54,7 @@ def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 class StageTies:
-    """Parameters that several stages use: each has a copy, and all copies get one gradient.
+    """Parameters of which several stages have copies.
 
     Every rank makes one. `uses` lists the modules, parameters and buffers of each stage.
 
@@ -89,13 +89,13 @@ class StageTies:
                     self._own.append((group, [name for name, own in ranks.items() if own == members]))
 
     def sum_gradients(self, params: Mapping[str, nn.Parameter]) -> None:
-        """Give every copy the sum of all copies' gradients. Every rank calls it."""
+        """Give copies the sum of their gradients. Collective."""
         for group, names in self._own:
             reduce.sum_gradients([params[name] for name in names], group)
 
 
 def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
-    """Return the parameters and buffers that are, or are within, these names, in model order."""
+    """Return the tensors at or below these names."""
     prefixes = tuple(f"{name}." for name in names)
     return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
 

@@ -116,7 +116,7 @@ class Parallel:
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
     def step(self, batch: object) -> Tensor:
-        """Train on one batch. Return the global mean loss before the update, 0-dim.
+        """Train on one batch; return the global mean loss, 0-dim.
 
         `batch` comes from `epoch`, or is a whole global batch that is the same on every rank.
 
@@ -199,7 +199,7 @@ class Parallel:
         return loss
 
     def epoch(self, epoch: int) -> Iterator[OwnBatch | GlobalBatch]:
-        """Yield the batches of an epoch, each this rank's part of a global batch, for `step`.
+        """Yield this rank's parts of an epoch's batches.
 
         After `load` it continues at the checkpoint: a finished epoch yields nothing, and the interrupted one yields the rest.
         `epoch` counts from 0, and seeds the order of the samples.
@@ -252,7 +252,7 @@ class Parallel:
             return evaluate(executor, loader, metric, weight, self.task, self.world)
 
     def check(self, batch: object, limit: float | None = None) -> Checked:
-        """Compare loss and all gradients on this batch with the plain model's; see `check`."""
+        """Compare with the plain model on this batch; see `check`."""
         with self.watch.guard("check()"):
             from paceline.parallel.check import check
 
@@ -270,7 +270,7 @@ class Parallel:
     def average(
         self, decay: Decay = None, *, every: int = 1, of: str | None = None, into: str | None = None
     ) -> Average | Twin:
-        """Average the weights after each step from now on, in every layout and in checkpoints.
+        """Average the weights after each step from now on.
 
         The average starts with the current weights. Each update sets it to decay * average + (1 - decay) * weights.
 
@@ -348,7 +348,7 @@ class Parallel:
             return store.full_state_dict(self)
 
     def save_safetensors(self, path: str | Path) -> Path:
-        """Write the model in Hugging Face's layout, each worker its own part; see `large.saved`."""
+        """Write the model in Hugging Face's layout; see `large.saved`."""
         with self.watch.guard("save_safetensors()"):
             from paceline.parallel.large.saved import save_safetensors
 
@@ -413,11 +413,11 @@ class Parallel:
         return f"Parallel({self.skeleton.name}, {self.world.layout}, rank {self.rank} of {self.world_size})"
 
     def executor_for(self, batch: object) -> Executor:
-        """Return the executor, made with this batch if it does not exist yet."""
+        """Return the executor, if necessary made with this batch."""
         return self.executor_for_sample(lambda: batch)
 
     def executor_for_sample(self, sample: Callable[[], object]) -> Executor:
-        """Return the executor. `sample` is called only if making it needs a batch."""
+        """Return the executor, if necessary made with a sample."""
         if self._executor is None:
             self.skeleton.follow()
             executor = self._build(sample)

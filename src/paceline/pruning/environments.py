@@ -29,7 +29,7 @@ class _Kept:
 def prune(
     workspace_dir: Path, policy: PrunePolicy, living: Iterable[RunRecord], *, dry_run: bool = False
 ) -> list[tuple[str, int]]:
-    """Remove unwanted environments that no run uses or will use, and return (key, bytes) of each.
+    """Remove unwanted, unused environments; return (key, bytes) of each.
 
     `living` are the records of runs that have not ended, on any machine.
     """
@@ -57,7 +57,7 @@ def prune(
 
 
 def free_keys(workspace_dir: Path) -> set[str]:
-    """Return the keys of environments that no living run has or will need."""
+    """Return the keys of environments that no run needs."""
     folder = workspace_dir / "environments"
     if not folder.is_dir():
         return set()
@@ -72,7 +72,7 @@ def living_runs(workspace_dir: Path) -> list[RunRecord]:
 
 
 def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRecord]) -> set[str]:
-    """Return the keys of environments that living runs have, or will need once they prepare.
+    """Return the keys of environments that living runs need.
 
     Locks say the same for runs on this machine, but may not reach other machines.
     """

@@ -24,7 +24,7 @@ KEEP_TAG = "keep"
 
 @dataclass(frozen=True)
 class Family:
-    """A run without an existing parent, and all its descendants. `members` has children first."""
+    """A run and its descendants; `members` has children first."""
 
     root: RunRecord
     members: tuple[RunRecord, ...]
@@ -35,7 +35,7 @@ class Family:
 
     @property
     def ended_s(self) -> float:
-        """Return the time at which the last member ended, in seconds since 1970."""
+        """The last member's end in seconds since 1970."""
         # A run without an end is as old as its record.
         return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
 
@@ -57,7 +57,7 @@ def families(runs_dir: Path) -> list[Family]:
 
 
 def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
-    """Return the unwanted families, the oldest first, without those that live, are kept, or made a model."""
+    """Return the unwanted families, the oldest first."""
     if not policy.is_for_runs:
         return []
     there = families(runs_dir)
@@ -101,12 +101,12 @@ def _but_the_last(found: Iterable[Family], count: int) -> list[Family]:
 
 
 def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
-    """Return True if a run has the tag, or made a model, which could not be made again without it."""
+    """Return True if a run has the tag or made a model."""
     return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
 def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes: int) -> list[Family]:
-    """Return the oldest families whose removal brings all runs down to `max_bytes`."""
+    """Return the oldest families beyond `max_bytes`."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
     # Living and kept families count for the limit, although they stay.
     total, going = sum(sizes.values()), []
@@ -120,7 +120,7 @@ def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePolicy:
-    """Criteria of runs, snapshots, environments and cached files to remove. All that apply must match.
+    """Criteria of what to remove. All that apply must match.
 
     Attributes:
         older_than_s: Seconds since a run ended, or an environment or file was last used.
@@ -156,5 +156,5 @@ class PrunePolicy:
 
     @property
     def is_for_all(self) -> bool:
-        """Return True with a criterion that environments and cached files have, too."""
+        """Return True with a criterion that files have, too."""
         return self.older_than_s is not None or self.max_bytes is not None

@@ -19,7 +19,7 @@ KINDS = ("runs", "snapshots", "environments", "data", "models")
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """A removed run, snapshot or environment: id, hash or key, and its size."""
+    """A removed run, snapshot or environment, and its size."""
 
     name: str
     size_bytes: int

@@ -23,7 +23,7 @@ _GONE, _NEW = ".gone-", ".new-"
 
 
 def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
-    """Return (id, bytes) of each snapshot without a run or model that was not made or used just now.
+    """Return (id, bytes) of each unused, older snapshot.
 
     Runs in `without` count as removed. A file that snapshots share counts for the last of them.
     """
@@ -38,7 +38,7 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
 
 
 def remove(workspace_dir: Path, name: str) -> bool:
-    """Remove a snapshot. Return False if a submission has just used it, or it can't be removed."""
+    """Remove a snapshot; return False if just used or irremovable."""
     path = workspace_dir / "snapshots" / name
     gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
     # A submission touches its snapshot before its record names it.
@@ -100,7 +100,7 @@ def _age_s(path: Path) -> float:
 
 
 def _sizes(paths: list[Path]) -> list[int]:
-    """Return the bytes that each frees if all are removed in turn: snapshots share equal files."""
+    """Return the bytes that each frees, removed in turn."""
     names: dict[tuple[int, int], int] = {}
     sizes = []
     for path in paths:
@@ -131,5 +131,5 @@ def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
 
 
 def made_by(workspace_dir: Path) -> dict[str, str | None]:
-    """Return run -> snapshot of runs that made a model, which needs both to be made again."""
+    """Return run -> snapshot of runs that made models."""
     return {record.run_id: record.run.get("snapshot_id") for record in registry.records(workspace_dir) if record.run_id}

@@ -49,7 +49,7 @@ class TensorBoard:
         return [self._program, "--logdir", str(self._top), "--port", str(self._port), "--host", "127.0.0.1"]
 
     def run(self) -> int:
-        """Serve until Ctrl-C or SIGTERM, then clean up. Return TensorBoard's exit code."""
+        """Serve until Ctrl-C or SIGTERM; return the exit code."""
         process = None
         try:
             signal.signal(signal.SIGTERM, _interrupt)
@@ -128,7 +128,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def event_folders(folder: RunFolder) -> list[Path]:
-    """Return all folders of a run that hold event files, without following links."""
+    """Return the folders of a run's event files."""
     by_target: dict[str, Path] = {}
     for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
         for place, folders, names in os.walk(top):

@@ -44,7 +44,7 @@ _LONGEST = 1 << 30
 
 
 class Scalar(NamedTuple):
-    """One value. `time` is in seconds since 1970, by the writing machine's clock."""
+    """One value; `time` is in seconds since 1970."""
 
     tag: str
     step: int
@@ -53,12 +53,11 @@ class Scalar(NamedTuple):
 
 
 def is_event_file(name: str) -> bool:
-    """Return whether TensorBoard takes a file of this name for an event file."""
     return "tfevents" in name
 
 
 class EventFile:
-    """An event file that may grow. `new` returns the scalars since the last call.
+    """An event file that may grow.
 
     Attributes:
         offset: Number of bytes that were read, up to the end of a record.
@@ -68,7 +67,7 @@ class EventFile:
         self.path, self.offset = path, offset
 
     def new(self) -> Iterator[Scalar]:
-        """Yield the scalars of all complete records after `offset`, and advance it.
+        """Yield the scalars of new records, and advance.
 
         Raises:
             OSError: The file cannot be read.
@@ -95,7 +94,7 @@ class EventFile:
 
 
 def plain_scalar(data: bytes, start: int, end: int) -> tuple[Scalar] | None:
-    """Return the scalar of the Event `data[start:end]` of the simplest form, or None."""
+    """Return the scalar of a simple Event `data[start:end]`."""
     form = _PLAIN.match(data, start, end)
     if form is None:
         return None
@@ -146,7 +145,7 @@ def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def tensor_scalar(tensor: bytes) -> float | None:
-    """Return the number of a TensorProto without dimensions, or None for any other."""
+    """Return the number of a TensorProto without dimensions."""
     dtype, content, values = 0, b"", dict[int, int | bytes]()
     for number, field in _fields(tensor):
         match number, field:

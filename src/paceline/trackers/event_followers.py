@@ -35,7 +35,7 @@ class _Writer(Protocol):
 
 
 def hear_tensorflow(module: ModuleType) -> None:
-    """Follow the files of every writer that the module creates from now on."""
+    """Follow the files of every new writer."""
     make: Callable[..., _Writer] = getattr(module, _NAME)
     own = sink()
     if own is None:
@@ -125,7 +125,7 @@ def _names(folder: str) -> list[str]:
 
 
 def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping[str, str]) -> None:
-    """Log the scalars of event files, written since `since`, as metrics of rank 0.
+    """Log scalars of event files as metrics of rank 0.
 
     A value that is already a metric is skipped: by name and step in this attempt, and by time too in earlier attempts, because a
     program may append to its files.

@@ -27,7 +27,7 @@ _Place = tuple[int | None, int | float | str, float, int, int]
 
 
 def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[int | float | str | None, ...]]:
-    """Yield a row of `COLUMNS` for each number, text or bool, times in Unix seconds."""
+    """Yield a row of `COLUMNS` for each single value."""
     for folder in folders:
         for name, metric in series.read(folder.metrics).items():
             for place in _places(metric):
@@ -97,7 +97,7 @@ def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
 
 
 def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]:
-    """Return a function that writes (tag, step, value, time) into a new event file.
+    """Return a writer of (tag, step, value, time).
 
     A tag of None closes the file.
 
@@ -126,7 +126,7 @@ def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]
 
 
 def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, files: bool = False) -> str:
-    """Copy the run to an MLflow server or store, such as `sqlite:///runs.db`, and return its id there.
+    """Copy the run to MLflow and return its id there.
 
     `experiment` is its name there, by default the run's own. With `files`, its outputs are copied too.
 
@@ -172,7 +172,7 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
 
 
 def _check_answers(uri: str) -> None:
-    """Raise if no server answers. MLflow's client would retry for four minutes."""
+    """Refuse dead servers: MLflow would retry for four minutes."""
     if not uri.startswith(("http://", "https://")):
         return
     import socket

@@ -104,7 +104,7 @@ def _listen(loaded: ModuleType, own: str) -> None:
 
 
 def _offer_store(environ: MutableMapping[str, str]) -> None:
-    """Point MLflow to the run, here and in child processes, unless a URI is set."""
+    """Point MLflow to the run unless a URI is set."""
     if environ.get("MLFLOW_TRACKING_URI") or environ.get("DATABRICKS_RUNTIME_VERSION"):
         return
     workspace = os.path.dirname(os.path.dirname(environ["PACELINE_RUN_DIR"]))

@@ -95,7 +95,7 @@ def _of_keras(to: Sink, callback: object, epoch: int, logs: Mapping[str, object]
 
 
 def hear_wandb(module: ModuleType) -> None:
-    """Log the numbers of `Run.log` of Weights & Biases, or of trackio, which has the same calls."""
+    """Log the numbers of `Run.log` of W&B or trackio."""
     own = sink()
     if own is None:
         return
@@ -123,7 +123,7 @@ def hear_wandb(module: ModuleType) -> None:
 
 
 def flat(data: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (name, value) of each value. Nested names have dots, as in W&B."""
+    """Yield (name, value), nested names with dots."""
     for key, value in data.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{above}{key}.")

@@ -46,7 +46,7 @@ class Sink:
         self._is_full = False
 
     def log(self, tracker: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Log a tracker's number unless its name belongs to another tracker. Ignore other values.
+        """Log a number unless its name belongs to another tracker.
 
         `time_s`: When it was logged, in seconds since 1970; default now.
         """
@@ -122,7 +122,7 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _training(folder: str) -> tuple[str, str]:
-    """Return the folder of a training and the prefix of its part, such as "train/"."""
+    """Return a training's folder and part, such as "train/"."""
     above, name = os.path.split(folder)
     return (above, f"{name}/") if name in _PARTS else (folder, "")
 
@@ -150,7 +150,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _difference(root: str, others: Mapping[str, str]) -> str:
-    """Return the part of a path that differs from the first training's, made unique."""
+    """Return the differing part of a path, made unique."""
     first = next(other for other in (*(one for one in others if not others[one]), *others))
     rest = _behind_common(root.split(os.sep), first.split(os.sep))
     lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))
@@ -174,7 +174,7 @@ def _lasting(path: str, passing: re.Pattern[str]) -> str:
 
 
 def hear(kind: type, name: str, tell: Callable[..., None]) -> None:
-    """Call `tell(sink, self, *args, **options)` after each call of a class's method."""
+    """Call `tell(sink, self, ...)` after each call of a method."""
     own, method = sink(), getattr(kind, name)
     if own is None:
         return

@@ -33,7 +33,7 @@ class _State(Protocol):
 
 
 class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """A callback that logs a Trainer's numbers, such as "eval_loss", as metrics.
+    """A callback that logs a Trainer's numbers as metrics.
 
     Steps are the global step. Only the first process logs, as in Transformers' own callbacks. Outside a run it does nothing.
     """

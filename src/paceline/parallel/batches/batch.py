@@ -59,7 +59,7 @@ class Microbatch(NamedTuple):
 
 
 def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
-    """Return the microbatches of which any replica has rows, or one if there are none.
+    """Return the microbatches of which any replica has rows.
 
     The others add nothing to the sums, and batch normalisation must not see them. `global_rows` is the same on all ranks, so
     all skip the same ones; a rank that did not would wait for the others' messages.
@@ -69,13 +69,13 @@ def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
 
 @dataclass(frozen=True)
 class Whole:
-    """A value in a batch that belongs to all rows, such as a [time, time] mask, and is not cut."""
+    """A value that belongs to all rows, such as a mask."""
 
     value: object
 
 
 def default_split(batch: object) -> Parts:
-    """Split (x, ..., y), or a dict with its target under a usual name."""
+    """Split (x, ..., y), or a dict with a usual target."""
     if isinstance(batch, Mapping):
         targets = [name for name in TARGETS if name in batch]
         if len(targets) != 1:
@@ -111,7 +111,7 @@ def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
 
 
 def own_rows(rows: int, microbatches: int, replicas: int, replica: int) -> list[range]:
-    """Return the replica's rows of the global batch, a range per microbatch (empty: padding)."""
+    """Return the replica's rows of the global batch, per microbatch."""
     sizes = piece_sizes(rows, microbatches, replicas)
     return consecutive(size for of_micro in sizes for size in of_micro)[replica::replicas]
 

@@ -68,7 +68,7 @@ class Feed:
         raise NotImplementedError
 
     def sample(self) -> object:
-        """Return the first batch of epoch 0 without consuming anything, or None if impossible."""
+        """Return the first batch of epoch 0, unconsumed, or None."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -173,7 +173,7 @@ class _WholeFeed(Feed):
 
 
 class _OwnRows:
-    """A batch sampler for torch's DataLoader: this rank's rows of each global batch."""
+    """A batch sampler: this rank's rows of each global batch."""
 
     def __init__(self, order: Order, task: Task, world: World) -> None:
         self._order = order

@@ -30,7 +30,7 @@ SAMPLED = 2048
 
 
 class _ForStep:
-    """A batch on its way from `epoch` to `step`, which a loop cannot inspect."""
+    """A batch on its way from `epoch` to `step`."""
 
     data: object
 
@@ -49,7 +49,7 @@ class _ForStep:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnBatch(_ForStep):
-    """The rows of this replica in one global batch, as `Parallel.epoch` yields them.
+    """The rows of this replica in one global batch.
 
     Attributes:
         data: The result of the loader's collate_fn for this replica's rows, microbatch after microbatch. One padding row if
@@ -68,7 +68,7 @@ class OwnBatch(_ForStep):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalBatch(_ForStep):
-    """A whole global batch with its position, from a loader that is a plain iterable."""
+    """A whole global batch of a plain iterable."""
 
     data: object
     epoch: int
@@ -134,7 +134,7 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
 
 
 def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
-    """Return this replica's microbatches of a split global batch, the same on every rank."""
+    """Return this replica's microbatches of a split global batch."""
     return cut(GlobalBatch(data=parts, epoch=0, consumed=0), replace(task, split=lambda parts: parts), world)
 
 
@@ -165,14 +165,14 @@ def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
 
 
 def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch:
-    """Return at most `rows` of this rank's first rows, as if they were the whole batch."""
+    """Return this rank's first rows as a whole batch."""
     parts = Rows(split(batch, task))
     count = min(rows, parts.count)
     return sole(parts, count, world.device, count)
 
 
 def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int) -> Microbatch:
-    """Return the first `count` rows as a microbatch that is a whole batch, or a replica's part."""
+    """Return the first `count` rows as the only microbatch."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
@@ -198,7 +198,7 @@ def split(batch: object, task: Task) -> Parts:
 
 
 def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
-    """Return the weight of these rows, or their number without a weight function.
+    """Return the weight of these rows, by default their number.
 
     Raises:
         ParallelError: The weight is not a number of at least 0.
@@ -223,7 +223,7 @@ def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
 
 
 def agree_on_batch(batch: object, world: World) -> None:
-    """Compare the batch, or None at the loader's end, with other ranks' in a small message.
+    """Compare the batch, or None at the end, with other ranks'.
 
     Every rank calls it.
 
@@ -250,7 +250,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return a number for the place and its square. Their sums show whether all ranks agree."""
+    """Return a number for the place, and its square."""
     # The tag is small, because the sums of tags and of squares must be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag

@@ -39,7 +39,7 @@ class Rows(Generic[_T]):
         self.count = self._counted()
 
     def take(self, start: int, stop: int) -> _T:
-        """Return the same structure with these rows. A list of plain values per row is cut too."""
+        """Return these rows, also of lists with a value per row."""
         taken: _T = self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
         return taken
 
@@ -81,7 +81,7 @@ class Rows(Generic[_T]):
 
 
 def join_rows(pieces: Sequence[_T]) -> _T:
-    """Join the rows of all pieces. Values without rows come from the first piece."""
+    """Join all rows; other values are the first piece's."""
     opened = [flatten(piece, _is_taken_whole) for piece in pieces]
     counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
 
@@ -101,7 +101,7 @@ def join_rows(pieces: Sequence[_T]) -> _T:
 
 
 def can_join(pieces: Sequence[object]) -> bool:
-    """Return True if the pieces' tensors agree in all dimensions but the first.
+    """Return True if shapes agree but for the rows.
 
     Rows that are padded per piece may not.
     """
@@ -121,7 +121,7 @@ def unwrap(value: _T) -> _T:
 
 
 def is_plain_list(value: object) -> bool:
-    """Return True for a list without tensors and containers, which may have a value per row."""
+    """Return True for a list without tensors and containers."""
     return isinstance(value, list) and not any(
         isinstance(item, (Tensor, Mapping, tuple, list, Whole)) or (is_dataclass(item) and tensors_in(item))
         for item in value
@@ -137,7 +137,7 @@ def _is_taken_whole(value: object) -> bool:
 
 
 def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGroup | None) -> list[list[Parts | None]]:
-    """Return [replica] -> its pieces on the CPU, or None. Every rank of the group calls it.
+    """Return [replica] -> its pieces on the CPU. Collective.
 
     `like` is any piece of this rank. Objects other than tensors, numbers and strings are taken from it.
 
@@ -150,7 +150,7 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 
 
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
-    """Return the piece of the replica with most rows. Every rank of the group calls it.
+    """Return the piece of the replica with most rows. Collective.
 
     Rows that each replica pads to its own longest cannot be joined: the padding value is unknown.
     """

@@ -39,7 +39,7 @@ _agreed: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def agree_on_data(loader: DataLoader[object], world: World) -> None:
-    """Compare two samples of the loader's dataset with other ranks', once per dataset.
+    """Compare two samples of each dataset with other ranks'.
 
     Every rank calls it.
 
@@ -138,7 +138,7 @@ def are_alike(first: Summary, second: Summary) -> bool:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Seed torch, Python and numpy as on every other rank, within the block."""
+    """Seed torch, Python and numpy alike on all ranks."""
     with generators_kept(), generators(0, torch.device("cpu")):
         random.seed(0)
         for generator in numpys_random():
@@ -147,7 +147,6 @@ def _seeded() -> Iterator[None]:
 
 
 def _is_known(dataset: object) -> bool:
-    """Return True if the dataset was compared before, and remember it if possible."""
     try:
         known = dataset in _agreed
         _agreed.add(dataset)

@@ -139,7 +139,7 @@ class Saving:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove the folders of killed saves, but not those that a process still writes."""
+    """Remove the folders of killed saves."""
     for name in os.listdir(parent):
         if not _SAVING.match(name):
             continue
@@ -193,7 +193,7 @@ class Background:
         *,
         threaded: bool,
     ) -> None:
-        """Start the save. `saving` and `record` are rank 0's, which also renames the folder."""
+        """Start the save; `saving` and `record` are rank 0's."""
         self.error: Exception | None = None
         self._folder = folder
         self._saving = saving
@@ -268,7 +268,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _own_group(world: World) -> object:
-    """Return a group for messages between the ranks' threads, or None with MPI.
+    """Return a group for the ranks' threads, None with MPI.
 
     The threads' messages must not mix with those of training.
     """

@@ -108,7 +108,7 @@ class HeldState:
         return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
 
     def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, object]]]:
-        """Return the optimizer's parameters and states by name, empty before the first step."""
+        """Return the optimizer's parameters and states by name."""
         if self.optimizer is None:
             return {}
         names = {id(param): name for name, param in self.parameters.items()}
@@ -168,7 +168,7 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
 
 
 def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
-    """Return a tensor to read into for each key that this rank needs.
+    """Return a buffer for each key that this rank needs.
 
     They are cut as in this layout. `saved` has shape and dtype of the checkpoint's whole tensors.
     """
@@ -231,7 +231,7 @@ def groups_mismatch(held: HeldState, record: Record) -> str:
 
 
 def put_back(held: HeldState, saved: Mapping[str, Tensor], record: Record) -> None:
-    """Give model and optimizer the state: `saved` by key, `record` for all ranks."""
+    """Restore the state of model and optimizer."""
     with torch.no_grad():
         for name, tensor in held.model_tensors().items():
             local(tensor).copy_(local(saved[f"model.{name}"]))
@@ -268,7 +268,7 @@ def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
-    """Return every name -> the whole tensor on the CPU, detached. Every rank calls it.
+    """Return every name -> the whole tensor on the CPU. Collective.
 
     Tied names share one tensor.
     """

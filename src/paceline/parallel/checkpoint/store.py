@@ -167,7 +167,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 
 
 def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
-    """Return every parameter and persistent buffer, whole, on the CPU, under all its names.
+    """Return every parameter and persistent buffer, whole, on the CPU.
 
     The plain model's `load_state_dict` takes it.
     """
@@ -305,7 +305,7 @@ def _gather_records(held: HeldState) -> list[OwnRecord]:
 
 
 def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
-    """Begin a save on rank 0. Return it there (None elsewhere), and the folder for all.
+    """Begin a save on rank 0, in a folder for all.
 
     `what` names the target in messages.
     """
@@ -314,7 +314,7 @@ def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
 
 
 def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
-    """Run the action on rank 0 only. Its error is raised on all ranks.
+    """Run an action on rank 0; raise its error everywhere.
 
     Return its result on rank 0, None elsewhere.
     """
@@ -329,7 +329,7 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """Run the action. If it fails on any rank, raise the first such error on all."""
+    """Run the action; raise any rank's error on all."""
     try:
         result = action()
     except Exception as error:
@@ -342,7 +342,7 @@ def on_all(action: Callable[[], _T]) -> _T:
 
 
 def raise_agreed(error: Exception | None) -> None:
-    """Raise the first rank's error on all ranks, if any rank has one."""
+    """Raise the first rank's error, if any, on all."""
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
     for is_users, text in filter(None, gather(described)):
         kind = ParallelError if is_users else CheckpointError

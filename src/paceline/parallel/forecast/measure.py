@@ -41,7 +41,7 @@ def measured(
     *,
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Measured:
-    """Measure the model's blocks in this process, for one or two microbatches, larger first.
+    """Measure the model's blocks for one or two microbatches.
 
     Without microbatches only its parameters are known. The model is left unchanged.
     """
@@ -118,7 +118,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 
 
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """Try the optimizer on a parameter. Return its numbers per parameter and seconds per byte.
+    """Try the optimizer: numbers per parameter, seconds per byte.
 
     None if the trial fails.
     """

@@ -92,7 +92,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The forecast for the worker with the most memory, in bytes, and for a step, in seconds.
+    """The forecast for the fullest worker and a step.
 
     Attributes:
         together_bytes: FullyShard's gathered blocks.
@@ -159,7 +159,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
 
 
 def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
-    """Return the bytes that each worker sends to other replicas in a step."""
+    """Return the bytes to other replicas in a step."""
     data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
     # Gathered for the forward and the backward pass of each microbatch, and as many gradients back.
     shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole
@@ -231,7 +231,7 @@ def _piped(
 def all_forecasts(
     measured: Measured, workers: int, microbatches: int, at_once: int, used: Layout | None = None
 ) -> dict[str, tuple[Joinable, Forecast]]:
-    """Return name -> strategy and forecast of every layout for this number of workers.
+    """Return name -> strategy and forecast of each layout.
 
     The layout in use, `used`, is included. Others with context or expert parallelism are not.
     """
@@ -251,7 +251,7 @@ def name_of_layout(layout: Layout) -> str:
 
 
 def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
-    """Return the forecasts as lines, impossible ones last. `chosen` is the layout in use."""
+    """Return the forecasts as lines, impossible ones last."""
     head: tuple[str, ...] = ("", "layout", "parameters", "gradients", "optimizer", "activations", "blocks whole")
     head += ("memory", "step", "bubble", "sent")
     rows = [head]

@@ -19,7 +19,7 @@ Region = tuple[tuple[int, int], ...]
 
 
 def region_of(tensor: Tensor) -> Region:
-    """Return this rank's ranges of a DTensor, or all of any other tensor.
+    """Return this rank's ranges of a tensor.
 
     The mesh's axis `tensor` comes last and cuts first: FSDP2 cuts the rest.
     """
@@ -62,7 +62,7 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
 
 
 def return_memory() -> None:
-    """Make glibc return freed blocks of 1 MiB or more to the kernel.
+    """Make glibc return freed blocks to the kernel.
 
     By default its limit grows with freed blocks, up to 32 MiB, and smaller blocks stay in a fragmented heap. When FSDP2 gathers
     and frees blocks in turn, a worker took three times the memory of its parts. Other allocators and systems lack the call.
@@ -89,7 +89,7 @@ def move(model: nn.Module, device: torch.device) -> None:
 def stand_ins(
     model: nn.Module, device: torch.device, *, names: Collection[str] | None = None, dense: bool = False
 ) -> Iterator[None]:
-    """Give parameters without memory numbers within the block, the same on all ranks.
+    """Give parameters without memory the same numbers on all ranks.
 
     A weight of n x m numbers is a view of n + m - 1 random ones, each row shifted by one. It has full rank like trained
     weights, so that two ways of computing differ where they would differ. Kernels copy such a view, so timing needs `dense`

@@ -94,13 +94,13 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     def note(
         self, function: Callable[..., object], tensor: Tensor, *args: object, is_random: bool = False, **kwargs: object
     ) -> None:
-        """Record a call that writes to its first argument and reads no other one without memory."""
+        """Record a call that only writes to `tensor`."""
         log = self._logs.setdefault(self._key(tensor), [])
         call = _Call(function=function, args=(self._ref(tensor, len(log)), *args), kwargs=kwargs, is_random=is_random)
         log.append(_Entry(call=call))
 
     def knows(self, tensor: Tensor) -> bool:
-        """Return True if the recorded calls initialise it. Changes of old values do not."""
+        """Return True if the recorded calls initialise it."""
         log = self._logs.get(tensor.untyped_storage()._cdata)
         if not log:
             return False
@@ -196,7 +196,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         return int(storage._cdata)
 
     def value(self, tensor: Tensor, name: str, seed: int, names: Mapping[int, str]) -> Tensor:
-        """Replay everything that was done to the tensor. Return it whole, on the CPU.
+        """Replay the tensor's operations, whole, on the CPU.
 
         `name` selects the stream of random operations. `names` are those of storages it may depend on.
         """
@@ -266,7 +266,6 @@ class _Replay:
 
 
 def _extent(ref: _Ref) -> int:
-    """Return the number of elements up to the last one that it reaches."""
     if 0 in ref.size:
         return 0
     return ref.offset + 1 + sum((size - 1) * stride for size, stride in zip(ref.size, ref.stride, strict=True))

@@ -71,7 +71,7 @@ class Folder:
             raise ParallelError(f"{file}: {name!r} has the type {entry['dtype']}, which can't be read here.")
 
     def read(self, name: str, region: Region | None = None) -> Tensor:
-        """Read the tensor, or a part. A part in the first two dimensions reads only its own bytes."""
+        """Read the tensor, or the bytes of a part."""
         file, start, entry = self._entries[name]
         shape, dtype = tuple(entry["shape"]), _TYPES[entry["dtype"]]
         region = region or tuple((0, size) for size in shape)

@@ -71,7 +71,7 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 class TensorValues:
-    """The values of a model's parameters and buffers, by first name, before it is cut.
+    """The values of a model's parameters and buffers.
 
     `folder` has safetensors. None takes the constructor's values.
 
@@ -122,7 +122,7 @@ class TensorValues:
         }
 
     def fill_buffers(self, device: torch.device) -> None:
-        """Give the buffers their values. They are whole on every worker until the cut."""
+        """Give the buffers their values, whole on every worker."""
         for name, buffer in self._buffers.items():
             value = self.whole(name)
             if not buffer.is_meta:
@@ -136,7 +136,7 @@ class TensorValues:
                     owner._buffers[last] = value
 
     def fill(self, params: dict[str, nn.Parameter]) -> None:
-        """Give this rank's parameters, which have memory now, the values of their parts."""
+        """Give this rank's parameters their values."""
         with torch.no_grad():
             for name, param in params.items():
                 own = local(param)
@@ -149,7 +149,7 @@ class TensorValues:
 
     @property
     def source(self) -> str:
-        """The source in words, or "" if the model has all its values."""
+        """The source in words, or "" without one."""
         if self._folder is not None:
             return f"weights of {self._folder.path}: each worker has read its own part"
         if not self.empty:

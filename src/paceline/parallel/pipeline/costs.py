@@ -92,7 +92,7 @@ def measure(
 
 
 def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
-    """Return the result, and the bytes saved for the backward pass without the model's tensors."""
+    """Return the result, and the saved bytes beside the model."""
     kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
 

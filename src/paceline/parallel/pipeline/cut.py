@@ -69,7 +69,7 @@ class Plan:
 
 
 def parameter_bytes(blocks: Sequence[Block]) -> int:
-    """Return the bytes of all parameters in these blocks, each tied one once."""
+    """Return the bytes of these blocks' parameters, ties once."""
     return sum(dict(pair for block in blocks for pair in block.parameters).values())
 
 
@@ -149,7 +149,7 @@ class _Table:
         return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
 
     def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
-        """Return the cut with the least maximum, and among equals with the least traffic."""
+        """Return the cut with the least maximum, then traffic."""
         count, stages = len(self._blocks), self._stages
         nothing = (float("inf"), float("inf"), -1)
         best = [[nothing] * (count + 1) for _ in range(stages + 1)]

@@ -64,7 +64,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
 
 
 class Pipelined:
-    """An executor (see `executor`) of one stage, or of several with the interleaved schedule."""
+    """An executor (see `executor`) of one or several stages."""
 
     def __init__(self, task: Task, world: World, programs: Programs, plan: StagePlan) -> None:
         self._task = task

@@ -53,7 +53,7 @@ class _Options(TypedDict):
 
 
 def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> StagePlan:
-    """Return the first rank's plan. Every rank calls it and waits for the measurement.
+    """Return the first rank's plan. Collective.
 
     Raises:
         ParallelError: On every rank, with the first rank's reason.
@@ -123,7 +123,7 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
 
 
 def _check_loss(reads: LossReads, changed: set[str]) -> None:
-    """Refuse a loss that reads what a call of the model has left.
+    """Refuse a loss that reads what a call left.
 
     Raises:
         ParallelError: These values are in the process of another stage.
@@ -162,7 +162,7 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
 
 
 def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
-    """Return what each stage holds: everything that its part calls, in either mode.
+    """Return what each stage holds.
 
     The first stage holds the rest.
     """

@@ -27,7 +27,7 @@ LEVELS = 4
 
 
 class _Latest(dict[Hashable, _Value]):
-    """A cache of the last used values. The first two stay: those of the sample in both modes."""
+    """A cache of the last used values and the first two."""
 
     def keep(self, key: Hashable, value: _Value) -> None:
         self[key] = value
@@ -72,7 +72,7 @@ class Programs:
         return found
 
     def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
-        """Return the parts of the model between the marks, for this microbatch's shapes."""
+        """Return the parts between the marks for these shapes."""
         key = self._key(micro, training)
         found = self._known.get(key)
         if found is None:
@@ -85,7 +85,7 @@ class Programs:
         return key_of(micro.args, micro.kwargs, self._mode if training is None else training)
 
     def refresh(self) -> None:
-        """Drop the traces before a step if what the outer forward reads has changed.
+        """Drop traces whose reads have changed.
 
         Each microbatch is then traced again, at the same marks.
         """
@@ -113,7 +113,7 @@ class Programs:
 
 
 def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ()) -> frozenset[str]:
-    """Return the names of modules whose forward is traced, so that a cut may be inside.
+    """Return the modules that a cut may be inside.
 
     Those are `nn.Sequential` and modules that hold a list of modules, unless they are blocks (a list with several entries of
     their class), and all parents of these and of the modules in `cut`.

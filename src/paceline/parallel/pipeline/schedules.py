@@ -51,7 +51,7 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
 def run(
     schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages
 ) -> Iterator[tuple[int, Tensor]]:
-    """Run one step of this worker's stages. Yield (microbatch, loss or output) of the last stage.
+    """Run a step; yield (microbatch, result) of the last stage.
 
     Every worker must run it to its end. For a prediction the schedule is "forward", under torch.no_grad. A last batch may have
     fewer microbatches than a schedule accepts; then all forward passes come first.

@@ -86,7 +86,7 @@ class Stage:
         return list(segment.receives) if kind == "F" else [value for value in segment.sends if value.requires_grad]
 
     def forward(self, micro: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the values for the next stage, or the last stage's loss or output."""
+        """Return the values for the next stage, or the result."""
         turn = self._turns[micro]
         # A received tensor is a leaf of this stage's graph: the backward pass ends there and leaves the gradient in `.grad`.
         given = [
@@ -123,7 +123,7 @@ class Stage:
         return tuple(tensor.contiguous() for tensor in result)
 
     def backward(self, micro: int, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients for the former stage. `gradients` are those of sent tensors."""
+        """Return the former stage's gradients from those of sent tensors."""
         turn = self._turns[micro]
         given, made = self._kept.pop(micro)
         self._left -= 1

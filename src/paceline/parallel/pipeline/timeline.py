@@ -23,7 +23,7 @@ from paceline.parallel.errors import ParallelError
 
 
 class StageCall(NamedTuple):
-    """One pass of one microbatch through one stage. `kind` is "F" (forward) or "B" (backward)."""
+    """One pass, "F" or "B", of one microbatch and stage."""
 
     kind: str
     stage: int
@@ -88,7 +88,7 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
 
 @lru_cache(maxsize=256)
 def program(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> tuple[Step, ...]:
-    """Return everything one worker does in a step, in order: calls and messages.
+    """Return a worker's calls and messages in a step.
 
     Sender and receiver place a message at the simulated time of sending. So all workers' programs are parts of one sequence in
     which everything follows what it needs. No deadlock is possible, even if each message waits for both ends, and all messages
@@ -123,7 +123,7 @@ def simulate(
     forward: Callable[[int], float] = lambda stage: 1.0,
     backward: Callable[[int], float] = lambda stage: 1.0,
 ) -> list[Event]:
-    """Return the time of each call, by worker and then by time. Messages take no time.
+    """Return the time of each call, messages being instant.
 
     `forward` and `backward` map a stage to its duration. Each call waits for its worker, and for the same microbatch in the
     former stage (forward) or the next one (backward).
@@ -147,7 +147,7 @@ def simulate(
 
 
 def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the idle part of a step with equal stages: (p - 1) / (v M + p - 1)."""
+    """Return the idle part: (p - 1) / (v M + p - 1)."""
     chunks = chunks if schedule == "interleaved" else 1
     return (workers - 1) / (chunks * microbatches + workers - 1)
 
@@ -164,7 +164,7 @@ def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches
 
 
 def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float | None:
-    """Return when all inputs of the call are ready, or None if unknown yet."""
+    """Return when a call's inputs are ready, if known."""
     if call.kind == "F":
         needs = [StageCall("F", call.stage - 1, call.micro)] if call.stage else []
     else:
@@ -177,7 +177,7 @@ def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float 
 
 
 def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> Iterator[StageCall]:
-    """Yield calls in groups of microbatches: a group passes all chunks of a worker, then the next."""
+    """Yield calls by groups of microbatches, through all chunks."""
     group = microbatches // max(1, microbatches // workers)
     calls = chunks * microbatches
     # Narayanan et al. 2021, section 2.2, as in Megatron-LM: the forward passes until the first microbatch has returned here.
@@ -200,7 +200,7 @@ def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> I
 
 
 def draw_text(events: Sequence[Event], workers: int) -> str:
-    """Return a line per worker and a cell per time unit: F or B and the microbatch, or a dot.
+    """Return a line per worker, a cell per time unit.
 
     With several stages on a worker the stage comes first: `4:F0`. Times must be whole numbers.
     """
@@ -218,7 +218,7 @@ def draw_text(events: Sequence[Event], workers: int) -> str:
 
 
 def save_png(events: Sequence[Event], workers: int, path: str | Path, title: str = "") -> Path:
-    """Draw a row per worker, forward passes light, backward passes dark. Return the path.
+    """Draw a row per worker and return the path.
 
     Raises:
         ParallelError: matplotlib is not installed.

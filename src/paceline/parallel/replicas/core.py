@@ -82,7 +82,7 @@ class Plain:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The parameters that got no gradient in the first step, on some rank or on all."""
+        """The parameters without a gradient in the first step."""
         watched = self._ddp or self._used
         return () if watched is None else watched.unused
 
@@ -191,7 +191,7 @@ class Plain:
 
 
 class _Replicated:
-    """DDP around a model from the second step on, with sums instead of means.
+    """DDP from the second step on, with sums.
 
     The wrapper is private: calling the model inside it trains on one replica's gradients. Use `Parallel.step`.
     """
@@ -208,7 +208,7 @@ class _Replicated:
         self._begin()
 
     def follow(self) -> None:
-        """Restart before a step if parameters were frozen or unfrozen: DDP would ignore new ones."""
+        """Restart before a step if parameters were (un)frozen."""
         if any(param.requires_grad != (name in self._params) for name, param in self._all.items()):
             self._begin()
 
@@ -226,7 +226,7 @@ class _Replicated:
 
     @contextlib.contextmanager
     def reducing(self, is_last: bool) -> Iterator[nn.Module]:
-        """Yield the module to call for a microbatch. The last one's block sums the gradients."""
+        """Yield the module to call; the last block reduces."""
         if self._is_first:
             with self._watched(is_last):
                 yield self._model

@@ -26,7 +26,7 @@ _somewhere = True
 
 
 def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Let every BatchNorm in `module` use the batches of all ranks of `group` in training.
+    """Let BatchNorm use the batches of all ranks.
 
     None stands for one replica; then only padding is excluded from the statistics. A user's class that overrides `forward` is
     left unchanged.
@@ -41,7 +41,7 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
 
 @contextlib.contextmanager
 def alone(module: nn.Module) -> Iterator[None]:
-    """Ask no other rank within the block, for one rank's measurements and for copies."""
+    """Ask no other rank within the block."""
     groups = [(part, part.__dict__.get("_paceline_group")) for part in module.modules()]
     changed = [(part, group) for part, group in groups if group is not None]
     for part, _ in changed:
@@ -61,7 +61,7 @@ def counting(micro: Microbatch) -> Iterator[None]:
 
 
 def counting_as_now() -> contextlib.AbstractContextManager[None]:
-    """Return a context that repeats the current marking, for a later second pass."""
+    """Return a context that repeats the current marking."""
     return _counting_as(_counts, _somewhere)
 
 
@@ -77,7 +77,7 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
 
 
 class _Shared(SharedByCopies):
-    """A process group that copies of the model can share. torch's cannot be copied.
+    """A process group that copies of a model share.
 
     A pickle leaves it out. `group` is None while other ranks are not asked.
     """
@@ -207,7 +207,7 @@ _SYNCHRONISED: dict[type, type] = {
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, over all ranks' rows that count.
+    """Batch normalisation over all ranks' rows that count.
 
     Two sums in the forward pass and one in the backward pass are all-reduced. The gradients of weight and bias are this rank's
     own; they are summed with all others. Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
@@ -278,7 +278,7 @@ def _shaped(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _without_statistics(module: BatchNorm, x: Tensor) -> Tensor:
-    """Return the same shape and graph from the running statistics, which do not change."""
+    """Normalise by the running statistics, unchanged."""
     mean = module.running_mean if module.running_mean is not None else x.new_zeros(x.shape[1])
     variance = module.running_var if module.running_var is not None else x.new_ones(x.shape[1])
     return nn.functional.batch_norm(x, mean, variance, module.weight, module.bias, False, 0.0, module.eps)

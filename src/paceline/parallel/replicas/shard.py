@@ -34,7 +34,7 @@ from paceline.torch_private import reduce_unused_too, sharded_parameters, whole_
 
 
 def shard_stage(module: nn.Module, world: World) -> list[Written]:
-    """Replace the module's parameters by this rank's DTensors over the axes data and shard.
+    """Replace the module's parameters by this rank's DTensors.
 
     Names stay. Gradients are sums over the replicas, not means. Return an observer for each unit, which notes the parameters
     that its forward pass changes.
@@ -119,17 +119,17 @@ def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[],
 
 
 def _own_outputs(module: nn.Module, args: object, output: object) -> object:
-    """Copy views in the output: an in-place change to a view would silently drop FSDP2's hook."""
+    """Copy views: changing one in place drops FSDP2's hook."""
     return map_tensors(output, lambda tensor: tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor)
 
 
 def left_whole(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that FSDP2 cannot cut, 0-dim ones, which each rank has whole."""
+    """Return the 0-dim parameters, which FSDP2 cannot cut."""
     return [param for param in module.parameters() if param.dim() == 0]
 
 
 def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
-    """Sum over the axis data in the next backward pass or not: once, after the last, is enough."""
+    """Set whether the next backward pass sums over replicas."""
     whole: Any = module
     whole.set_requires_all_reduce(is_last)
     whole.set_is_last_backward(is_last)
@@ -150,7 +150,7 @@ def reduce_after_last(module: nn.Module, is_last: bool) -> None:
 
 
 def part_again(module: nn.Module) -> None:
-    """Free parameters that are whole since a forward pass without a backward pass.
+    """Free parameters that a forward pass has gathered.
 
     A script that freezes one of `module.parameters()` would otherwise change a copy.
     """
@@ -233,7 +233,7 @@ def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.
 
 
 class ChangedParts:
-    """Hooks that wait for changes of this rank's parts before FSDP2 gathers them.
+    """Hooks that wait for changes before FSDP2 gathers.
 
     FSDP2 gathers on its own streams, which wait for the caller's stream only at the start of the root's forward pass. A
     momentum encoder that is updated in there would be read while it is written.
@@ -271,18 +271,18 @@ class ChangedParts:
 
 
 def _versions(part: Tensor) -> tuple[int, int]:
-    """Return the versions of a part and of its local tensor. Call it without gradients."""
+    """Return the versions of a part and its local tensor."""
     return part._version, local(part)._version
 
 
 class Written:
-    """An observer that keeps in-place changes of a unit's parameters in its forward pass.
+    """An observer that keeps in-place changes of parameters.
 
     FSDP2 frees the whole parameters, and such a change, as of a momentum encoder, would be lost.
     """
 
     def __init__(self, part: nn.Module, names: Mapping[int, str]) -> None:
-        """`names` maps each part's id to its name, and is filled once there are parts."""
+        """Watch `part`; `names` (id -> name) is filled later."""
         self._part, self._names = part, names
         self._versions: dict[int, int] = {}
         #: Name -> size of the written values, until the executor takes it. Equal on all ranks if they wrote the same.

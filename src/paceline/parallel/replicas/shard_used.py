@@ -19,7 +19,7 @@ from paceline.torch_private import is_being_made_whole, whole_parameters
 
 
 class Used:
-    """An observer that removes the gradients of parameters that no rank has used.
+    """An observer that removes gradients of unused parameters.
 
     `find_unused` is as for `parallelize`; None decides from the first step.
     """

@@ -103,7 +103,7 @@ class Reference:
             )
 
     def _room_for_rounding(self) -> _Room:
-        """Return how far the plain model is from itself with rounding errors in each output.
+        """Return how far rounding errors move the plain model.
 
         It is much if the model computes in a narrower dtype (autocast), or divides by values near 0 (a normalisation of few
         rows).
@@ -157,7 +157,7 @@ class Reference:
                 handle.remove()
 
     def _loss_of(self, output: object) -> tuple[Tensor | None, dict[str, Tensor | None]]:
-        """Return the loss and its gradients, or None and {} if it reads nothing of the model."""
+        """Return the loss and gradients if it reads the model."""
         assert self._loss is not None
         self._reads.look_again()
         with self._reads:
@@ -213,7 +213,7 @@ class _Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """Differences by rounding alone: of outputs in their order and of gradients by name.
+    """Differences of outputs and gradients by rounding alone.
 
     Empty if unknown.
     """
@@ -244,7 +244,7 @@ def _loss_alone(found: _Pass) -> _Pass:
 def gradients_of(
     model: nn.Module, total: object, most_numbers: int | None = None, *, again: bool = False
 ) -> dict[str, Tensor | None]:
-    """Return the gradient of `total` by each trained parameter, as a part where that is one.
+    """Return the gradient of `total` by each trained parameter.
 
     Hooks that step an optimizer are not called. Parameters with more than `most_numbers` numbers are skipped. `again` keeps the
     graph for another pass.
@@ -259,7 +259,7 @@ def gradients_of(
 
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
-    """Return a number that depends on each element, and on both parts of a complex one."""
+    """Return a number that depends on each element."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     weights = normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)
     return (tensor * weights).sum()
@@ -289,7 +289,7 @@ def _first_difference(expected: _Pass, found: _Pass, room: _Room | None = None) 
 
 
 def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as this rank's part of `other`, because gathering takes a message per parameter."""
+    """Return both as this rank's part of `other`."""
     if not is_part(other):
         return plain, other
     if any(placement.is_partial() for placement in other.placements):
@@ -298,7 +298,7 @@ def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0.0) -> str:
-    """Return the distance of `y` from `x`, or "" if rounding explains it.
+    """Describe how `y` differs from `x`, "" for rounding.
 
     The scale is at least `least_scale`. `noise` is the effect of a rounding error.
     """
@@ -314,7 +314,7 @@ def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0
 
 
 def scale_of(x: Tensor) -> float:
-    """Return the largest finite magnitude, or 0.0. Of complex numbers, of their parts."""
+    """Return the largest finite magnitude, or 0.0."""
     if not x.numel():
         return 0.0
     x = _real(x)

@@ -37,14 +37,14 @@ SMALL = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """The changes to a model. `plan` has names, attributes and notes, `lines` the same in words."""
+    """The changes to a model, as plan and in words."""
 
     plan: TensorPlan
     parts: int
 
     @property
     def lines(self) -> list[str]:
-        """Return the parts that are cut, those that were changed, and those that stayed whole."""
+        """The plan in words."""
         plan = self.plan
         shown = [
             f"{placement}: {name}"
@@ -77,7 +77,7 @@ def apply(
     loss: Callable[[object, Microbatch], Tensor] | None = None,
     few: Microbatch | None = None,
 ) -> Applied:
-    """Cut the model in place and return the changes. Every rank calls it, before any sharding.
+    """Cut the model in place, before any sharding. Collective.
 
     Tied tensors stay tied.
 
@@ -156,7 +156,7 @@ def apply(
 
 
 def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = False) -> None:
-    """Cut the layers and divide the attributes of the plan. It breaks ties: see `tie_again`.
+    """Cut the plan's layers. It breaks ties: see `tie_again`.
 
     `copies` copies whole outputs. They are views, which FSDP does not accept as a module's output.
     """

@@ -82,7 +82,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return True for a linear layer or embedding that computes as torch's, with whole weights."""
+    """Return True for torch's own linear layers and embeddings."""
     kind = nn.Embedding if isinstance(module, nn.Embedding) else linear_kind(module)
     if kind is None or type(module).forward is not kind.forward or "forward" in module.__dict__:
         return False
@@ -92,7 +92,7 @@ def is_plain(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Allow calls of the model in its own modes, with fixed random numbers and no messages.
+    """Allow calls of the model without side effects.
 
     Modes, buffers, attributes, random generators and `requires_grad` are restored. In evaluation mode a model may return
     something else, such as GoogLeNet without its auxiliary heads.
@@ -159,7 +159,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
-    """Return the layers that lead to `node`, or none if other parameters do too."""
+    """Return the layers that alone lead to `node`."""
     if node in made:
         return {made[node]}
     layers: set[str] = set()
@@ -173,7 +173,7 @@ def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
 
 
 def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node]:
-    """Yield the graph's nodes below `roots`, once for each edge, but nothing below `ends`."""
+    """Yield nodes below `roots`, per edge, down to `ends`."""
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
@@ -185,7 +185,7 @@ def _reached(roots: Iterable[Node], ends: Container[Node] = ()) -> Iterator[Node
 
 
 def _direct(model: nn.Module, record: _Record, edges: Mapping[int, int]) -> frozenset[str]:
-    """Return the parameters that are used more often than their layers are called."""
+    """Return the parameters used outside of their layers."""
     expected: dict[int, int] = {}
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():

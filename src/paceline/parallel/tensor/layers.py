@@ -53,7 +53,7 @@ def inputs(module: nn.Module) -> int:
 
 
 def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool, takes: bool) -> None:
-    """Cut a Conv1D in place, as torch's ColwiseParallel and RowwiseParallel cut an nn.Linear.
+    """Cut a Conv1D in place, as torch cuts nn.Linear.
 
     Args:
         module: The layer.
@@ -87,12 +87,12 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
 
 
 def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> None:
-    """Let a layer that is cut by columns return this rank's part of each piece."""
+    """Let a layer return this rank's part of each piece."""
     module.register_forward_hook(lambda layer, args, output: apply_function(_Deal, output, pieces, group))
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
-    """Return part `part` of a layer's outputs [..., outputs]: its part of each piece."""
+    """Return part `part` of each piece of the outputs."""
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)

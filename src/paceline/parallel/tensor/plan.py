@@ -67,7 +67,7 @@ def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Seq
 def plan_from_table(
     model: nn.Module, table: Mapping[str, str], run: Callable[[], object] | None, parts: int
 ) -> TensorPlan:
-    """Return the plan of a table: pattern of a module's name (`fnmatch`) -> placement.
+    """Return the plan of a table: pattern -> placement.
 
     Of several matching patterns the first wins. `run` calls the model on a sample; without it no layers exchange parts.
 
@@ -87,7 +87,7 @@ def plan_from_table(
 
 
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
-    """Return the plan of these placements, with the groups that can be cut.
+    """Return the plan of these placements and groups.
 
     `others` says in words what the rest does.
     """
@@ -102,7 +102,7 @@ def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict]
 
 
 def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
-    """Return the layers that cannot be cut, and why. Equal blocks share a line."""
+    """Return the layers that cannot be cut, and why."""
     groups: dict[str, list[Group]] = {}
     for bad in verdicts:
         if bad.reason:
@@ -117,7 +117,7 @@ def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
 def _vocabulary(
     model: nn.Module, seen: Seen, ties: Sequence[tuple[str, ...]], *, taken: set[str], parts: int
 ) -> dict[str, str]:
-    """Return the word embeddings, and the linear layers with one output per word."""
+    """Return the word embeddings and their heads."""
     usable = {
         name: module
         for name, module in model.named_modules()
@@ -151,7 +151,7 @@ def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str,
 
 
 def _has_pair(name: str, chosen: set[str], usable: Mapping[str, nn.Module]) -> bool:
-    """Return True if both an embedding and a head of this size remain."""
+    """Return True if embedding and head of a size remain."""
     sizes = {other: usable[other].get_parameter("weight").shape[0] for other in chosen}
     alike = [usable[other] for other in chosen if sizes[other] == sizes[name]]
     return len({isinstance(module, nn.Embedding) for module in alike}) == 2

@@ -48,7 +48,7 @@ class Verdict:
 
 
 def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Group], parts: int) -> list[Verdict]:
-    """Return a verdict on each group. `run` calls the model, which is left unchanged."""
+    """Return a verdict on each group; `run` calls the model."""
     modules = dict(model.named_modules())
     kinds: dict[Hashable, list[Group]] = {}
     verdicts = []
@@ -70,7 +70,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
 def _try_alike(
     model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], object], groups: list[Group], parts: int
 ) -> list[Verdict]:
-    """Return verdicts on groups of one kind, such as the attentions of equal blocks.
+    """Return verdicts on groups of one kind.
 
     Either all can be cut in the same way, or none.
     """
@@ -98,7 +98,7 @@ def _try(
     parts: int,
     divided: Sequence[Attribute],
 ) -> str:
-    """Return why these groups cannot be cut with these attributes divided, or ""."""
+    """Return why these groups cannot be cut, or ""."""
     with undisturbed(model), _Stage(modules, groups, parts) as stage:
         try:
             whole = _tensors(run())
@@ -120,7 +120,7 @@ def _try(
 
 
 class _Stage:
-    """A stand-in for the groups' layers, with random outputs, that compares the rows' inputs.
+    """A stand-in for layers that compares the rows' inputs.
 
     `part` is the part that the columns return. None returns the whole, for later comparison.
     """
@@ -190,7 +190,7 @@ def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], 
 
 
 def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Iterator[tuple[Attribute, ...]]:
-    """Yield sets of attributes to divide: none, those named like `head`, one, two, three."""
+    """Yield sets of up to three attributes to divide."""
     attributes = [
         (name, attribute)
         for name in _around(group)
@@ -204,7 +204,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
 
 
 def _around(group: Group) -> list[str]:
-    """Return the modules around the group's layers, up to the innermost common one."""
+    """Return the modules around the group's layers."""
     members = [name.split(".")[:-1] for name in (*group.columns, group.row)]
     common = 0
     while all(len(path) > common for path in members) and len({path[common] for path in members}) == 1:
@@ -233,7 +233,7 @@ def _indivisible(modules: Mapping[str, nn.Module], group: Group, parts: int) -> 
 
 
 def _pieces(modules: Mapping[str, nn.Module], group: Group, parts: int) -> int:
-    """Return the number of pieces in the columns' outputs, each divisible by the parts."""
+    """Return the number of pieces in the columns' outputs."""
     (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
     return 1 if others or size % of_row or of_row % parts else size // of_row
 

@@ -17,7 +17,7 @@ from paceline.parallel.tracing.trace import Traced
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """The place before the `nth` call of the module `name`, the same in every trace."""
+    """The place before the `nth` call of `name`."""
 
     name: str
     nth: int = 0
@@ -37,7 +37,7 @@ class Boundaries:
         self._last_use = {node: self._find_last_use(node) for node in traced.order}
 
     def marks(self) -> list[tuple[Mark, int]]:
-        """Return the places before calls of blocks where the model may be cut, in order."""
+        """Return the places where the model may be cut."""
         seen: dict[str, int] = {}
         found: list[tuple[Mark, int]] = []
         for name, index in self.traced.entries:
@@ -74,7 +74,7 @@ class Boundaries:
         return index
 
     def live(self, index: int) -> tuple[fx.Node, ...]:
-        """Return the values that cross the place, in the order in which they were made."""
+        """Return the values that cross the place, in order."""
         return tuple(
             node
             for node in self.traced.order[:index]
@@ -135,7 +135,7 @@ class Boundaries:
         return any(node.op != "get_attr" and node not in self.recomputed for node in self.traced.order[:index])
 
     def _fixed_storages(self) -> frozenset[int]:
-        """Return the storages of buffers and of the batch, of which each stage has its own copy."""
+        """Return the storages that each stage has for itself."""
         state = frozenset[int]().union(*(node.meta["state"] for node in self.traced.order))
         return state | {node.meta["storage"] for node in self.traced.inputs}
 

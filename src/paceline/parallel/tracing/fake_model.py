@@ -27,7 +27,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 def make_shadow(
     model: nn.Module, mode: FakeTensorMode, device: torch.device | None = None
 ) -> tuple[nn.Module, dict[int, Tensor]]:
-    """Return a copy of the model with fake tensors, and id -> real tensor for plain ones.
+    """Return a copy with fake tensors, and plain ones' originals.
 
     Plain tensors are neither parameters nor buffers. Holding the others would keep the whole model. `device` is the future
     place of parameters without memory.
@@ -69,7 +69,7 @@ def names_by_tensor(model: nn.Module) -> dict[int, str]:
 
 
 def names_by_module(model: nn.Module) -> dict[int, str]:
-    """Return the id of each module -> its first name; "" for the model itself."""
+    """Return each module's id -> its first name."""
     return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
 
@@ -149,7 +149,7 @@ class AttributeMirror:
 
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Restore plain attributes, contents of lists and dicts, and forward hooks after the block.
+    """Restore plain attributes and forward hooks after the block.
 
     Yields a function that restores them immediately.
     """
@@ -178,7 +178,7 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Restore buffers, modes and random streams after the block. `training` sets the mode."""
+    """Restore buffers, modes and random streams after the block."""
     # The model's devices: by default fork_rng saves the state of every GPU, and warns.
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})
     with modes_kept(model), buffers_kept(model), torch.random.fork_rng(devices=devices):
@@ -230,14 +230,14 @@ def eager() -> AbstractContextManager[object]:
 
 
 def fake_like(tensor: Tensor) -> Tensor:
-    """Return another fake tensor like this one, with a history if this has one."""
+    """Return another fake tensor like this one."""
     other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return other.requires_grad_().clone() if tensor.requires_grad else other
 
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Silence torch's error log about operations that fake tensors lack: the block then runs for real."""
+    """Silence torch's log about operations that fake tensors lack."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before, log.disabled = log.disabled, True
     try:

@@ -171,12 +171,11 @@ _FOREIGN: dict[tuple[str, str], Callable[[Any], Hashable]] = {
 
 
 def _loaded(names: tuple[str, str]) -> Iterator[type]:
-    """Yield the class of this module and name, if the module is loaded."""
     if (module := sys.modules.get(names[0])) is not None:
         yield getattr(module, names[1])
 
 
 def is_library(kind: type) -> bool:
-    """Return True if a class belongs to Python or torch: its objects are not a user's settings."""
+    """Return True if a class belongs to Python or torch."""
     top = kind.__module__.partition(".")[0]
     return top in sys.stdlib_module_names or top in ("torch", "numpy")

@@ -80,7 +80,7 @@ class Reads:
         )
 
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
-        """Return the same reads with current values, for other modules in place of these."""
+        """Return the same reads, now, of other modules."""
         moved = Reads()
         for key, read in self.found.items():
             own = (key, read)
@@ -177,7 +177,7 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
 def _note_names(
     reads: Reads, own: dict[str, object], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
 ) -> None:
-    """Note these names of a Python module, and of modules they lead to, down to `depth`.
+    """Note these names of a Python module and its modules.
 
     Of the latter only names that the function uses as attributes.
     """

@@ -53,7 +53,7 @@ _Options = dict[str, Any]
 
 
 class CannotRecordError(Exception):
-    """An operation that a graph cannot contain, at `line` or at the line that raised this."""
+    """An operation that a graph cannot contain."""
 
     def __init__(self, message: str, line: Line | None = None) -> None:
         super().__init__(message)
@@ -125,7 +125,7 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def is_outer(self) -> bool:
-        """True while the outer forward itself runs, and not a block or the recorder."""
+        """True while the outer forward itself runs."""
         return self.inside is None and not self._paused
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
@@ -293,7 +293,7 @@ class GraphRecorder(TorchFunctionMode):
         self.order.append(node)
 
     def _give_out(self, node: fx.Node, result: object) -> None:
-        """Register each tensor of the result: the call's value, or an element of it."""
+        """Register each tensor of the result."""
         # The path of a tensor that is the result itself is empty.
         for path, tensor in tensors_at(result):
             part = node
@@ -401,7 +401,7 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
 
 
 def _as_function(kind: type, apply: Callable[..., object]) -> Callable[..., object]:
-    """Return the call of a custom function under a name that a graph can contain."""
+    """Return a custom function's call, named for a graph."""
 
     def call(*args: object, **kwargs: object) -> object:
         return apply(*args, **kwargs)
@@ -412,7 +412,7 @@ def _as_function(kind: type, apply: Callable[..., object]) -> Callable[..., obje
 
 @functools.cache
 def _methods() -> dict[object, str]:
-    """Return tensor method -> its name there; `__pow__` calls itself `pow`, another function."""
+    """Return tensor method -> its name as an attribute."""
     methods: dict[object, str] = {}
     for name in dir(Tensor):
         method = getattr(Tensor, name, None)

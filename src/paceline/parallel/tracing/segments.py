@@ -28,7 +28,7 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """The description of a tensor that crosses a cut, known before it arrives."""
+    """The description of a tensor that crosses a cut."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Segment:
     source: str
 
     def __call__(self, owner: nn.Module, received: Sequence[Tensor], batch: Sequence[Tensor]) -> object:
-        """Return a tuple for the next part, or the last part's model output."""
+        """Return the next part's input, or the model's output."""
         return self.function(owner, *received, *(batch[index] for index in self.inputs), *self.constants)
 
 
@@ -69,12 +69,12 @@ def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
-    """Return a module with these parts of `model`, the same objects under the same names."""
+    """Return a module with these parts of `model`."""
     return _filled(kind(), model, [(model, frozenset(names))])
 
 
 def joined(model: nn.Module, stages: Iterable[tuple[nn.Module, frozenset[str]]]) -> nn.Module:
-    """Return a module with the contents of several stages, each given with its names."""
+    """Return a module with the contents of several stages."""
     return _filled(nn.Module(), model, list(stages))
 
 
@@ -134,7 +134,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
 
 
 def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
-    """Copy the wanted calls in order, and keep gradients off where they were off."""
+    """Copy the wanted calls, with gradients off where they were."""
     before: fx.Node | None = None
     for node in traced.order:
         if node not in wanted or node in made:

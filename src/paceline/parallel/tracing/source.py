@@ -30,7 +30,7 @@ _PASSED_OVER = (_TORCH, _OWN, "<frozen", "<string>", "<eval_with_key>")
 
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """Return True if a file belongs neither to torch, nor to us, nor to the standard library."""
+    """Return True for a file of the user's code."""
     is_standard = file.startswith(_STANDARD) and not file.startswith(_SITE)
     return not file.startswith(_PASSED_OVER) and not is_standard
 
@@ -56,7 +56,7 @@ def shown(line: Line | None) -> str:
 
 
 def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer: Callable[[], bool]) -> Line | None:
-    """Return the line after which `probe` first changes while `run` runs, or None.
+    """Return the line after which `probe` first changes.
 
     It is slow, for errors only. Exceptions of `run` are ignored. `is_outer` says whether current lines count.
     """
@@ -92,7 +92,7 @@ def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Pause the profile function: fake tensors make thousands of calls, which it would slow."""
+    """Pause the profile function, which slows fake tensors."""
     before = sys.getprofile()
     sys.setprofile(None)
     try:

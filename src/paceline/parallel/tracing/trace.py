@@ -48,7 +48,7 @@ _REMEMBERED = 64
 
 @dataclass(kw_only=True, eq=False)
 class Traced:
-    """The outer forward's calls for one signature. The recorder describes the nodes' metadata.
+    """The outer forward's calls for one signature.
 
     Attributes:
         order: The calls, without placeholders and output.
@@ -88,7 +88,7 @@ class Traced:
         ]
 
     def difference(self, other: Traced) -> Line | None:
-        """Return the line of the first differing call, or None if the graphs are equal."""
+        """Return the line of the first differing call."""
         pairs = enumerate(zip_longest(self.calls(), other.calls()))
         number = next((number for number, (one, two) in pairs if one != two), None)
         return None if number is None else self._line(number) or other._line(number)
@@ -116,7 +116,7 @@ class Record(Protocol):
 
 
 class Tracer:
-    """A tracer of a model, with a copy without memory to trace after the model is cut.
+    """A tracer of a model and its copy without memory.
 
     `opened` says of a module's name whether its forward is traced too.
     """
@@ -138,11 +138,11 @@ class Tracer:
         self._changed = ""
 
     def forget(self) -> None:
-        """Release the real model's values: from now on only fake tensors are used."""
+        """Release the real model's values."""
         self._model = None
 
     def trace(self, args: tuple[object, ...], kwargs: dict[str, object], *, training: bool | None = None) -> Traced:
-        """Return the graph for a microbatch like this one, in the given mode or the modules' own.
+        """Return the graph for a microbatch like this one.
 
         Raises:
             ParallelError: The outer forward cannot be recorded, or differs between calls. The message names the line.
@@ -179,7 +179,7 @@ class Tracer:
                 ) from error
 
     def _run_plain(self, args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> None:
-        """Run the plain model, to raise the error that it raises in one process."""
+        """Run the plain model, to raise its own error."""
         if self._model is None:
             return
         kept = untouched(self._model, training), attributes_kept(self._model), generators_kept(), torch.enable_grad()
@@ -199,7 +199,7 @@ class Tracer:
             del self._ran[key]
 
     def note_changed(self, text: str) -> None:
-        """Note a change of what a graph has read, for the error if no new graph can be made."""
+        """Note a change for the error without a new graph."""
         self._changed = text
 
     def _without_values(self, failed: Exception) -> ParallelError:
@@ -305,7 +305,7 @@ class Tracer:
         return traced
 
     def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
-        """Return True if only the first call sets this attribute, to a non-tensor.
+        """Return True if only a first call sets the attribute.
 
         A second call must not change it, as in a model that notes what kind of problem its labels are.
         """
@@ -414,12 +414,12 @@ class _InBlockError(Exception):
 
 
 def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> Hashable:
-    """Return a key that two calls share if one graph is valid for both."""
+    """Return a key of calls that share a graph."""
     return signature((args, kwargs)), training
 
 
 def _check_hooks(model: nn.Module) -> None:
-    """Refuse hooks of the whole model, which is never called. Hooks of blocks run with them."""
+    """Refuse hooks of the whole model, which is never called."""
     for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         for hook in getattr(model, table).values():
             raise ParallelError(
@@ -429,7 +429,7 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def _not_collected(error: BaseException) -> str:
-    """Return the output of transformers that is missing in a frame of the error, or ""."""
+    """Return the output of transformers that is missing, or ""."""
     values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
     # Only of dataclasses, because other objects may compute an attribute.
     outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))

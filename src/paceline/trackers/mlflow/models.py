@@ -40,7 +40,7 @@ class _Document(TypedDict):
 
 
 class LoggedModels:
-    """The part of the tracking store for logged models: it uses the store's `_folder`, `_runs_dir` and `_sink`."""
+    """The part of the tracking store for logged models."""
 
     _runs_dir: Path
     _sink: Sink | None

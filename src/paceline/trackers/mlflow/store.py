@@ -61,7 +61,7 @@ def workspace_of(uri: str | None) -> Path:
 
 @dataclass
 class _Open:
-    """An MLflow run that this process writes, with the prefix of its names."""
+    """An MLflow run that this process writes."""
 
     folder: RunFolder
     sink: Sink | None = None
@@ -77,7 +77,7 @@ _open: dict[str, _Open] = {}
 
 
 class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-ignore]
-    """Runs of a workspace for MLflow. Deleting is left to `paceline rm`."""
+    """Runs of a workspace; `paceline rm` deletes them."""
 
     def __init__(self, store_uri: str | None = None, artifact_uri: str | None = None) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 
     def _is_known(self, to: _Open, name: str, metric: Metric) -> bool:
-        """Return whether the run has this number: MLflow logs it again for each model of its step."""
+        """Return whether a model's step has logged this number."""
         if metric.model_id is not None and name not in to.known:
             to.known[name] = {_number(number) for number in view.history(to.folder, name)}
         if (known := to.known.get(name)) is None:
@@ -249,7 +249,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         tags_and_properties.remove_tags(to.folder.notes, [key])
 
     def log_inputs(self, run_id: str, datasets: Sequence[DatasetInput] | None = None, models: object = None) -> None:
-        """Store MLflow's datasets as tags. The run's real inputs are in `data.json`."""
+        """Store datasets as tags: real inputs are in `data.json`."""
         to = self._writable(run_id)
         if datasets:
             tags = {f"dataset {entry.dataset.name}": entry.dataset.digest for entry in datasets}
@@ -299,7 +299,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
 
 
 def _add_parameters(to: _Open, values: dict[str, str]) -> None:
-    """Store parameters as properties of the run: both are immutable, and several ranks may log the same."""
+    """Store parameters as properties; ranks may log the same."""
     for _ in range(2):
         there = tags_and_properties.read(to.folder.notes).properties
         for key, value in values.items():
@@ -321,7 +321,7 @@ def _add_parameters(to: _Open, values: dict[str, str]) -> None:
 
 
 def _number(metric: Metric) -> tuple[int, int, str]:
-    """Return what identifies a number of one name in MLflow's own store."""
+    """Return a number's identity in MLflow's own store."""
     return metric.step, metric.timestamp, repr(float(metric.value))
 
 

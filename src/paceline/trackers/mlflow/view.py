@@ -108,7 +108,7 @@ def _numbers(run_id: str, metric: series.MetricSeries) -> list[Metric]:
 
 
 def history(folder: RunFolder, name: str) -> list[Metric]:
-    """Return all numbers of a metric, with steps from 0 where they are missing."""
+    """Return all numbers of a metric."""
     return [
         number
         for metric in series.read(folder.metrics, name=name).values()
@@ -117,7 +117,7 @@ def history(folder: RunFolder, name: str) -> list[Metric]:
 
 
 def last_metrics(folder: RunFolder) -> list[Metric]:
-    """Return the last number of each metric, as MLflow's own store does.
+    """Return the last number of each metric.
 
     Last means the greatest step, then time, then value.
     """
