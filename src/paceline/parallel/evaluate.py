@@ -28,12 +28,7 @@ from paceline.parallel.tracing.fake_model import modes_kept
 
 
 def evaluate(
-    executor: Executor,
-    loader: object,
-    metric: MetricFunction,
-    weight: WeightFunction | None,
-    task: Task,
-    world: World,
+    executor: Executor, loader: object, metric: MetricFunction, weight: WeightFunction | None, task: Task, world: World
 ) -> float | dict[str, float]:
     """Return the metric's mean over all samples. Collective.
 

@@ -116,7 +116,7 @@ def _forecasts(par: Parallel) -> tuple[dict[str, Forecast], list[str]]:
     forecasts = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once, par.world.layout)
     link = par.measured.bandwidth_bytes_s / 1e9
     return {name: forecast for name, (_, forecast) in forecasts.items()}, [
-        f"   * is used, - needs more memory than there is; of the worker with the most, with {link:.2g} GB/s between workers",
+        f"   * is used, - needs more memory than there is; of the worker with the most, with {link:.2g} GB/s between workers"
     ]
 
 

@@ -127,10 +127,7 @@ class Layers:
                 layers._see(owner, name, new)
 
         # torch has these hooks only for all modules of the process, and calls them before the change.
-        for handle in (
-            register_module_module_registration_hook(see),
-            register_module_parameter_registration_hook(see),
-        ):
+        for handle in (register_module_module_registration_hook(see), register_module_parameter_registration_hook(see)):
             weakref.finalize(self, handle.remove)
 
     def refuse_changed(self) -> None:

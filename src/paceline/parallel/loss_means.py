@@ -287,10 +287,7 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
 
 
 def no_mean(
-    loss: LossFunction,
-    model: nn.Module,
-    sample: tuple[object, object] | None,
-    loss_weight: WeightFunction | None,
+    loss: LossFunction, model: nn.Module, sample: tuple[object, object] | None, loss_weight: WeightFunction | None
 ) -> str:
     """Say why weighted parts do not make the whole, or "".
 

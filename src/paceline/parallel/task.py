@@ -13,14 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import (
-    TARGETS,
-    LossFunction,
-    Microbatch,
-    Parts,
-    SplitFunction,
-    WeightFunction,
-)
+from paceline.parallel.batches.batch import TARGETS, LossFunction, Microbatch, Parts, SplitFunction, WeightFunction
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.loss_means import MeanOver, StepMeans, few_rows, mean_over
 from paceline.parallel.pytree import tensors_in

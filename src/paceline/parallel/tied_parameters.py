@@ -47,10 +47,7 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
 
 def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Return every parameter and buffer with all its names."""
-    return [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 class StageTies:

@@ -233,11 +233,7 @@ class Parallel:
         return len(self._feed)
 
     def evaluate(
-        self,
-        loader: object,
-        metric: MetricFunction | None = None,
-        *,
-        weight: WeightFunction | None = None,
+        self, loader: object, metric: MetricFunction | None = None, *, weight: WeightFunction | None = None
     ) -> float | dict[str, float]:
         """Return the mean of metric(output, target) over all samples; see `evaluate.evaluate`.
 

@@ -42,12 +42,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     _last: Mapping[str, object] | None = None
 
     def on_log(
-        self,
-        args: object,
-        state: _State,
-        control: object,
-        logs: Mapping[str, object] | None = None,
-        **others: object,
+        self, args: object, state: _State, control: object, logs: Mapping[str, object] | None = None, **others: object
     ) -> None:
         own = sink()
         if own is None or not state.is_world_process_zero or not logs or logs is PacelineCallback._last:

@@ -193,12 +193,7 @@ class _Table:
 
 
 def plan_by_hand(
-    blocks: Sequence[Block],
-    starts: Sequence[int],
-    *,
-    schedule: str,
-    workers: int,
-    microbatches: int,
+    blocks: Sequence[Block], starts: Sequence[int], *, schedule: str, workers: int, microbatches: int
 ) -> Plan:
     """Return the costs of the stages that begin with these blocks."""
     stages = len(starts) + 1
