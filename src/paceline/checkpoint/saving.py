@@ -97,14 +97,15 @@ def save(
     _check(step, every, keep)
     place, step = files.folder_of(folder), int(step)
     rank, size = own_rank()
+    writers = size if parts else 1
     _calls += 1
-    leaving.listen(saves=parts or rank == 0)
-    if rank != 0 and not parts:
+    leaving.listen(saves=rank < writers)
+    if rank >= writers:
         if leaving.asked() is not None:
             leaving.follow()
         return False
     asked, part = leaving.asked() or _limit.asked(), files.CheckpointPart(step)
-    if parts and size > 1:
+    if writers > 1:
         asked = _agreed(asked, rank)
         part = files.CheckpointPart(step, rank, size, _token())
     is_due = every is None or step % every == 0 or asked is not None
@@ -113,7 +114,7 @@ def save(
         wait()
         goes_on = asynchronous and asked is None
         content, arrays = _plain(state, copy=goes_on)
-        work = partial(_write, place, part, content, arrays, (keep, rank, size if parts else 1))
+        work = partial(_write, place, part, content, arrays, (keep, rank, writers))
         _last = (place, part)
         if goes_on:
             _writing = _Writing(work)
@@ -124,7 +125,7 @@ def save(
         wait()
         if parts:
             _await_all(rank, size)
-        leaving.leave(asked, followers=0 if parts else size - 1)
+        leaving.leave(asked, followers=size - writers)
     return is_due
 
 

@@ -29,6 +29,7 @@ _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": C
 _KINDS = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
 #: Class -> the name of its kind, and its value as JSON.
 _SINGLE: dict[type, tuple[str, Callable[[Any], object]]] = {
+    float: ("float", repr),
     complex: ("complex", lambda value: [repr(value.real), repr(value.imag)]),
     bytes: ("bytes", bytes.hex),
     bytearray: ("bytes", bytearray.hex),
@@ -99,8 +100,6 @@ def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> ob
     if kind in _KINDS:
         items = sorted(value, key=repr) if kind in (set, frozenset) else value
         return {"$": _KINDS[kind], "of": [_encoded(item, (*path, str(n)), arrays) for n, item in enumerate(items)]}
-    if kind is float:
-        return {"$": "float", "of": repr(value)}
     if kind in _SINGLE:
         name, to_json = _SINGLE[kind]
         return {"$": name, "of": to_json(value)}
