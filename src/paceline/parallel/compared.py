@@ -33,7 +33,7 @@ from paceline.parallel.plain_run import Narrowest
 from paceline.parallel.pytree import map_tensors
 
 if TYPE_CHECKING:
-    from paceline.parallel.executor import ParallelHandle
+    from paceline.parallel.memory_plan import PlannedHandle
 
 
 #: The largest allowed differences of losses and parameters. In float32 only losses are compared: AdamW turns the rounding error
@@ -91,7 +91,7 @@ class Comparison:
         """
         return contextlib.nullcontext()
 
-    def stepped(self, par: ParallelHandle, loss: Tensor) -> None:
+    def stepped(self, par: PlannedHandle, loss: Tensor) -> None:
         """Record a step. The last one ends the process."""
 
 
@@ -144,7 +144,7 @@ class _Observed(Comparison):
     def learning(self) -> AbstractContextManager[object]:
         return Wide() if self._asked.precision == "float64" else contextlib.nullcontext()
 
-    def stepped(self, par: ParallelHandle, loss: Tensor) -> None:
+    def stepped(self, par: PlannedHandle, loss: Tensor) -> None:
         with par.watch.guard("the comparison"):
             self._losses.append(float(loss))
             done = len(self._losses) >= self._asked.steps
@@ -162,7 +162,7 @@ class _Observed(Comparison):
         values: _Values = torch.load(self._asked.against / VALUES, weights_only=True)
         return values
 
-    def _write(self, par: ParallelHandle, state: Mapping[str, Tensor], *, done: bool) -> None:
+    def _write(self, par: PlannedHandle, state: Mapping[str, Tensor], *, done: bool) -> None:
         self._asked.folder.mkdir(parents=True, exist_ok=True)
         outcome: dict[str, object] = {
             "layout": str(par.world.layout),

@@ -25,8 +25,6 @@ from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
 
 if TYPE_CHECKING:
-    from paceline.parallel.average import Average, Twin
-    from paceline.parallel.memory_plan import MemoryPlan
     from paceline.parallel.meta_model import Skeleton
 
 
@@ -100,6 +98,13 @@ class TrainingState(TypedDict):
     random: RandomState
 
 
+class Follower(Protocol):
+    """An average or a twin, for checkpoints."""
+
+    tensors: dict[str, Tensor]
+    state: list[int]
+
+
 class ParallelHandle(Protocol):
     """A model in its layout, for checks and checkpoints.
 
@@ -111,9 +116,10 @@ class ParallelHandle(Protocol):
     world: World
     skeleton: Skeleton
     measured: Measured | None
-    memory: MemoryPlan | None
-    averages: list[Average | Twin]
     watch: FailureWatch
+
+    @property
+    def averages(self) -> Sequence[Follower]: ...
 
     @property
     def progress(self) -> Progress: ...

@@ -9,18 +9,20 @@ Formulas, for p stages, M microbatches, v stages a worker, n replicas or shards,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.parallel.forecast.predict import Forecast, aligned, all_forecasts, name_of_layout, shown_bytes, table
+from paceline.parallel.memory_plan import PlannedHandle
 from paceline.parallel.pipeline.cut import STATE_FACTOR, parameter_bytes
 from paceline.parallel.pipeline.executor import Pipelined
 from paceline.parallel.pipeline.timeline import Event, bubble, draw_text, in_flight, save_png, simulate
 
 if TYPE_CHECKING:
+    from paceline.parallel.batches.batch import Microbatch
     from paceline.parallel.executor import Executor
     from paceline.parallel.strategy import Layout
-    from paceline.parallel.training import Parallel
 
 #: The most columns of a schedule that is drawn as text.
 WIDEST = 200
@@ -51,7 +53,18 @@ class Explanation(str):
         return save_png(self.events, self.workers, path)
 
 
-def explain(par: Parallel) -> Explanation:
+class ExplainedHandle(PlannedHandle, Protocol):
+    """A model in its layout, with the reasons for the layout."""
+
+    reason: str | None
+    source: str
+    compared: str
+    limit_bytes: int | None
+    micro: Microbatch | None
+    recompute: str | Sequence[str] | None
+
+
+def explain(par: ExplainedHandle) -> Explanation:
     """Return the text of `Parallel.explain`, without any communication.
 
     Unless "auto" has measured, forecasts use this rank's times.
@@ -96,7 +109,7 @@ def explain(par: Parallel) -> Explanation:
     return text
 
 
-def _forecasts(par: Parallel) -> tuple[dict[str, Forecast], list[str]]:
+def _forecasts(par: ExplainedHandle) -> tuple[dict[str, Forecast], list[str]]:
     """Return each layout's forecast, and lines about them."""
     from paceline.parallel.forecast.measure import measured
     from paceline.parallel.recompute import recompute

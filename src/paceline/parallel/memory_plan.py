@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from paceline.parallel.auto import available_bytes
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
+from paceline.parallel.executor import ParallelHandle
 from paceline.parallel.experts import expert_parameters
 from paceline.parallel.forecast.measure import state_numbers, tried_state_numbers
 from paceline.parallel.forecast.predict import forecast, shown_bytes
@@ -32,9 +33,6 @@ from paceline.parallel.reduce import local
 from paceline.parallel.strategy import Layout
 from paceline.system.files import write_json
 from paceline.system.memory import memory, swap_free
-
-if TYPE_CHECKING:
-    from paceline.parallel.executor import ParallelHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +69,12 @@ class MemoryPlan:
         if self.activations is not None:
             parts.append(f"activations about {shown_bytes(self.activations)}")
         return ", ".join(parts)
+
+
+class PlannedHandle(ParallelHandle, Protocol):
+    """A model in its layout, with its plan once it has an executor."""
+
+    memory: MemoryPlan | None
 
 
 def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
