@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.models.record import Lineage, ModelFile
-from paceline.system.safetensors import Entry, read_header
+from paceline.system.safetensors import TensorEntry, read_header
 
 #: Formats that contain a pickle, alone or in an archive, which their readers run.
 HOLDS_PICKLE = frozenset({"pickle", "torch", "joblib", "numpy-objects"})
@@ -284,7 +284,7 @@ def header(path: Path) -> Header | None:
     return Header(tensors=tuple(tensors), metadata={str(key): str(value) for key, value in metadata.items()})
 
 
-def _tensor(name: str, entry: Entry, size: int) -> Tensor:
+def _tensor(name: str, entry: TensorEntry, size: int) -> Tensor:
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if not (0 <= begin <= end <= size) or any(type(length) is not int or length < 0 for length in shape):

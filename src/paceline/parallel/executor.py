@@ -98,7 +98,7 @@ class TrainingState(TypedDict):
     random: RandomState
 
 
-class Follower(Protocol):
+class SavedAverage(Protocol):
     """An average or a twin, for checkpoints."""
 
     tensors: dict[str, Tensor]
@@ -119,7 +119,7 @@ class ParallelHandle(Protocol):
     watch: FailureWatch
 
     @property
-    def averages(self) -> Sequence[Follower]: ...
+    def averages(self) -> Sequence[SavedAverage]: ...
 
     @property
     def progress(self) -> Progress: ...

@@ -85,7 +85,7 @@ class Task:
         loss = self.loss_of(output, micro.target)
         if torch.is_grad_enabled() and not loss.requires_grad and any(x.requires_grad for x in tensors_in(output)):
             raise ParallelError(
-                "loss(output, target) returned a number without a gradient, though the output has one: nothing would be "
+                "loss(output, target) returned a number without a gradient, though the output has a gradient: nothing would be "
                 "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
             )
         # At least float32: in bf16 a share such as 1/3 would keep three digits.
@@ -125,7 +125,7 @@ def zero_loss(output: object) -> Tensor:
     chosen = [x for x in tensors if x.requires_grad] or [x for x in tensors if x.is_floating_point()][:1]
     if not chosen:
         raise ParallelError(
-            f"the model returned {type(output).__name__} without a floating-point tensor; the loss needs one."
+            f"the model returned {type(output).__name__} without a floating-point tensor, which the loss needs."
         )
     # A padding row may give an infinity, and 0 times infinity is nan.
     zero = functools.reduce(torch.add, (torch.nan_to_num(x, 0.0, 0.0, 0.0).sum() * 0.0 for x in chosen))

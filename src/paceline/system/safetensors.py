@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypedDict
 _MOST_BYTES = 100_000_000
 
 
-class Entry(TypedDict):
+class TensorEntry(TypedDict):
     """A tensor in a header."""
 
     dtype: str
@@ -27,7 +27,7 @@ class Entry(TypedDict):
 
 def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
     """Return the start of a file. `tensors` has name, type, shape and bytes of each, in the order of the file."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     offset = 0
     for name, dtype, shape, size in tensors:
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
@@ -38,7 +38,7 @@ def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Map
     return len(text).to_bytes(8, "little") + text
 
 
-def read_header(file: BinaryIO) -> tuple[dict[str, Entry], dict[str, str], int, int]:
+def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str], int, int]:
     """Return the entries, the metadata, the offset of the tensors' bytes, and their number.
 
     `file` is at its start. The entries are as the file has them: only JSON was checked.

@@ -37,7 +37,7 @@ class Resumable(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
 
 
-class Group(TypedDict):
+class ParameterGroup(TypedDict):
     """A group of an optimizer, with its parameters' names."""
 
     names: list[str]
@@ -47,12 +47,12 @@ class Group(TypedDict):
 class OwnRecord(TypedDict):
     """One rank's part of the record: `values` are the optimizer's, by parameter."""
 
-    groups: list[Group]
+    groups: list[ParameterGroup]
     values: dict[str, dict[str, object]]
     model_values: dict[str, object]
 
 
-class Record(OwnRecord):
+class CheckpointRecord(OwnRecord):
     """Everything in a checkpoint but its tensors."""
 
     format: int
@@ -141,7 +141,7 @@ def tensors(held: HeldState) -> dict[str, Tensor]:
 
 def own_record(held: HeldState) -> OwnRecord:
     """Return this rank's part of the record."""
-    groups: list[Group] = []
+    groups: list[ParameterGroup] = []
     names = {id(param): name for name, (param, _) in held.optimizer_states().items()}
     for group in held.optimizer.param_groups if held.optimizer is not None else ():
         options = {key: value for key, value in group.items() if key not in _OWN_OPTIONS}
@@ -190,7 +190,9 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
     return buffers
 
 
-def mismatch(held: Mapping[str, torch.Size], optimizer: str, record: Record, saved: Mapping[str, torch.Size]) -> str:
+def mismatch(
+    held: Mapping[str, torch.Size], optimizer: str, record: CheckpointRecord, saved: Mapping[str, torch.Size]
+) -> str:
     """Return how the checkpoint differs from the ranks' whole model, or "".
 
     Args:
@@ -212,7 +214,7 @@ def mismatch(held: Mapping[str, torch.Size], optimizer: str, record: Record, sav
     return ""
 
 
-def groups_mismatch(held: HeldState, record: Record) -> str:
+def groups_mismatch(held: HeldState, record: CheckpointRecord) -> str:
     """Return how this rank's optimizer groups differ from the checkpoint's, or ""."""
     if held.optimizer is None:
         return ""
@@ -230,7 +232,7 @@ def groups_mismatch(held: HeldState, record: Record) -> str:
     return ""
 
 
-def put_back(held: HeldState, saved: Mapping[str, Tensor], record: Record) -> None:
+def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRecord) -> None:
     """Restore the state of model and optimizer."""
     with torch.no_grad():
         for name, tensor in held.model_tensors().items():

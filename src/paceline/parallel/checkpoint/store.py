@@ -29,9 +29,9 @@ from paceline.checkpoint import leaving
 from paceline.parallel.checkpoint import folder as folders
 from paceline.parallel.checkpoint.folder import RECORD, Background, Saving, reason
 from paceline.parallel.checkpoint.state import (
+    CheckpointRecord,
     HeldState,
     OwnRecord,
-    Record,
     Resumable,
     groups_mismatch,
     merge_records,
@@ -95,7 +95,7 @@ def save(
     par.settle_buffers()
     held = hold(par)
     target = Path(path) if path is not None else folders.step_path(folders.steps_dir(), par.progress.steps)
-    record: Record = {
+    record: CheckpointRecord = {
         **merge_records(_gather_records(held)),
         "format": FORMAT,
         "torch": str(torch.__version__),
@@ -188,7 +188,7 @@ def hold(par: ParallelHandle) -> HeldState:
     )
 
 
-def _pack(record: Record) -> bytes:
+def _pack(record: CheckpointRecord) -> bytes:
     """Serialize the record.
 
     Raises:
@@ -225,7 +225,7 @@ def _find(path: str | Path | None) -> str | None:
     return str(folder)
 
 
-def _read_about(folder: Path) -> tuple[Record, dict[str, tuple[torch.Size, torch.dtype]]]:
+def _read_about(folder: Path) -> tuple[CheckpointRecord, dict[str, tuple[torch.Size, torch.dtype]]]:
     """Return the record, and key -> shape and dtype of each tensor."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -235,7 +235,7 @@ def _read_about(folder: Path) -> tuple[Record, dict[str, tuple[torch.Size, torch
             f"{str(folder)!r} has no {RECORD}: save() did not write it, or it is not visible on every rank. "
             "Checkpoints must be on a file system that all ranks share."
         )
-    record: Record = torch.load(folder / RECORD, weights_only=True, map_location="cpu")
+    record: CheckpointRecord = torch.load(folder / RECORD, weights_only=True, map_location="cpu")
     if record["format"] != FORMAT:
         raise ParallelError(
             f"{str(folder)!r} has the format {record['format']}; this version of Paceline reads format {FORMAT}."
@@ -252,7 +252,7 @@ def _compare(
     par: ParallelHandle,
     held: HeldState,
     folder: Path,
-    record: Record,
+    record: CheckpointRecord,
     saved: dict[str, tuple[torch.Size, torch.dtype]],
     schedulers: int,
 ) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.checkpoint.values import TYPES
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.large.meta_parameters import Region
-from paceline.system.safetensors import Entry, fill, header, read_header
+from paceline.system.safetensors import TensorEntry, fill, header, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, (own, _) in TYPES.items() if hasattr(torch, own)}
@@ -40,7 +40,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._entries: dict[str, tuple[Path, int, Entry]] = {}
+        self._entries: dict[str, tuple[Path, int, TensorEntry]] = {}
         #: The number of bytes read, without headers.
         self.bytes_read = 0
         for file in self._files():
@@ -126,7 +126,7 @@ class Folder:
         )
 
 
-def _entries(file: Path) -> tuple[int, dict[str, Entry]]:
+def _entries(file: Path) -> tuple[int, dict[str, TensorEntry]]:
     """Return the offset of the tensors' bytes, and the header."""
     with file.open("rb") as opened:
         try:
@@ -136,7 +136,7 @@ def _entries(file: Path) -> tuple[int, dict[str, Entry]]:
                 dtype = _TYPES.get(entry["dtype"])
                 whole = end - begin if dtype is None else math.prod(entry["shape"]) * dtype.itemsize
                 if not 0 <= begin <= end <= size or end - begin != whole:
-                    raise ValueError(f"{name} is said to lie at {begin} to {end}")
+                    raise ValueError(f"{name} spans bytes {begin} to {end}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ParallelError(f"{file} is no file of safetensors: {error}.") from error
     return start, entries
