@@ -192,7 +192,7 @@ class Dispatcher:
         say(f"trial {number} begins: its submission was cut off before")
 
     def _prepared(self, job: Job) -> Submission:
-        """Return the trials' submission, checked for this one."""
+        """Return the submission of all trials, after a check that the target can run this one."""
         sweep, record = self._sweep, self._sweep.record
         if self._submission is not None:
             self._submission.check_again(job)
@@ -200,7 +200,7 @@ class Dispatcher:
             source = SourceCopy(
                 directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id, git=record.git
             )
-            self._submission = prepare(job, source, sweep.runs_dir.parent, record.experiment)
+            self._submission = prepare(sweep.job, source, sweep.runs_dir.parent, record.experiment)
         return self._submission
 
     def _run(self, run_id: str, entry: TrialEntry, rung: int, former: RunFolder | None = None) -> NewRun:
