@@ -81,13 +81,13 @@ def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool 
             continue
         try:
             # Absolute: processes of a run start in other folders, and PATH may have relative entries.
-            found = _ask(os.path.abspath(path), variables, to_start)
+            answer = _ask(os.path.abspath(path), variables, to_start)
         except subprocess.TimeoutExpired as error:
             is_silent = True
-            found = f"`{shlex.join(error.cmd[:2])}` gave no answer in {_ANSWER_S:g} s"
-        if isinstance(found, ContainerEngine):
-            return found
-        reasons.append(found)
+            answer = f"`{shlex.join(error.cmd[:2])}` gave no answer in {_ANSWER_S:g} s"
+        if isinstance(answer, ContainerEngine):
+            return answer
+        reasons.append(answer)
     if is_silent:
         raise EngineError(
             f"custom_docker_image needs a container engine, and none answers: {'; '.join(reasons)}. See by hand what it "
@@ -142,10 +142,10 @@ def is_rootless(engine: ContainerEngine) -> bool:
     """Return whether the engine is rootless, if it tells."""
     if engine.is_rootless is None:
         try:
-            found = _podman(engine.path, engine.version, os.environ, to_start=True)
+            answer = _podman(engine.path, engine.version, os.environ, to_start=True)
         except subprocess.TimeoutExpired:
             return False
-        return isinstance(found, ContainerEngine) and bool(found.is_rootless)
+        return isinstance(answer, ContainerEngine) and bool(answer.is_rootless)
     return engine.is_rootless
 
 

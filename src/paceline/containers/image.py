@@ -37,8 +37,8 @@ def check_image_name(image: str) -> None:
 
 def check_shm_size(shm_size: str) -> None:
     """Raise LauncherError unless the size is valid."""
-    found = _SIZE.fullmatch(shm_size)
-    if found is None or float(found[1]) == 0:
+    match = _SIZE.fullmatch(shm_size)
+    if match is None or float(match[1]) == 0:
         raise LauncherError(f"shm_size={shm_size!r} is not a size. Write a number and a unit, such as '512m' or '8g'.")
 
 
@@ -55,8 +55,8 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
     if not engine.keeps_containers:
         # Apptainer treats a name without a scheme as a file.
         return image if _is_file(image) or "://" in image else f"docker://{image}"
-    if found := _id(engine, image):
-        return found
+    if image_id := _id(engine, image):
+        return image_id
     if image.startswith("localhost/"):
         # Podman's prefix for locally built images, which no registry has.
         raise LauncherError(
@@ -67,8 +67,8 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
     say(f"{engine.kind} pull {name}")
     code, lines = call([engine.path, "pull", name], say=say)
     # By the pulled name: the engine might resolve a short one to another image.
-    if code == 0 and (found := _id(engine, name)):
-        return found
+    if code == 0 and (image_id := _id(engine, name)):
+        return image_id
     raise LauncherError(
         f"custom_docker_image={image!r} is not on this machine, and {engine.kind} could not pull {name!r}: "
         f"{reason(lines) or f'exit code {code}'}. Check the name and its tag, and log in where the registry "
@@ -86,8 +86,8 @@ def full_name(image: str) -> str:
 def _id(engine: ContainerEngine, image: str) -> str:
     code, lines = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image])
     # Marked, because `call` includes warnings on standard error.
-    found = next((line[3:] for line in lines if line.startswith("id=")), "")
-    return found if code == 0 else ""
+    image_id = next((line[3:] for line in lines if line.startswith("id=")), "")
+    return image_id if code == 0 else ""
 
 
 def _is_file(image: str) -> bool:

@@ -97,7 +97,7 @@ def probe() -> None:
             text = subprocess.check_output([mpirun, "--version"], stderr=subprocess.STDOUT).decode("utf-8", "replace")
         except (OSError, subprocess.CalledProcessError) as error:
             text = str(error)
-    found = {
+    facts = {
         "version": list(sys.version_info[:3]),
         "executable": sys.executable,
         "mpirun": mpirun,
@@ -105,7 +105,7 @@ def probe() -> None:
         "uid": os.getuid(),
     }
     # On a line of its own, even if earlier output has no final line break.
-    sys.stdout.write("\n{}{}\n".format("paceline-probe:", json.dumps(found)))
+    sys.stdout.write("\n{}{}\n".format("paceline-probe:", json.dumps(facts)))
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
 
     Changed files are other packages. No times: files sent to two nodes must give the same layer.
     """
-    found = []
+    states = []
     for mount in (mount for line in requirements for mount in named_files(line)):
         paths = [mount.path]
         is_folder = mount.path.is_dir()
@@ -227,8 +227,8 @@ def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
                 digest = hashlib.sha256()
                 while part := file.read(_READ_BYTES):
                     digest.update(part)
-                found.append((str(path), size, digest.hexdigest()))
-    return found
+                states.append((str(path), size, digest.hexdigest()))
+    return states
 
 
 def _in_container(python: str, command: Sequence[str], scratch: str) -> tuple[str, ...]:
@@ -236,10 +236,10 @@ def _in_container(python: str, command: Sequence[str], scratch: str) -> tuple[st
 
 
 def _pip() -> Path:
-    found = importlib.util.find_spec("pip")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("pip")
+    if spec is None or not spec.submodule_search_locations:
         raise EnvironmentBuildError("pip is not installed beside Paceline. Install it: python -m ensurepip.")
-    return Path(found.submodule_search_locations[0]).resolve()
+    return Path(spec.submodule_search_locations[0]).resolve()
 
 
 def _layer(prefix: Path, result: str) -> Layer:
@@ -266,11 +266,11 @@ def read_layer(folder: Path, key: str) -> Layer | None:
     """Return the layer of this key if it is complete."""
     data = read_json(folder / f"{key}.json")
     try:
-        found = Layer(**{**data, "packages": tuple(data["packages"])})
+        layer = Layer(**{**data, "packages": tuple(data["packages"])})
     except (KeyError, TypeError):
         return None
     # The workspace may have been moved, but environments can't be.
-    return found if Path(found.prefix).parent == folder / key and os.path.isdir(found.prefix) else None
+    return layer if Path(layer.prefix).parent == folder / key and os.path.isdir(layer.prefix) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,12 +289,12 @@ def key_of(layer: Layer) -> str:
 
 def all_layers(folder: Path) -> list[KeptLayer]:
     """Return the layers in `<workspace>/environments/images`, the last used first."""
-    found = []
+    layers = []
     for path in folder.glob("*.json"):
         layer = read_layer(folder, path.stem)
         if layer is not None:
-            found.append(KeptLayer(key=path.stem, layer=layer, used_at=_used_at(folder, path.stem)))
-    return sorted(found, key=lambda kept: -kept.used_at)
+            layers.append(KeptLayer(key=path.stem, layer=layer, used_at=_used_at(folder, path.stem)))
+    return sorted(layers, key=lambda kept: -kept.used_at)
 
 
 @contextlib.contextmanager

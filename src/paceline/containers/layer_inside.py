@@ -42,9 +42,9 @@ def main(argv: list[str]) -> int:
     from importlib import metadata
 
     # Only the environment's own folder: the image's packages are not part of the layer.
-    found = sorted({f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions(path=[own])})
+    versions = sorted({f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions(path=[own])})
     with open(result, "w") as file:
-        json.dump({"packages": found}, file)
+        json.dump({"packages": versions}, file)
     return 0
 
 

@@ -34,18 +34,20 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
     # Repeat: an engine may still be creating one for a killed client.
     for _ in range(_TRIES):
         # Wait only for the first: after a removal, an empty list means that none is left.
-        while not (found := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
+        while not (containers := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-        if not found:
+        if not containers:
             break
-        removed.update(found)
+        removed.update(containers)
         # Before the removal: afterwards podman no longer knows the runtime.
-        runtimes = _runtimes(engine, found)
+        runtimes = _runtimes(engine, containers)
         # With volumes, and at once: the grace period is over. Docker's --force kills at once, podman's would wait ten seconds.
-        _output([engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *found])
+        _output(
+            [engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *containers]
+        )
         # For containers that podman forgets without telling the runtime; otherwise this does nothing.
         for runtime in runtimes:
-            for container in found:
+            for container in containers:
                 _delete(runtime, container)
     return len(removed)
 
@@ -61,14 +63,14 @@ def _delete(runtime: Sequence[str], container: str) -> None:
 
 def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
     listed = [engine.path, "ps", "--all", "--no-trunc"]
-    found = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
+    ids = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
     # A client killed while creating a container leaves a name and storage without labels.
     if engine.kind == "podman":
         for line in _output([*listed, "--external", "--format", "{{.ID}} {{.Names}}"]).splitlines():
             container, _, name = line.partition(" ")
             if name.strip().startswith(f"paceline-{run_id}-"):
-                found.append(container)
-    return list(dict.fromkeys(found))
+                ids.append(container)
+    return list(dict.fromkeys(ids))
 
 
 def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[str]]:

@@ -47,8 +47,8 @@ def check_network(examination: Examination) -> Iterator[Finding]:
         )
         return
     shown = [
-        f"{name}: " + (", ".join(f"{key} {address}/{prefix}" for key, (address, prefix) in found.items()) or "none")
-        for name, found in interfaces.items()
+        f"{name}: " + (", ".join(f"{key} {address}/{prefix}" for key, (address, prefix) in addresses.items()) or "none")
+        for name, addresses in interfaces.items()
     ]
     wanted = f" with an interface {examination.interface!r}" if examination.interface else ""
     yield Finding(
@@ -74,14 +74,14 @@ def check_ports(examination: Examination) -> Iterator[Finding]:
     for patient in patients:
         # The listener ends after this number of connections.
         count = sum(patient.name in others for others in peers.values())
-        asked = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
+        request = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
         # Daemon threads, which listen while others connect and end with the program.
-        threading.Thread(target=_listen, args=(patient, {**asked, "timeout_s": _LISTEN_S}), daemon=True).start()
+        threading.Thread(target=_listen, args=(patient, {**request, "timeout_s": _LISTEN_S}), daemon=True).start()
 
     def question(patient: Patient) -> Asked:
         mine = [(name, places[name].address, ports[name]) for name in peers[patient.name]]
-        asked = {"peers": mine, "token": token, "timeout_s": _CONNECT_S}
-        return patient.ask("on_node", "connect", asked, timeout_s=_CONNECT_S + 15.0)
+        request = {"peers": mine, "token": token, "timeout_s": _CONNECT_S}
+        return patient.ask("on_node", "connect", request, timeout_s=_CONNECT_S + 15.0)
 
     found, failed = examination.ask_all("ports", question, _CONNECT_S + 15.0)
     yield from failed

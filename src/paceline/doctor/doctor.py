@@ -49,9 +49,9 @@ class Offset:
 
 def check_clocks(examination: Examination) -> Iterator[Finding]:
     """Return findings for each node, and among the nodes."""
-    found, failed = examination.ask_all("clock", _offset, _SAMPLES * _QUESTION_S)
+    answers, failed = examination.ask_all("clock", _offset, _SAMPLES * _QUESTION_S)
     yield from failed
-    for name, offset in found.items():
+    for name, offset in answers.items():
         yield Finding(
             check="clock",
             node=name,
@@ -59,8 +59,8 @@ def check_clocks(examination: Examination) -> Iterator[Finding]:
             seen=_apart(offset),
             advice=_ADVICE if offset.surely_s > _WARN_S else "",
         )
-    if len(found) > 1:
-        yield _between(found)
+    if len(answers) > 1:
+        yield _between(answers)
 
 
 def _between(found: dict[str, Offset]) -> Finding:
@@ -80,7 +80,7 @@ def _offset(patient: Patient) -> Offset:
     """Return the best of some samples: that with the shortest round trip."""
     samples = []
     for _ in range(_SAMPLES):
-        asked = time.time()
+        sent_at = time.time()
         done = patient.run([patient.python, "-S", "-c", "import time; print(time.time())"], timeout_s=_QUESTION_S)
         answered = time.time()
         try:
@@ -88,7 +88,7 @@ def _offset(patient: Patient) -> Offset:
         except ValueError:
             raise NoAnswerError(f"its Python told no time: {done.stderr.decode(errors='replace')[-200:]}") from None
         # As NTP does: assume the node's time is that of the middle of the round trip.
-        samples.append(Offset(theirs - (asked + answered) / 2, (answered - asked) / 2))
+        samples.append(Offset(theirs - (sent_at + answered) / 2, (answered - sent_at) / 2))
     # The shortest round trip has the least delay.
     return min(samples, key=lambda offset: offset.error_s)
 
@@ -178,8 +178,8 @@ def examine(
         of_scripts = getattr(target, "script_python", None)
         if python is None and of_scripts is not None:
             # The target asks its nodes, which may hang.
-            found = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
-            python = None if isinstance(found, Exception) else found
+            packages = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
+            python = None if isinstance(packages, Exception) else packages
         examination = Examination(
             patients=patients,
             folder=str(patients[0].link.hello.folder),

@@ -15,12 +15,12 @@ from paceline.system.names import counted
 def check_environment(examination: Examination) -> Iterator[Finding]:
     """Return findings on packages and Open MPI."""
     for module in MODULES:
-        found = {
+        packages = {
             name: modules.get(module) or PackageFacts(error=str(modules.get("error", "gave no answer")))
             for name, facts in examination.facts.items()
             if (modules := facts.get("modules")) is not None
         }
-        yield from _check_module(module, found)
+        yield from _check_module(module, packages)
     mpis = {name: facts["open_mpi"] for name, facts in examination.facts.items() if "open_mpi" in facts}
     yield from _check_open_mpi(mpis)
 

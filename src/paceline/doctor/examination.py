@@ -128,7 +128,7 @@ class Examination:
         self, check: str, question: Callable[[Patient], Result], timeout_s: float
     ) -> tuple[dict[str, Result], list[Finding]]:
         """Ask each node that still answers."""
-        found: dict[str, Result] = {}
+        results: dict[str, Result] = {}
         failed = []
         # The node is `gone` from now on, so that later checks do not wait for it.
         for name, answer in everywhere(self.well, question, timeout_s).items():
@@ -143,8 +143,8 @@ class Examination:
                     )
                 )
             else:
-                found[name] = answer
-        return found, failed
+                results[name] = answer
+        return results, failed
 
 
 def skipped(check: str, why: str) -> Finding:
@@ -265,9 +265,9 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object
     Raises:
         NoAnswerError: It printed none.
     """
-    found = foreign_python.answer_in(stdout)
-    if found is not None:
-        return found
+    answer = foreign_python.answer_in(stdout)
+    if answer is not None:
+        return answer
     said = [line for line in stderr.decode(errors="replace").splitlines() if line.strip()]
     raise NoAnswerError(said[-1].strip()[:300] if said else f"ended with {returncode} and said nothing")
 
@@ -277,19 +277,19 @@ def everywhere(
 ) -> dict[str, Result | NoAnswerError]:
     """Ask all nodes at once, each up to `timeout_s`."""
     answers = all_within({patient.name: partial(question, patient) for patient in patients}, timeout_s + _SLACK_S)
-    found: dict[str, Result | NoAnswerError] = {}
+    results: dict[str, Result | NoAnswerError] = {}
     for patient in patients:
         answer = answers[patient.name]
         if isinstance(answer, TimeoutError):
             # Its thread still waits, and a second request would wait behind it.
             patient.gone = f"gave no answer in {timeout_s + _SLACK_S:g} s and was not asked again"
-            found[patient.name] = NoAnswerError(patient.gone)
+            results[patient.name] = NoAnswerError(patient.gone)
         elif isinstance(answer, Exception) and not isinstance(answer, NoAnswerError):
             # A value of another shape, or a plug-in's link.
-            found[patient.name] = NoAnswerError(f"{type(answer).__name__}: {answer}")
+            results[patient.name] = NoAnswerError(f"{type(answer).__name__}: {answer}")
         else:
-            found[patient.name] = answer
-    return found
+            results[patient.name] = answer
+    return results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +307,7 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
     With `wanted` only that interface counts. The largest network wins, then the first. A single node has its loopback.
     """
     places = {name: _places(interfaces, wanted, len(nodes) == 1) for name, interfaces in nodes.items()}
-    networks = [{place.network for place in found} for found in places.values()]
+    networks = [{place.network for place in node_places} for node_places in places.values()]
     # Compare networks: interfaces have different names on other nodes.
     common = set.intersection(*networks) if networks else set()
     # The same address on two nodes: each has its own bridge.
@@ -316,7 +316,7 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
         return None
     # The shortest prefix is the largest network; text breaks ties, so that every examination chooses alike.
     best = min(common, key=lambda network: (ipaddress.ip_network(network).prefixlen, network))
-    return {name: next(place for place in found if place.network == best) for name, found in places.items()}
+    return {name: next(place for place in node_places if place.network == best) for name, node_places in places.items()}
 
 
 def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
@@ -351,4 +351,4 @@ def _network(address: str, prefix: int) -> str:
 
 
 def _addresses(places: Mapping[str, list[NetworkPlace]], network: str) -> set[str]:
-    return {place.address for found in places.values() for place in found if place.network == network}
+    return {place.address for node_places in places.values() for place in node_places if place.network == network}

@@ -36,7 +36,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
     """Ask each node for its facts."""
 
     def question(patient: Patient) -> Facts:
-        asked = {
+        request = {
             "python": examination.python_of(patient),
             "space": [examination.folder, "/tmp", "/dev/shm"],
             "modules": MODULES,
@@ -44,7 +44,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
             # Within the request's own limit, so that a slow import is reported as such, not as a silent node.
             "timeout_s": FACTS_S - 20.0,
         }
-        return cast(Facts, patient.ask("on_node", "facts", asked, timeout_s=FACTS_S))
+        return cast(Facts, patient.ask("on_node", "facts", request, timeout_s=FACTS_S))
 
     examination.facts, failed = examination.ask_all("node", question, FACTS_S)
     yield from failed
@@ -84,24 +84,24 @@ def check_space(examination: Examination) -> Iterator[Finding]:
     wanted = {examination.folder: _FOLDER_BYTES, "/tmp": _TMP_BYTES, "/dev/shm": _SHM_BYTES}
     for name, facts in examination.facts.items():
         for path, (fails, warns) in wanted.items():
-            found = facts["space"][path]
-            if "error" in found:
+            space = facts["space"][path]
+            if "error" in space:
                 yield Finding(
                     check="space",
                     node=name,
                     level=FAIL,
-                    seen=found["error"],
+                    seen=space["error"],
                     advice=f"Let {path} be written by this user, or set another folder on the target.",
                 )
                 continue
             # A container's shared memory counts by its size; its present use is temporary.
-            free = found["total"] if path == "/dev/shm" and found["free"] >= fails else found["free"]
+            free = space["total"] if path == "/dev/shm" and space["free"] >= fails else space["free"]
             level = FAIL if free < fails else WARN if free < warns else OK
             yield Finding(
                 check="space",
                 node=name,
                 level=level,
-                seen=f"{path} has {size_text(found['free'])} free of {size_text(found['total'])}",
+                seen=f"{path} has {size_text(space['free'])} free of {size_text(space['total'])}",
                 advice="" if level == OK else _space_advice(path),
             )
 

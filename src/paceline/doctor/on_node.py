@@ -64,7 +64,7 @@ def facts(asked: Asked) -> Answer:
     """Return this node's facts: python, space, modules."""
     python = asked["python"]
     timeout_s = float(asked["timeout_s"])
-    found: Answer = {
+    known: Answer = {
         "host": socket.gethostname(),
         "agent_python": platform.python_version(),
         "python": {"path": python},
@@ -79,11 +79,11 @@ def facts(asked: Asked) -> Answer:
         "stacks": stacks(python),
     }
     version, error = output([python, "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"], 20.0)
-    found["python"] |= {"error": error} if error else {"version": version.strip()}
+    known["python"] |= {"error": error} if error else {"version": version.strip()}
     if not error:
-        found["modules"] = marked(*output([python, "-c", _MODULES, *asked["modules"]], timeout_s))
-        found["open_mpi"] = open_mpi(python, asked["library_dir"])
-    return found
+        known["modules"] = marked(*output([python, "-c", _MODULES, *asked["modules"]], timeout_s))
+        known["open_mpi"] = open_mpi(python, asked["library_dir"])
+    return known
 
 
 def space(path: str) -> Answer:

@@ -81,12 +81,12 @@ def _check(
         answers = reduce(examination, ranks, places)
     except NoAnswerError as error:
         answers = {0: error}
-    failed = {rank: found for rank, found in answers.items() if isinstance(found, Exception)}
+    failed = {rank: answer for rank, answer in answers.items() if isinstance(answer, Exception)}
     for rank, why in failed.items():
         seen = f"over {places[ranks[rank].name].interface}: {why}"
         yield Finding(check=check, node=ranks[rank].name, level=FAIL, seen=seen, advice=advice)
     if not failed:
-        slowest = max(found["ms"] for found in answers.values() if isinstance(found, dict))
+        slowest = max(answer["ms"] for answer in answers.values() if isinstance(answer, dict))
         who = counted(len(patients), "node") if len(patients) > 1 else "2 processes of one node"
         interfaces = sorted({place.interface for place in places.values()})
         seen = f"4 MiB among {who} over {', '.join(interfaces[:3])}: {slowest:.1f} ms"
@@ -97,7 +97,7 @@ def _over_gloo(examination: Examination, ranks: Sequence[Patient], places: Mappi
     address, port = places[ranks[0].name].address, free_port(ranks[0])
 
     def answer(rank: int) -> Answer:
-        asked = {
+        request = {
             "rank": rank,
             "size": len(ranks),
             "address": address,
@@ -107,7 +107,7 @@ def _over_gloo(examination: Examination, ranks: Sequence[Patient], places: Mappi
             "timeout_s": _LIMIT_S,
         }
         python = examination.python_of(ranks[rank])
-        return ranks[rank].ask("reduce_on_node", "gloo", asked, python=python, timeout_s=_PROGRAM_S)
+        return ranks[rank].ask("reduce_on_node", "gloo", request, python=python, timeout_s=_PROGRAM_S)
 
     # At once: the ranks wait for each other in the all-reduce.
     return all_within({rank: partial(answer, rank) for rank in range(len(ranks))}, _PROGRAM_S + 5.0)

@@ -24,8 +24,8 @@ _POLL_S = 0.1
 def open_mpi_of(examination: Examination) -> tuple[str, int] | None:
     """Return the nodes' common mpirun and its major version."""
     mpis = [facts.get("open_mpi", {}) for facts in examination.facts.values()]
-    found = {(mpi["path"], int(mpi["version"].split(".")[0])) if "version" in mpi else None for mpi in mpis}
-    return found.pop() if len(found) == 1 else None
+    installed = {(mpi["path"], int(mpi["version"].split(".")[0])) if "version" in mpi else None for mpi in mpis}
+    return installed.pop() if len(installed) == 1 else None
 
 
 def over_mpi(

@@ -44,16 +44,16 @@ def _check_folder(examination: Examination) -> Iterator[Finding]:
         )
         return
     try:
-        found, failed = examination.ask_all("sharing", _sees(path, token), _QUESTION_S)
+        answers, failed = examination.ask_all("sharing", _sees(path, token), _QUESTION_S)
     finally:
         with suppress(NoAnswerError):
             first.call(lambda: first.link.remove(path if is_there else examination.folder))
     yield from failed
-    if sum(found.values()) == 1:
+    if sum(answers.values()) == 1:
         own = f"{examination.folder} is each node's own: what a run needs is sent to it"
         yield Finding(check="sharing", level=OK, seen=own)
     else:
-        yield _shared(examination.folder, found)
+        yield _shared(examination.folder, answers)
 
 
 def _check_workspace(examination: Examination) -> Iterator[Finding]:
@@ -65,14 +65,14 @@ def _check_workspace(examination: Examination) -> Iterator[Finding]:
         yield skipped("sharing", f"the workspace {examination.workspace_dir} can't be written: {error.strerror}")
         return
     try:
-        found, failed = examination.ask_all("sharing", _sees(str(path), token), _QUESTION_S)
+        answers, failed = examination.ask_all("sharing", _sees(str(path), token), _QUESTION_S)
     finally:
         with suppress(OSError):
             os.unlink(path)
     yield from failed
-    if any(found.values()):
-        yield _shared(examination.workspace_dir, found)
-    elif found:
+    if any(answers.values()):
+        yield _shared(examination.workspace_dir, answers)
+    elif answers:
         own = f"{examination.workspace_dir} is this machine's own: snapshots are sent, outputs come back"
         yield Finding(check="sharing", level=OK, seen=own)
 

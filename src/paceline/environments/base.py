@@ -83,16 +83,16 @@ class Base:
 
         An editable package adds its modification time: the name does not change with its requirements.
         """
-        found = []
+        distributions = []
         for folder in self.folders:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name.endswith((".dist-info", ".egg-info", ".egg-link")):
-                        found.append(entry.name)
+                        distributions.append(entry.name)
                     # These add editable packages and other folders; a changed line mostly changes the size.
                     elif entry.name.endswith(".pth"):
-                        found.append(f"{entry.name} {entry.stat().st_size}")
-        return sorted(set(found))
+                        distributions.append(f"{entry.name} {entry.stat().st_size}")
+        return sorted(set(distributions))
 
 
 def base(python: str, cache_dir: Path) -> Base:
@@ -170,19 +170,19 @@ def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
         words = [path, "-c", _ASK, _FACTS]
         done = processes.said_by(words, timeout_s=_TIMEOUT_S, environment=environment, cwd="/")
         # The last line: a `sitecustomize` may print earlier ones.
-        found = _made(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
+        base_found = _made(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError, KeyError) as error:
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {error}.") from error
-    if found is None:
+    if base_found is None:
         output = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         # A traceback ends with the error; other messages begin with it.
         reason = output[-1 if output[0].startswith("Traceback") else 0].strip().rstrip(".")
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {reason}.")
-    if found.python != path:
-        return found  # a script that starts one, which may be another the next time
+    if base_found.python != path:
+        return base_found  # a script that starts one, which may be another the next time
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        write_json(_cache_file(path, cache_dir), {"asked": path, "stamp": stamp, "base": asdict(found)})
+        write_json(_cache_file(path, cache_dir), {"asked": path, "stamp": stamp, "base": asdict(base_found)})
     except OSError:
         pass  # the next process asks again, that is all
-    return found
+    return base_found

@@ -90,14 +90,18 @@ def install(
     )
     # A file: standard output has the progress, and native code may write to it.
     try:
-        found = json.loads(answer.read_bytes()) if answer.exists() else None
+        outcome = json.loads(answer.read_bytes()) if answer.exists() else None
     except ValueError:
-        found = None
-    if code != 0 or not isinstance(found, dict):
-        told = [line for line in lines if line.strip()]
-        reason = found["error"] if isinstance(found, dict) and "error" in found else (told or [f"exit code {code}"])[-1]
+        outcome = None
+    if code != 0 or not isinstance(outcome, dict):
+        output = [line for line in lines if line.strip()]
+        reason = (
+            outcome["error"]
+            if isinstance(outcome, dict) and "error" in outcome
+            else (output or [f"exit code {code}"])[-1]
+        )
         raise EnvironmentBuildError(hidden(f"the conda packages could not be installed: {reason}"))
-    return tuple(found["packages"]), tuple(found["urls"])
+    return tuple(outcome["packages"]), tuple(outcome["urls"])
 
 
 def _flat(error: BaseException) -> str:

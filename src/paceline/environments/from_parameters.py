@@ -36,7 +36,7 @@ def described(
         JobError: Values contradict each other, or a file does not exist.
         EnvironmentSpecError: A file or package can't be read.
     """
-    given = {
+    options = {
         "pip_packages": pip_packages,
         "pip_requirements_file": pip_requirements_file,
         "conda_packages": conda_packages,
@@ -47,8 +47,8 @@ def described(
         "custom_docker_image": docker_image,
         "shm_size": shm_size,
     }
-    _check_types(source_directory, given, layered)
-    named = [name for name, value in given.items() if value]
+    _check_types(source_directory, options, layered)
+    named = [name for name, value in options.items() if value]
     if definition is not None:
         if not isinstance(definition, EnvironmentSpec):
             raise JobError(
@@ -60,7 +60,7 @@ def described(
                 f"Leave out {'it' if len(named) == 1 else 'them'}, or environment_definition."
             )
         return definition
-    _check_sense(given, layered)
+    _check_sense(options, layered)
     both = [
         name for name in named if name in ("conda_packages", "pip_packages", "pip_requirements_file", "conda_channels")
     ]
@@ -79,10 +79,10 @@ def described(
     if conda_dependencies_file is not None:
         path = _file("conda_dependencies_file", conda_dependencies_file, source_directory)
         return _checked(replace(Environment.from_conda_specification(None, path), **values))
-    found = Environment()
+    environment = Environment()
     if pip_requirements_file is not None:
         path = _file("pip_requirements_file", pip_requirements_file, source_directory)
-        found = Environment.from_pip_requirements(None, path)
+        environment = Environment.from_pip_requirements(None, path)
     values |= {
         # With conda, the environment may have its own interpreter, which has nothing to layer over.
         "layered": layered and not conda,
@@ -90,7 +90,7 @@ def described(
         "conda_packages": conda,
         "conda_channels": _packages("conda_channels", conda_channels),
     }
-    return _checked(replace(found, **values))
+    return _checked(replace(environment, **values))
 
 
 def _check_types(source_directory: object, given: Mapping[str, object], layered: object) -> None:

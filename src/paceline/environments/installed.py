@@ -90,15 +90,15 @@ class Visible:
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:
         from packaging.requirements import InvalidRequirement, Requirement
 
-        found = []
+        missing = []
         for text in distribution.requires or ():
             try:
                 requirement = Requirement(text)
             except InvalidRequirement:
                 continue  # old metadata; pip can't read it either
             if self._applies(requirement, set(extras)):
-                found.append(requirement)
-        return found
+                missing.append(requirement)
+        return missing
 
     def _applies(self, requirement: Requirement, extras: set[str]) -> bool:
         from packaging.markers import UndefinedEnvironmentName

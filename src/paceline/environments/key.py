@@ -115,12 +115,12 @@ def _raise(error: OSError) -> None:
 def _add(digest: hashlib._Hash, path: Path, name: str) -> None:
     digest.update(os.fsencode(name) + b"\0")
     # Stat a broken link itself.
-    found = os.stat(path) if path.exists() else os.lstat(path)
+    status = os.stat(path) if path.exists() else os.lstat(path)
     # Reading a pipe would block, and a device has no end.
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         digest.update(b"special\0")
         return
-    digest.update(f"{found.st_size}\0".encode())
+    digest.update(f"{status.st_size}\0".encode())
     with open(path, "rb") as file:
         while data := file.read(1 << 20):
             digest.update(data)
@@ -128,15 +128,15 @@ def _add(digest: hashlib._Hash, path: Path, name: str) -> None:
 
 def paths_of(environment: EnvironmentSpec) -> list[Path]:
     """Return all local paths in order, existing or not."""
-    found: list[Path] = []
+    paths: list[Path] = []
 
     def note(path: Path) -> Path:
-        found.append(path)
+        paths.append(path)
         return path
 
     # Only to call `note` for every path.
     moved(environment, note)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(paths))
 
 
 def moved(environment: EnvironmentSpec, where: Where) -> EnvironmentSpec:
@@ -153,8 +153,8 @@ def moved(environment: EnvironmentSpec, where: Where) -> EnvironmentSpec:
 
 
 def _moved(line: str, where: Where) -> str:
-    if found := _FIND_LINKS.fullmatch(line):
-        return f"--find-links {where(Path(found[1]))}"
+    if links := _FIND_LINKS.fullmatch(line):
+        return f"--find-links {where(Path(links[1]))}"
     path = None if line.startswith("-") and not is_editable(line) else local_path(line)
     # Both pip and uv read this line. A line without a path stays unchanged.
     return line if path is None else replace(path, path=where(path.path)).line()

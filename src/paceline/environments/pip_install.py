@@ -100,14 +100,14 @@ class Installer:
 
         A requested URL with variables stays: their values are secret.
         """
-        asked = {
+        requested_urls = {
             canonical(line.requirement.name): line.value
             for line in self._wanted
             if line.requirement is not None and line.requirement.url and "${" in line.requirement.url
         }
-        plain = [version for version in versions if version.partition("==")[0] not in asked]
+        plain = [version for version in versions if version.partition("==")[0] not in requested_urls]
         names = {version.partition("==")[0] for version in versions}
-        return tuple(sorted([*own.locks(plain), *(line for name, line in asked.items() if name in names)]))
+        return tuple(sorted([*own.locks(plain), *(line for name, line in requested_urls.items() if name in names)]))
 
     def _layer(self, wanted: list[RequirementLine]) -> None:
         named = [line.requirement for line in wanted if line.requirement is not None]
@@ -126,8 +126,8 @@ class Installer:
         # Exclude the packages of the base; request what turns out to be missing in the next round.
         for _ in range(rounds):
             excluded -= {canonical(requirement.name) for requirement in missing}
-            asked = [as_written.get(str(each)) or _line(each) for each in missing]
-            if not self._run([*asked, *others], excluded=sorted(excluded)):
+            requested = [as_written.get(str(each)) or _line(each) for each in missing]
+            if not self._run([*requested, *others], excluded=sorted(excluded)):
                 return  # pip has done it
             now = self.visible()
             still = now.missing(
@@ -243,10 +243,10 @@ def _check_variables(lines: Sequence[RequirementLine]) -> None:
 
 
 def _pip_folder() -> Path:
-    found = importlib.util.find_spec("pip")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("pip")
+    if spec is None or not spec.submodule_search_locations:
         raise EnvironmentBuildError("pip is not installed beside Paceline. Install it: python -m ensurepip.")
-    return Path(next(iter(found.submodule_search_locations)))
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _name_of(line: RequirementLine) -> str | None:
@@ -318,10 +318,10 @@ def _sentence(reason: str) -> str:
 def of_uv(lines: Sequence[str]) -> str:
     """Return uv's first error in a sentence or two."""
     for number, line in enumerate(lines):
-        found = re.match(r"\s*(?:error:|×)\s*(.*)", line)
-        if found is None:
+        match = re.match(r"\s*(?:error:|×)\s*(.*)", line)
+        if match is None:
             continue
-        head, causes = found[1], [""]
+        head, causes = match[1], [""]
         for each in lines[number + 1 :]:
             if re.match(r"\s*(hint|error):", each):
                 break

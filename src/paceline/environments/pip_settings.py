@@ -75,11 +75,11 @@ class PipSettings:
     def uv_variables(self) -> dict[str, str]:
         """Return uv's variables. Set `for_pip` for a setting without a counterpart."""
         # pip takes the best version of all indexes. By default uv takes the first index with the package.
-        found: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+        variables: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
         for name, values in self.values.items():
             if values and name not in _WITHOUT_EFFECT:
-                found |= self._translated(name, values)
-        return found
+                variables |= self._translated(name, values)
+        return variables
 
     @property
     def no_index(self) -> bool:
@@ -89,8 +89,8 @@ class PipSettings:
 
     def secrets(self) -> list[str]:
         """Return the users, passwords and tokens to mask."""
-        found = [one for values in self.values.values() for one in credentials_in(" ".join(values))]
-        return [*found, *map(unquote, found)]
+        parts = [one for values in self.values.values() for one in credentials_in(" ".join(values))]
+        return [*parts, *map(unquote, parts)]
 
     def _translated(self, name: str, values: list[str]) -> dict[str, str]:
         value = values[-1]

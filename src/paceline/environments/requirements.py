@@ -92,21 +92,21 @@ def lines_of(environment: EnvironmentSpec) -> list[RequirementLine]:
     Raises:
         EnvironmentSpecError: pip can't parse a line.
     """
-    found = list(parse(environment.pip_requirements or "", "pip_requirements", None))
+    lines = list(parse(environment.pip_requirements or "", "pip_requirements", None))
     for package in environment.pip_packages:
         for line in parse(package, f"pip_packages: {hidden(package)!r}", None, numbered=False):
             if line.option is not None and line.option != "--editable":
                 raise EnvironmentSpecError(
                     f"pip_packages has {hidden(package)!r}, which is an option. Write options into a requirements file."
                 )
-            found.append(line)
-    for line in found:
+            lines.append(line)
+    for line in lines:
         if line.option in ("--requirement", "--constraint"):
             raise EnvironmentSpecError(
                 f"{line.where}: {hidden(line.text)!r} includes another file, and a text has no place to look for it. "
                 "Read the file with Environment.from_pip_requirements(name, path), which includes it."
             )
-    return found
+    return lines
 
 
 def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
@@ -195,8 +195,8 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 def _parse_line(line: str, where: str, folder: Path | None) -> RequirementLine:
     if line.startswith("-"):
         return _parse_option(line, where, folder)
-    found = _OWN_OPTIONS.search(line)
-    head, tail = (line[: found.start()], line[found.start() :].strip()) if found else (line, "")
+    options = _OWN_OPTIONS.search(line)
+    head, tail = (line[: options.start()], line[options.start() :].strip()) if options else (line, "")
     path = local_path(line, folder)
     if path is not None:
         return _local(path, line, where)
@@ -216,8 +216,8 @@ def _parse_line(line: str, where: str, folder: Path | None) -> RequirementLine:
 
 def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine:
     # "--index-url=URL" or "--index-url URL"; the URL may contain a "=".
-    found = re.match(r"(--[^\s=]+)(?:=|\s+|$)(.*)", line, re.DOTALL) or re.match(r"(\S+)\s*(.*)", line, re.DOTALL)
-    word, value = found.groups() if found else (line, "")
+    match = re.match(r"(--[^\s=]+)(?:=|\s+|$)(.*)", line, re.DOTALL) or re.match(r"(\S+)\s*(.*)", line, re.DOTALL)
+    word, value = match.groups() if match else (line, "")
     # "-rmore.txt": a short option's value may follow without a space.
     if not line.startswith("--") and len(word) > 2 and word[:2] in _WITH_VALUE:
         word, value = word[:2], line[2:]

@@ -39,8 +39,8 @@ class EnvironmentStore:
         Raises:
             EnvironmentSpecError: A requirement can't be parsed, or the interpreter does not exist.
         """
-        found = self._found(key_of(environment, self._base(base_python)))
-        return None if found is None else found.asked_as(environment)
+        built = self._found(key_of(environment, self._base(base_python)))
+        return None if built is None else built.asked_as(environment)
 
     def ensure(self, environment: EnvironmentSpec, base_python: str, say: Say) -> Built:
         """Return the environment, built if necessary.
@@ -57,24 +57,24 @@ class EnvironmentStore:
         base = self._base(base_python)
         key = key_of(environment, base)
         # Without the lock first: almost every run finds its environment here.
-        found = self._found(key)
-        if found is None:
+        built = self._found(key)
+        if built is None:
             build.check(environment, base)
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with self._locked(key, say) as fd:
                     # Again with the lock: its previous holder may have built it.
-                    found = self._found(key) or self._build(key, environment, base, say, fd)
+                    built = self._found(key) or self._build(key, environment, base, say, fd)
             except OSError as error:
                 raise self._failed(key, _os_reason(error)) from error
         # `prune` uses this time, and the environment is not held yet.
-        self._touch(found.key)
-        return found.asked_as(environment)
+        self._touch(built.key)
+        return built.asked_as(environment)
 
     def all(self) -> list[Built]:
         """Return all complete environments, the last used first."""
-        found = [built for name in names_in(self._folder) if (built := self._read(name)) is not None]
-        return sorted(found, key=lambda built: (built.last_used_utc, built.key), reverse=True)
+        environments = [built for name in names_in(self._folder) if (built := self._read(name)) is not None]
+        return sorted(environments, key=lambda built: (built.last_used_utc, built.key), reverse=True)
 
     def get(self, key_prefix: str) -> Built:
         """Return the environment whose key has this prefix.
@@ -82,15 +82,15 @@ class EnvironmentStore:
         Raises:
             EnvironmentSpecError: No or several keys match.
         """
-        found = [built for built in self.all() if key_prefix and built.key.startswith(key_prefix)]
-        if len(found) == 1:
-            return found[0]
-        if not found:
+        matches = [built for built in self.all() if key_prefix and built.key.startswith(key_prefix)]
+        if len(matches) == 1:
+            return matches[0]
+        if not matches:
             raise EnvironmentSpecError(
                 f"there is no environment {key_prefix!r} in {str(self._folder)!r}. `paceline env list` shows what there is."
             )
         raise EnvironmentSpecError(
-            f"{key_prefix!r} is the beginning of {len(found)} environments: {', '.join(built.key for built in found)}. "
+            f"{key_prefix!r} is the beginning of {len(matches)} environments: {', '.join(built.key for built in matches)}. "
             "Give more of it."
         )
 

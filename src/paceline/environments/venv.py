@@ -88,12 +88,12 @@ def make(
 
 def site_packages(prefix: Path) -> Path:
     """Return the folder for packages."""
-    found = sorted(prefix.glob("lib/*/site-packages"))
-    if not found:
+    folders = sorted(prefix.glob("lib/*/site-packages"))
+    if not folders:
         raise EnvironmentBuildError(
             f"{str(prefix)!r} has no site-packages: the interpreter makes environments of another kind."
         )
-    return found[0]
+    return folders[0]
 
 
 def show(folders: Sequence[Path], prefix: Path) -> None:

@@ -39,14 +39,14 @@ def changes(
         whole: Read every byte. Otherwise, files with the registered size and modification time count as unchanged.
         on_read: Called with the number of bytes read.
     """
-    found = [
+    changed = [
         Changed(name=file.name, why=why)
         for file in record.files
         if (why := _change(folder / file.name, file.size_bytes, file.sha256, whole, on_read))
     ]
     known = {file.name for file in record.files}
-    found += [Changed(name=name, why="was not registered") for name in _names(folder) if name not in known]
-    return found
+    changed += [Changed(name=name, why="was not registered") for name in _names(folder) if name not in known]
+    return changed
 
 
 def refuse(record: ModelRecord, found: list[Changed]) -> None:
@@ -62,14 +62,14 @@ def refuse(record: ModelRecord, found: list[Changed]) -> None:
 
 def _change(path: Path, size_bytes: int, sha256: str, whole: bool, on_read: Callable[[int], object]) -> str:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return "is not there"
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return "is no longer a file"
-    if found.st_size != size_bytes:
-        return f"has {found.st_size:,} bytes in place of {size_bytes:,}"
-    if not whole and keep.is_untouched(found, size_bytes):
+    if status.st_size != size_bytes:
+        return f"has {status.st_size:,} bytes in place of {size_bytes:,}"
+    if not whole and keep.is_untouched(status, size_bytes):
         return ""
     try:
         return "" if keep.sha256_of(path, on_read) == sha256 else "has other content"

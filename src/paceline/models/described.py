@@ -83,19 +83,19 @@ def _data_text(what: str, place: str, fingerprint: str | None) -> str:
 
 
 def _file(folder: Path, file: ModelFile) -> dict[str, object]:
-    found: dict[str, object] = {**asdict(file), "kind": TITLES.get(file.format, file.format)}
+    described: dict[str, object] = {**asdict(file), "kind": TITLES.get(file.format, file.format)}
     if file.format == "safetensors":
         try:
             header = formats.header(folder / file.name)
         except OSError:
             header = None
         if header is not None:
-            found["safetensors"] = {
+            described["safetensors"] = {
                 "parameters": header.parameters,
                 "tensors": [asdict(tensor) for tensor in header.tensors],
                 "metadata": dict(header.metadata),
             }
-    return found
+    return described
 
 
 def _folder(model: Model) -> Path:

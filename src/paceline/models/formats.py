@@ -110,8 +110,8 @@ def format_of(path: Path, name: str | None = None) -> str:
         return _of_zip(path, ending)
     if last == "saved_model.pb":
         return "savedmodel"
-    if found := _of_head(head, ending):
-        return found
+    if format_name := _of_head(head, ending):
+        return format_name
     if head[8:9] == b"{" and header(path) is not None:
         return "safetensors"
     # A pickle of protocol 0 or 1 has no magic number, only its name.
@@ -196,16 +196,16 @@ def framework_of(folder: Path, files: Sequence[ModelFile], run: Lineage) -> tupl
         run: The result of `lineage.of_run`.
     """
     formats = {file.format for file in files}
-    found = next((_BY_FORMAT[name] for name in _BY_FORMAT if name in formats), None)
+    framework = next((_BY_FORMAT[name] for name in _BY_FORMAT if name in formats), None)
     version = None
-    if found is None:
-        found, version = _of_pickles(folder, files)
-    if found is None and formats & {"safetensors", "pickle", "joblib"}:
+    if framework is None:
+        framework, version = _of_pickles(folder, files)
+    if framework is None and formats & {"safetensors", "pickle", "joblib"}:
         # Many frameworks write these formats, so use the run's framework.
-        found = run.get("framework")
-        if found is None and "safetensors" in formats:
-            found = "pytorch" if _version("pytorch", run) else None
-    return found, version or (_version(found, run) if found else None)
+        framework = run.get("framework")
+        if framework is None and "safetensors" in formats:
+            framework = "pytorch" if _version("pytorch", run) else None
+    return framework, version or (_version(framework, run) if framework else None)
 
 
 def _of_pickles(folder: Path, files: Sequence[ModelFile]) -> tuple[str | None, str | None]:
@@ -224,11 +224,11 @@ def _of_pickles(folder: Path, files: Sequence[ModelFile]) -> tuple[str | None, s
 
 
 def _sklearn_version(text: bytes) -> str | None:
-    found = _SKLEARN_VERSION.search(text)
-    if found is None:
+    version = _SKLEARN_VERSION.search(text)
+    if version is None:
         return None
-    length = (found[1] or found[2])[0]
-    return found[3][:length].decode("ascii")
+    length = (version[1] or version[2])[0]
+    return version[3][:length].decode("ascii")
 
 
 def _version(framework: str, run: Lineage) -> str | None:

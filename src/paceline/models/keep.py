@@ -82,9 +82,9 @@ def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
 
 def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
     """Yield (path, bytes) of each content without a version."""
-    for path, found in _all(blobs):
-        if found.st_nlink == 1:
-            yield path, found.st_size
+    for path, status in _all(blobs):
+        if status.st_nlink == 1:
+            yield path, status.st_size
 
 
 def drop(blob: Path) -> int:
@@ -95,10 +95,10 @@ def drop(blob: Path) -> int:
     freed = 0
     for name in _names(blob):
         with gone_is_fine():
-            found = os.lstat(name)
-            if found.st_nlink == 1:
+            status = os.lstat(name)
+            if status.st_nlink == 1:
                 os.unlink(name)
-                freed += found.st_size
+                freed += status.st_size
     with gone_is_fine():
         blob.parent.rmdir()
     return freed

@@ -66,38 +66,38 @@ def _status(record: RunRecord) -> str:
 
 def _topology(record: RunRecord) -> dict[str, object]:
     job = record.job
-    found: dict[str, object] = {"target": record.target, "attempts": len(record.attempts)}
+    topology: dict[str, object] = {"target": record.target, "attempts": len(record.attempts)}
     if record.attempts:
-        found["nodes"] = list(record.attempts[-1].nodes)
+        topology["nodes"] = list(record.attempts[-1].nodes)
     if job is not None:
         names = (
             *("node_count", "process_count_per_node", "world_size", "distributed_backend", "use_gpu"),
             *("worker_count", "parameter_server_count"),
         )
-        found |= {name: getattr(job, name) for name in names}
-    return found
+        topology |= {name: getattr(job, name) for name in names}
+    return topology
 
 
 def _environment(folder: RunFolder, record: RunRecord) -> RunEnvironment:
     job, built = record.job, read_json(folder.environment)
-    found: RunEnvironment = {"asked": job.environment.to_json() if job else {}}
+    environment: RunEnvironment = {"asked": job.environment.to_json() if job else {}}
     if isinstance(built, dict):
         names = ("key", "locked", "pip", "conda", "base_python", "is_layered")
-        found.update(cast(RunEnvironment, {name: built.get(name) for name in names}))
+        environment.update(cast(RunEnvironment, {name: built.get(name) for name in names}))
     if _is_own(record):
-        return _with_packages(found, installed_here(), "in the run")
+        return _with_packages(environment, installed_here(), "in the run")
     if job is None:
-        return found
+        return environment
     if job.environment.docker_image:
-        return {**found, "image": job.environment.docker_image}
+        return {**environment, "image": job.environment.docker_image}
     if isinstance(built, dict):
         packages = ask(str(built.get("python")), built.get("variables") or {})
-        return _with_packages(found, packages, "at registration")
+        return _with_packages(environment, packages, "at registration")
     # On another machine, the same path may be another interpreter.
     if record.target == "local":
         packages = ask(job.environment.python or sys.executable, {})
-        return _with_packages(found, packages, "at registration")
-    return found
+        return _with_packages(environment, packages, "at registration")
+    return environment
 
 
 def _is_own(record: RunRecord) -> bool:
@@ -196,16 +196,16 @@ def run_folder(workspace_dir: Path, run: object) -> RunFolder:
 
 def installed_here() -> dict[str, object]:
     """Return python, python_version, and the sorted "name==version" of each distribution."""
-    found = {}
+    versions = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
         # Of two distributions with one name, `import` uses the first.
-        if name and name.lower() not in found:
-            found[name.lower()] = "%s==%s" % (name, distribution.version)  # noqa: UP031
+        if name and name.lower() not in versions:
+            versions[name.lower()] = "%s==%s" % (name, distribution.version)  # noqa: UP031
     return {
         "python": sys.executable,
         "python_version": platform.python_version(),
-        "packages": [found[name] for name in sorted(found)],
+        "packages": [versions[name] for name in sorted(versions)],
     }
 
 
@@ -232,8 +232,8 @@ def ask(python: str, variables: dict[str, str]) -> dict[str, object]:
         return {}
     for line in done.stdout.decode(errors="replace").splitlines():
         if line.startswith(_MARK):
-            found = json.loads(line[len(_MARK) :])
-            return found if isinstance(found, dict) else {}
+            answer = json.loads(line[len(_MARK) :])
+            return answer if isinstance(answer, dict) else {}
     return {}
 
 

@@ -60,15 +60,15 @@ def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
 
     try:
         client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
-        found = _there(client, record)
-        is_new = found is None
-        if found is None:
-            found = _registered(client, workspace_dir, record, folder)
+        existing = _there(client, record)
+        is_new = existing is None
+        if existing is None:
+            existing = _registered(client, workspace_dir, record, folder)
         versions = registry.versions_of(workspace_dir)
         for alias, version in aliases.current(versions, record.name).items():
             if version == record.version:
-                client.set_registered_model_alias(record.name, alias, str(found.version))
-        return PushedToMlflow(name=record.name, version=int(found.version), uri=uri, is_new=is_new)
+                client.set_registered_model_alias(record.name, alias, str(existing.version))
+        return PushedToMlflow(name=record.name, version=int(existing.version), uri=uri, is_new=is_new)
     except (MlflowException, OSError) as error:
         raise TransferError(f"MLflow at {uri} did not take {record.id}: {str(error).splitlines()[0]}") from error
 
@@ -109,20 +109,20 @@ def _registered(client: Any, workspace_dir: Path, record: ModelRecord, folder: P
 
 
 def _experiment(client: Any, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         # Another process may create it at the same time.
         with contextlib.suppress(Exception):
             return str(client.create_experiment(name))
-        found = client.get_experiment_by_name(name)
-    if found is None or found.lifecycle_stage != "active":
+        experiment = client.get_experiment_by_name(name)
+    if experiment is None or experiment.lifecycle_stage != "active":
         raise ModelError(f"MLflow's experiment {name!r} was deleted there. Restore it, then push again.")
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def _tags(record: ModelRecord) -> dict[str, str]:
     run = record.run
-    found = {
+    tags = {
         _MODEL: record.id,
         _DIGEST: record.digest,
         "paceline.framework": record.framework,
@@ -132,20 +132,20 @@ def _tags(record: ModelRecord) -> dict[str, str]:
         "mlflow.source.git.commit": (run.get("git") or {}).get("commit"),
         "mlflow.user": record.registered_by,
     }
-    return {key: str(value) for key, value in found.items() if value}
+    return {key: str(value) for key, value in tags.items() if value}
 
 
 def _log_metrics(client: Any, run_id: str, record: ModelRecord) -> None:
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    found = [
+    metrics = [
         Metric(name, float(last), now, metric.get("last_step") or 0)
         for name, metric in (record.run.get("metrics") or {}).items()
         if isinstance(last := metric.get("last"), (int, float)) and type(last) is not bool and math.isfinite(last)
     ]
-    for start in range(0, len(found), 1000):  # MLflow's limit on one call
-        client.log_batch(run_id, metrics=found[start : start + 1000])
+    for start in range(0, len(metrics), 1000):  # MLflow's limit on one call
+        client.log_batch(run_id, metrics=metrics[start : start + 1000])
 
 
 def _check(client: Any, run_id: str, record: ModelRecord) -> None:

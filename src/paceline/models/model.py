@@ -127,7 +127,7 @@ class Model:
             latest: Only the latest version of each name.
         """
         folder = registry.workspace_dir_of(workspace)
-        found, seen = [], set()
+        models, seen = [], set()
         for record in registry.records(folder, name):
             if latest and record.name in seen:
                 continue
@@ -136,8 +136,8 @@ class Model:
                 continue
             if (tags or properties) and not registry.matches(registry.notes_of(folder, record), tags, properties):
                 continue
-            found.append(Model._of(workspace, record))
-        return sorted(found, key=lambda model: (model.record.created_utc, model.version), reverse=True)
+            models.append(Model._of(workspace, record))
+        return sorted(models, key=lambda model: (model.record.created_utc, model.version), reverse=True)
 
     def deploy(self, workspace: Workspace, name: str, **options: Unpack[DeployOptions]) -> Service:
         """Deploy a new service of this model, without waiting for it (`wait_for_deployment`).

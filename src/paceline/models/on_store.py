@@ -57,12 +57,12 @@ def place(text: str) -> Source:
     """
     if "://" in text or text.startswith("/"):
         return Source(path=text)
-    found = _STORE.fullmatch(text)
-    if found is None:
+    match = _STORE.fullmatch(text)
+    if match is None:
         raise ModelError(
             f"{text!r} is not a place of models. Write STORE, STORE:PATH, or a URL such as s3://bucket/models."
         )
-    return Source(datastore=found[1], path=DEFAULT_PATH if found[2] is None else found[2])
+    return Source(datastore=match[1], path=DEFAULT_PATH if match[2] is None else match[2])
 
 
 def push(
@@ -161,13 +161,13 @@ def listed(workspace_dir: Path, place_of_models: Source) -> list[tuple[str, int]
     Raises:
         DataError, TransferError: The store can't be read.
     """
-    found = []
+    models = []
     with _opened(workspace_dir, place_of_models) as (store, path):
         for info in _listed(store, place_of_models, path):
             parts = path_in_store(info).removeprefix(path).split("/")
             if len(parts) == 3 and parts[2] == DOCUMENT and NAME.fullmatch(parts[0]) and parts[1].isdigit():
-                found.append((parts[0], int(parts[1])))
-    return sorted(found)
+                models.append((parts[0], int(parts[1])))
+    return sorted(models)
 
 
 @contextlib.contextmanager

@@ -72,12 +72,12 @@ def local(path: object) -> ModelSource:
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise ModelError(f"the path {path!r}: give the path of a model's file or folder.")
-    given = Path(os.path.abspath(os.path.expanduser(path)))
-    label, top = os.fspath(path), given.name
+    absolute = Path(os.path.abspath(os.path.expanduser(path)))
+    label, top = os.fspath(path), absolute.name
     try:
-        mode = os.stat(given).st_mode
+        mode = os.stat(absolute).st_mode
     except OSError as error:
-        if os.path.islink(given):
+        if os.path.islink(absolute):
             raise ModelError(f"{label!r} is a link that leads nowhere. Name the model's own file or folder.") from None
         raise ModelError(
             f"there is no {label!r} here: {error.strerror}. Name the file or folder that holds the model."
@@ -85,10 +85,10 @@ def local(path: object) -> ModelSource:
     if not top:
         raise ModelError(f"{label!r} can't be a model's folder. Give a folder that contains only the model.")
     if stat.S_ISREG(mode):
-        return ModelSource(top=top, is_folder=False, files=(ModelSourceFile(name=top, path=given),), label=label)
+        return ModelSource(top=top, is_folder=False, files=(ModelSourceFile(name=top, path=absolute),), label=label)
     if not stat.S_ISDIR(mode):
         raise ModelError(f"{label!r} is {links.special(mode)}, and no file or folder. Name the model's own.")
-    return _whole(top, label, _below(given, top, label))
+    return _whole(top, label, _below(absolute, top, label))
 
 
 def of_run(folder: RunFolder, name: object) -> ModelSource:
@@ -108,16 +108,16 @@ def of_run(folder: RunFolder, name: object) -> ModelSource:
             "Model.register(workspace, path, name, run=run) (paceline model register NAME PATH --run RUN)."
         ) from None
     place = folder.file(plain).relative_to(folder.path).as_posix()
-    found = links.find(os.fspath(folder.path), place)
-    if found is None:
+    place_found = links.find(os.fspath(folder.path), place)
+    if place_found is None:
         there = artifacts.names(folder)
         shown = some(there, _MAX_LISTED) or "none"
         raise ModelError(f"run {folder.run_id} has no file or folder {plain!r}. Its files: {shown}.")
-    if found.kind == "left":
-        raise ModelError(f"{plain!r} of run {folder.run_id} is {found.why}, and no file of the run's.")
+    if place_found.kind == "left":
+        raise ModelError(f"{plain!r} of run {folder.run_id} is {place_found.why}, and no file of the run's.")
     top, real = plain.rpartition("/")[2], Path(os.path.realpath(folder.path))
-    if found.kind == "file":
-        file = ModelSourceFile(name=top, path=real / found.real, top=real)
+    if place_found.kind == "file":
+        file = ModelSourceFile(name=top, path=real / place_found.real, top=real)
         return ModelSource(top=top, is_folder=False, files=(file,), label=plain)
     files = []
     for entry in links.entries(os.fspath(folder.path), place, follow=True):

@@ -136,11 +136,11 @@ def defaults(parameters: Iterable[tuple[str, object]]) -> dict[str, object]:
     Raises:
         PipelineError: A parameter has two defaults.
     """
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name, default in parameters:
-        if found.setdefault(name, default) != default:
+        if values.setdefault(name, default) != default:
             raise PipelineError(f"the parameter {name!r} has two defaults. Make it once.")
-    return found
+    return values
 
 
 def check_parameters(known: dict[str, object], given: dict[str, object]) -> dict[str, object]:

@@ -52,11 +52,11 @@ class Pipeline:
         continue_on_step_failure: bool = False,
         description: str | None = None,
     ) -> None:
-        given = flat(steps if isinstance(steps, (list, tuple)) else [steps])
-        for step in given:
+        listed = flat(steps if isinstance(steps, (list, tuple)) else [steps])
+        for step in listed:
             if not isinstance(step, Step):
                 raise PipelineError(f"{step!r} is no step. Make one: paceline.Step(name, estimator).")
-        self.steps: list[Step] = ordered(given, Step.needs, lambda step: step.name)
+        self.steps: list[Step] = ordered(listed, Step.needs, lambda step: step.name)
         names = [step.name for step in self.steps]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise PipelineError(f"two steps are called {twice[0]!r}. Give each a name of its own.")
@@ -164,9 +164,9 @@ def submit_pipeline(
     secrets: dict[str, str] = {}
     checked = []
     for step, directory in zip(spec.steps, directories, strict=True):
-        job, given = unrecorded(step.job, values or {})
+        job, own_values = unrecorded(step.job, values or {})
         checked.append(dataclasses.replace(step, job=job))
-        for place, value in _checked(checked[-1], directory, workspace_dir, given).items():
+        for place, value in _checked(checked[-1], directory, workspace_dir, own_values).items():
             if secrets.setdefault(place, value) != value:
                 raise JobError(
                     f"step {step.name!r} and another step have different secrets at {place!r}, which is one place. Put each "
@@ -222,13 +222,13 @@ def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mappin
         UserError: The step cannot run.
     """
     with _in_step(step):
-        found = values_of(step.job, given)
+        secret_values = values_of(step.job, given)
         check(step.job, workspace_dir)
         if step.sweep is not None:
             check_points(step.job, SweepSpec.from_json(step.sweep), directory)
     # By place: a variable may have different values in different steps.
     places = places_of(step.job)
-    return {places[name]: value for name, value in found.items()}
+    return {places[name]: value for name, value in secret_values.items()}
 
 
 @contextlib.contextmanager

@@ -81,8 +81,8 @@ class PipelineRun(Run):
     def steps(self) -> dict[str, Run]:
         """Name -> run of the steps that have begun, in order."""
         spec = self.spec
-        found = zip(spec.steps, step_records(self._folder, spec), strict=True)
-        return {step.name: self._handle(self._experiment, record) for step, record in found if record is not None}
+        pairs = zip(spec.steps, step_records(self._folder, spec), strict=True)
+        return {step.name: self._handle(self._experiment, record) for step, record in pairs if record is not None}
 
     def step_rows(self) -> list[StepRow]:
         """Return a mapping for each step."""
@@ -134,7 +134,7 @@ def rows(folder: RunFolder, pipeline: RunRecord) -> list[StepRow]:
     message). run_id is None before the step begins. A step that will never begin is Skipped.
     """
     spec = PipelineSpec.from_json(pipeline.pipeline or {})
-    found: list[StepRow] = []
+    step_rows: list[StepRow] = []
     for number, (step, record) in enumerate(zip(spec.steps, step_records(folder, spec), strict=True)):
         row: StepRow = {
             "number": number,
@@ -153,5 +153,5 @@ def rows(folder: RunFolder, pipeline: RunRecord) -> list[StepRow]:
             row["reused_from"] = (record.step or StepEntry()).get("reused_from")
             row["started_utc"], row["duration_s"] = record.started_utc, record.duration_s
             row["failure"] = record.failure.message if record.failure else None
-        found.append(row)
-    return found
+        step_rows.append(row)
+    return step_rows

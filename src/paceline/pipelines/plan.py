@@ -87,12 +87,12 @@ def spec_of(
             )
         )
         directories.append(planned.directory)
-    given = {}
+    places = {}
     for name, data in (outputs or {}).items():
         if id(data) not in known:
             raise PipelineError(f"no step of the pipeline leaves its output {name!r}.")
-        given[name] = known[id(data)]
-    return PipelineSpec(steps=tuple(made), outputs=given, **values), directories
+        places[name] = known[id(data)]
+    return PipelineSpec(steps=tuple(made), outputs=places, **values), directories
 
 
 def step_output(job: Job, name: str) -> DataReference:
@@ -123,10 +123,10 @@ def _inputs(
 
 def flat(steps: Iterable[Any]) -> list[Any]:
     """Return the steps of nested lists."""
-    found: list[Any] = []
+    flattened: list[Any] = []
     for one in steps:
-        found += flat(one) if isinstance(one, (list, tuple)) else [one]
-    return found
+        flattened += flat(one) if isinstance(one, (list, tuple)) else [one]
+    return flattened
 
 
 def ordered(steps: Sequence[T], needs: Callable[[T], Iterable[T]], name: Callable[[T], str]) -> list[T]:

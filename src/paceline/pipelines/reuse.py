@@ -35,15 +35,15 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
     Raises:
         DataError, TransferError: An input cannot be listed.
     """
-    told = job.to_json()
+    key_parts = job.to_json()
     # Places of outputs differ from run to run and do not matter.
-    told["inputs"] = [
+    key_parts["inputs"] = [
         {**reference.to_json(), "sources": None} if reference.is_output else _content(step, reference, workspace_dir)
         for reference in job.inputs
     ]
     # Without an environment, the job uses the packages of this interpreter.
     python = None if job.environment.needs_build else (sys.executable, sys.version)
-    text = json.dumps([_VERSION, step.snapshot_id, told, python], sort_keys=True)
+    text = json.dumps([_VERSION, step.snapshot_id, key_parts, python], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -119,14 +119,14 @@ def _path(key: str, workspace_dir: Path) -> Path:
 
 
 def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, object]:
-    told = reference.to_json()
+    place = reference.to_json()
     # A step's output is identified by its place, which has the run's id; a dataset by its content at registration.
     if reference.name in step.takes or reference.fingerprint is not None:
-        return told
+        return place
     # Imported late: most pipelines have only the data of their steps.
     from paceline.data.transfer.listing import fingerprint, list_files
 
-    return {**told, "content": fingerprint(list_files(reference.sources, workspace_dir))}
+    return {**place, "content": fingerprint(list_files(reference.sources, workspace_dir))}
 
 
 def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
@@ -139,7 +139,10 @@ def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
         from paceline.data.transfer.listing import list_files
 
         files = list_files(reference.sources, workspace_dir)
-        told = stored.get(reference.name, {})
-        if "files" in told and (len(files), sum(info.size for info in files)) != (told["files"], told["bytes"]):
+        recorded = stored.get(reference.name, {})
+        if "files" in recorded and (len(files), sum(info.size for info in files)) != (
+            recorded["files"],
+            recorded["bytes"],
+        ):
             return False
     return True

@@ -103,7 +103,7 @@ class Step:
         Raises:
             PipelineError: No step leaves the data that it takes.
         """
-        found = list(self._after)
+        needed = list(self._after)
         for reference in self._job({}).inputs:
             if isinstance(reference, PendingReference) and reference.data not in self.outputs:
                 producer = reference.data.producer
@@ -111,8 +111,8 @@ class Step:
                     raise PipelineError(
                         f"step {self.name!r} takes {reference.name!r}, which no step leaves. Name it among the outputs of one."
                     )
-                found.append(producer)
-        return found
+                needed.append(producer)
+        return needed
 
     def parameters(self) -> dict[str, object]:
         """Return name -> default of its parameters.

@@ -59,20 +59,20 @@ class BugReport(TypedDict, total=False):
 
 def bug_report(folder: RunFolder | None, *, messages: bool = False) -> BugReport:
     """Return the facts for a bug report."""
-    found = BugReport(
+    report = BugReport(
         versions={"python": platform.python_version(), **versions()},
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         open_mpi=_open_mpi(),
     )
     if folder is not None:
-        found["run"] = _run(folder, messages=messages)
-    return found
+        report["run"] = _run(folder, messages=messages)
+    return report
 
 
 def versions() -> dict[str, str]:
     """Return the versions of installed `PACKAGES`, without importing them."""
-    found = {name: version_of(name) for name in PACKAGES}
-    return {name: version for name, version in found.items() if version is not None}
+    versions_by_package = {name: version_of(name) for name in PACKAGES}
+    return {name: version for name, version in versions_by_package.items() if version is not None}
 
 
 def text(found: BugReport) -> str:
@@ -100,7 +100,7 @@ def _open_mpi() -> str:
 def _run(folder: RunFolder, *, messages: bool) -> dict[str, object]:
     record = read.record(folder)
     job, failure = record.job, record.failure
-    found: dict[str, object] = {
+    facts: dict[str, object] = {
         "kind": record.kind,
         "target_kind": _target_kind(folder),
         "status": record.status,
@@ -113,7 +113,7 @@ def _run(folder: RunFolder, *, messages: bool) -> dict[str, object]:
         "hangs": bool(record.hang),
     }
     if failure is not None:
-        found |= {
+        facts |= {
             "cause": failure.cause,
             "exit_code": failure.exit_code,
             "signal": failure.signal,
@@ -124,8 +124,8 @@ def _run(folder: RunFolder, *, messages: bool) -> dict[str, object]:
             "frames": [_frame(*frame) for frame in _FRAME.findall(failure.traceback or "")],
         }
         if messages:
-            found |= {"message": failure.message, "exception": failure.exception}
-    return found
+            facts |= {"message": failure.message, "exception": failure.exception}
+    return facts
 
 
 def _target_kind(folder: RunFolder) -> str:

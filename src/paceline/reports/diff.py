@@ -101,12 +101,12 @@ class RunDiff:
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values; NaN and the infinities become strings."""
-        found: dict[str, object] = json_safe(asdict(self))
-        found["code"] = [
+        parts: dict[str, object] = json_safe(asdict(self))
+        parts["code"] = [
             {"name": one.name, "status": one.status, "plus": one.plus, "minus": one.minus, "text": "\n".join(one.text)}
             for one in self.code
         ]
-        return found | {"parting": json_safe(asdict(self.parting)) if self.parting else None}
+        return parts | {"parting": json_safe(asdict(self.parting)) if self.parting else None}
 
 
 def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
@@ -160,21 +160,21 @@ def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
     `--lr 0.1` and `--lr=0.1` are {"--lr": "0.1"}, a flag has "", a repeated option has all values, and a positional argument
     has its number from 1.
     """
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     number, name = 0, None
     for word in words:
         if word.startswith("-") and word != "-" and not is_number_text(word):
             name, equals, value = word.partition("=")
-            found.setdefault(name, [])
+            values_by_name.setdefault(name, [])
             if equals:
-                found[name].append(value)
+                values_by_name[name].append(value)
                 name = None
         elif name is not None:
-            found[name].append(word)
+            values_by_name[name].append(word)
         else:
             number += 1
-            found[f"argument {number}"] = [word]
-    return {name: " ".join(values) for name, values in found.items()}
+            values_by_name[f"argument {number}"] = [word]
+    return {name: " ".join(values) for name, values in values_by_name.items()}
 
 
 def _parameters(record: RunRecord) -> dict[str, object]:
@@ -199,13 +199,13 @@ def _settings(record: RunRecord) -> dict[str, object]:
 
 def _topology(record: RunRecord) -> dict[str, object]:
     values = record.job.to_json() if record.job else {}
-    found = {name: values[name] for name in _TOPOLOGY if name in values}
+    topology = {name: values[name] for name in _TOPOLOGY if name in values}
     if record.job:
-        found["world_size"] = record.job.world_size
+        topology["world_size"] = record.job.world_size
     if record.attempts:
         last = record.attempts[-1]
-        found |= {"nodes": ", ".join(last.nodes), "cores": last.cores, "gpus": last.gpus}
-    return found
+        topology |= {"nodes": ", ".join(last.nodes), "cores": last.cores, "gpus": last.gpus}
+    return topology
 
 
 # --- environment, data and topology
@@ -213,21 +213,23 @@ def _topology(record: RunRecord) -> dict[str, object]:
 
 def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     job: Job | None = record.job
-    asked = job.environment.to_json() if job else {}
-    asked.pop("environment_variables", None)
+    requested = job.environment.to_json() if job else {}
+    requested.pop("environment_variables", None)
     built = read_json(folder.environment)
     if not isinstance(built, dict):
-        return {f"asked: {name}": value for name, value in asked.items()}
+        return {f"asked: {name}": value for name, value in requested.items()}
     # Locks would repeat the versions.
-    found: dict[str, object] = {f"asked: {name}": asked[name] for name in ("docker_image", "layered") if name in asked}
-    found["base_python"] = built.get("base_python")
+    parts: dict[str, object] = {
+        f"asked: {name}": requested[name] for name in ("docker_image", "layered") if name in requested
+    }
+    parts["base_python"] = built.get("base_python")
     for text in built.get("pip") or ():
         name, _, version = str(text).partition("==")
-        found[name] = version or str(text)
+        parts[name] = version or str(text)
     for text in built.get("conda") or ():
         name, _, version = str(text).partition("=")
-        found[f"conda: {name}"] = version or str(text)
-    return found
+        parts[f"conda: {name}"] = version or str(text)
+    return parts
 
 
 def _data(folder: RunFolder, record: RunRecord) -> dict[str, object]:
@@ -237,15 +239,15 @@ def _data(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     first = {str(one.get("name")): one for one in reversed(list(inputs))}
     if not first and record.job is not None:
         first = {one.name: one.to_json() for one in record.job.inputs}
-    found: dict[str, object] = {}
+    parts: dict[str, object] = {}
     for name, one in first.items():
-        found[name] = one.get("source") or one.get("sources") or one.get("path")
-        found |= {f"{name}: {key}": one[key] for key in _DATA if one.get(key) is not None}
+        parts[name] = one.get("source") or one.get("sources") or one.get("path")
+        parts |= {f"{name}: {key}": one[key] for key in _DATA if one.get(key) is not None}
     # For data that was not copied, other numbers or times mean other content.
     for left in linked.read(folder.linked):
         if left.is_linked:
-            found[f"{left.path}: files, bytes, changed"] = [left.files, left.size, left.changed_ns]
-    return found
+            parts[f"{left.path}: files, bytes, changed"] = [left.files, left.size, left.changed_ns]
+    return parts
 
 
 def _code(a: RunFolder, b: RunFolder, first: RunRecord, second: RunRecord) -> tuple[tuple[FileChange, ...], str | None]:

@@ -90,7 +90,7 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
 
     `since` limits the time of submission. A sweep's trials count; the sweep itself holds nothing.
     """
-    found: dict[str, Usage] = {}
+    usage_by_key: dict[str, Usage] = {}
     for record in read.all_records(runs_dir):
         if since is not None and parse_utc(record.created_utc) < since:
             continue
@@ -98,10 +98,12 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
         if record.job is None or record.sweep is not None:
             continue
         name = KEYS[by](record)
-        found[name] = found.get(name, Usage(name=name)).plus(of_run(RunFolder(runs_dir / record.run_id), record))
+        usage_by_key[name] = usage_by_key.get(name, Usage(name=name)).plus(
+            of_run(RunFolder(runs_dir / record.run_id), record)
+        )
     if by == "week":
-        return sorted(found.values(), key=lambda one: one.name, reverse=True)
-    return sorted(found.values(), key=lambda one: (-one.gpu_hours, -one.core_hours, one.name))
+        return sorted(usage_by_key.values(), key=lambda one: one.name, reverse=True)
+    return sorted(usage_by_key.values(), key=lambda one: (-one.gpu_hours, -one.core_hours, one.name))
 
 
 def of_run(folder: RunFolder, record: RunRecord) -> Usage:
@@ -158,9 +160,9 @@ def _preparing_s(folder: RunFolder) -> float:
 
 def _fetching_s(folder: RunFolder) -> float:
     """Return the seconds of inputs on the slowest node."""
-    told = read_json(folder.data)
+    record = read_json(folder.data)
     by_node: dict[object, float] = defaultdict(float)
-    for one in (told.get("inputs") if isinstance(told, dict) else None) or ():
+    for one in (record.get("inputs") if isinstance(record, dict) else None) or ():
         by_node[one.get("node_rank")] += one.get("fetch_s") or 0.0
     return max(by_node.values(), default=0.0)
 
@@ -186,13 +188,13 @@ def _week(created_utc: str) -> str:
 
 def gpu_looks(folder: RunFolder) -> Looks:
     """Return samples of the run's GPUs."""
-    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    samples: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for node, path in node_logs(folder.metrics).items():
         for line in json_lines(path):
             match line:
                 case {"name": str(name), "value": int() | float() as busy, "step": int(at)} if _BUSY.fullmatch(name):
-                    found.setdefault((node, name), []).append((float(at), float(busy)))
-    return found
+                    samples.setdefault((node, name), []).append((float(at), float(busy)))
+    return samples
 
 
 def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:

@@ -116,16 +116,16 @@ class Guardian:
 
     def _listener(self) -> socket.socket | None:
         """Return the service's socket, or None."""
-        told = False
+        is_noted = False
         while True:
             record = store.stored(self.folder)
             target = store.desired(self.folder)
             try:
                 return open_listener(record.host, record.port)
             except ServiceError as error:
-                if not told:
+                if not is_noted:
                     say(str(error))
-                    told = True
+                    is_noted = True
                 changes = {"failure": str(error), "settled": target.serial}
                 if not record.served:
                     store.change(self.folder, record, state=FAILED, **changes)

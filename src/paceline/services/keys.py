@@ -31,14 +31,14 @@ def read(folder: ServiceFolder) -> tuple[str, str]:
     Raises:
         ServiceError: The service has no keys, or they belong to another user.
     """
-    found = read_json(folder.keys)
-    if not isinstance(found, dict):
+    keys = read_json(folder.keys)
+    if not isinstance(keys, dict):
         if folder.keys.exists():
             raise ServiceError(
                 f"the keys of service {folder.name!r} can't be read from {str(folder.keys)!r}. Ask its owner."
             )
         raise ServiceError(f"service {folder.name!r} asks for no key. Deploy it with auth=True (`--auth`) for some.")
-    return found["primary"], found["secondary"]
+    return keys["primary"], keys["secondary"]
 
 
 def changed_ns(folder: ServiceFolder) -> int:

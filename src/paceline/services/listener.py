@@ -100,9 +100,9 @@ class ConnectionRelay:
         task = asyncio.current_task()
         self._tasks.add(task)
         try:
-            found = await self._connected()
-            if found is not None:
-                reader, writer = found
+            connection = await self._connected()
+            if connection is not None:
+                reader, writer = connection
                 try:
                     await asyncio.gather(_pump(from_client, writer), _pump(reader, to_client))
                 finally:

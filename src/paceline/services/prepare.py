@@ -94,16 +94,16 @@ class Preparation:
         if self._process is None or self._process.poll() is None:
             return self._process is None
         process, self._process = self._process, None
-        found = read_json(self._folder.revision(self._number).prepared)
-        if not isinstance(found, dict):
+        outcome = read_json(self._folder.revision(self._number).prepared)
+        if not isinstance(outcome, dict):
             self.failure = f"the build of the environment ended with exit code {process.returncode}."
-        elif "failure" in found:
-            self.failure = found["failure"]
+        elif "failure" in outcome:
+            self.failure = outcome["failure"]
         else:
             try:
                 store = EnvironmentStore(self._folder.workspace_dir / "environments")
-                self.held.enter_context(store.hold(Built.from_json(found["built"])))
-                self.setup = NodeSetup.from_json(found["setup"])
+                self.held.enter_context(store.hold(Built.from_json(outcome["built"])))
+                self.setup = NodeSetup.from_json(outcome["setup"])
             except EnvironmentBuildError:
                 # Pruned between the end of the build and this lock.
                 self._start()

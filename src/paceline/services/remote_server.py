@@ -323,8 +323,8 @@ class RemoteServer:
             served.ended = f"run {record.run_id} has ended: {failure}{_last_words(served.folder, record)}"
             self._drop(served)
             return
-        if served.port is None and (found := _LISTENS.search(_log(served.folder, record))):
-            served.port, served.address, served.node = int(found[1]), found[2], record.attempts[-1].nodes[0]
+        if served.port is None and (listens := _LISTENS.search(_log(served.folder, record))):
+            served.port, served.address, served.node = int(listens[1]), listens[2], record.attempts[-1].nodes[0]
         if served.port is None or served.node is None:
             return
         if served.forward is not None and served.forward.poll() is not None:

@@ -425,8 +425,8 @@ class Service:
 
     def _present(self) -> Revision:
         """Return the served revision, or the first desired one."""
-        found = store.stored(self._folder)
-        return store.revision(self._folder, found.revision or store.desired(self._folder).revision)
+        record = store.stored(self._folder)
+        return store.revision(self._folder, record.revision or store.desired(self._folder).revision)
 
 
 def _path(workspace: Workspace) -> Path:

@@ -71,8 +71,8 @@ def bench(
         return asyncio.run(all_of_them())
     loop = uvloop.new_event_loop()
     try:
-        found: list[BenchResult] = loop.run_until_complete(all_of_them())
-        return found
+        results: list[BenchResult] = loop.run_until_complete(all_of_them())
+        return results
     finally:
         loop.close()
 
@@ -213,9 +213,9 @@ async def _one(target: _Target, until: float, found: list[_Client]) -> None:
 
 
 async def _try(target: _Target, url: str) -> None:
-    found: list[_Client] = []
-    await _one(target, 0.0, found)
-    first = found[0].first
+    clients: list[_Client] = []
+    await _one(target, 0.0, clients)
+    first = clients[0].first
     if first is None:
         raise ServingError(f"there is no answer from {url}. Is it being served?")
     status, body = first

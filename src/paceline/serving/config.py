@@ -171,12 +171,12 @@ class ServerConfig:
         Raises:
             ServingError: A key is unknown or missing, or a value is not valid.
         """
-        given = _keys(cls, value, "the configuration")
-        models = given.get("models", [])
+        settings = _keys(cls, value, "the configuration")
+        models = settings.get("models", [])
         if not isinstance(models, (list, tuple)):
             raise ServingError(f"models={models!r} is no list.")
-        given["models"] = tuple(ServedModel(**_keys(ServedModel, model, "a model")) for model in models)
-        return cls(**given)
+        settings["models"] = tuple(ServedModel(**_keys(ServedModel, model, "a model")) for model in models)
+        return cls(**settings)
 
 
 def read_config(path: Path) -> ServerConfig:
@@ -232,12 +232,12 @@ def absolute(config: ServerConfig, folder: Path) -> ServerConfig:
         return None if path is None else os.path.abspath(folder / path)
 
     for name in ("source_dir", "working_dir"):
-        given = full(getattr(config, name))
-        if given is not None and not os.path.isdir(given):
+        setting = full(getattr(config, name))
+        if setting is not None and not os.path.isdir(setting):
             raise ServingError(f"{name}={getattr(config, name)!r}: there is no such folder.")
     for name in ("tls_cert", "tls_key"):
-        given = full(getattr(config, name))
-        if given is not None and not os.path.isfile(given):
+        setting = full(getattr(config, name))
+        if setting is not None and not os.path.isfile(setting):
             raise ServingError(f"{name}={getattr(config, name)!r}: there is no such file.")
     return dataclasses.replace(
         config,

@@ -63,11 +63,11 @@ class Ignore:
             if directory in self._texts:
                 inside = path[len(directory) + 1 :] if directory else path
                 # A pattern with a trailing slash matches folders only; the matcher recognizes a folder by a trailing slash.
-                found = self._spec(directory).check_file(inside + "/" * is_directory)
-                if found.include is not None:
-                    if not found.include:
+                match = self._spec(directory).check_file(inside + "/" * is_directory)
+                if match.include is not None:
+                    if not match.include:
                         return None
-                    pattern = self._texts[directory].splitlines()[found.index or 0].decode(errors="replace").strip()
+                    pattern = self._texts[directory].splitlines()[match.index or 0].decode(errors="replace").strip()
                     return f"ignored by {pattern!r} in {os.path.join(directory, self.file_name)}"
             if not directory:
                 return None

@@ -158,8 +158,8 @@ class _Scan:
     def _walk(self, directory: str, *, trust: bool) -> None:
         tree, known, prefix = self._tree, self._known, f"{directory}/" if directory else ""
         try:
-            with os.scandir(os.path.join(tree.source, directory)) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(os.path.join(tree.source, directory)) as opened:
+                entries = sorted(opened, key=lambda entry: entry.name)
         except FileNotFoundError:
             # Removed since the listing of its parent.
             if directory:
@@ -273,9 +273,9 @@ class _Scan:
 
     def _take_back(self, path: str) -> None:
         tree, below = self._tree, f"{path}/"
-        for found in (tree.files, tree.links, tree.hashes):
-            for name in [name for name in found if name.startswith(below)]:
-                del found[name]
+        for parts in (tree.files, tree.links, tree.hashes):
+            for name in [name for name in parts if name.startswith(below)]:
+                del parts[name]
         tree.directories[:] = [name for name in tree.directories if name != path and not name.startswith(below)]
         tree.not_copied[:] = [one for one in tree.not_copied if not one.path.startswith(below)]
 

@@ -217,8 +217,8 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
 def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
     """Hard-link an equal file of the last snapshot. So a small edit makes a small snapshot."""
     try:
-        found = os.lstat(old)
-        if stat.S_IMODE(found.st_mode) != stat.S_IMODE(tree.files[path][4]) or found.st_size != tree.files[path][0]:
+        status = os.lstat(old)
+        if stat.S_IMODE(status.st_mode) != stat.S_IMODE(tree.files[path][4]) or status.st_size != tree.files[path][0]:
             return False
         # Hash it, because its times prove nothing: a script may have written into a snapshot.
         digest = hashlib.sha256()

@@ -70,8 +70,8 @@ def check(
             f"the space does not fit {script.name}, by the options that it declares: {said}. Change the space, the job's "
             "arguments or the script."
         )
-    found = (_switch(dimension, known) for dimension in space.parameters)
-    own = (switch for switch in found if switch is not None and switch.partition("/")[0] not in said_so)
+    controlled = (_switch(dimension, known) for dimension in space.parameters)
+    own = (switch for switch in controlled if switch is not None and switch.partition("/")[0] not in said_so)
     return tuple(dict.fromkeys((*switches, *own)))
 
 
@@ -219,11 +219,11 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
     ]
     if len(mains) != 1:
         return None
-    given = {keyword.arg: keyword.value for keyword in mains[0].keywords}
-    name = given.get("config_name", mains[0].args[1] if len(mains[0].args) > 1 else None)
+    keywords = {keyword.arg: keyword.value for keyword in mains[0].keywords}
+    name = keywords.get("config_name", mains[0].args[1] if len(mains[0].args) > 1 else None)
     is_empty = name is None or (isinstance(name, ast.Constant) and name.value is None)
     # Without a configuration file, Hydra needs `+` before each name.
-    return ADDITIONS if is_empty and None not in given else ASSIGNMENTS
+    return ADDITIONS if is_empty and None not in keywords else ASSIGNMENTS
 
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:

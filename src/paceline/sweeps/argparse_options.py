@@ -126,15 +126,17 @@ def _of_decorators(nodes: Sequence[ast.AST]) -> Declared | None:
 def _of_click(call: ast.Call) -> DeclaredOption | None:
     if ast.unparse(call.func) not in ("click.option", "option"):
         return None
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     words = [text for word in call.args if (text := _text(word)) is not None]
     # `--shout/--no-shout` is a switch. A word without a dash names the function's parameter.
     names = [word.partition("/")[0].strip() for word in words if word.startswith("-")]
     off = next((word.partition("/")[2].strip() for word in words if "/" in word), None)
-    is_flag = _literal(given["is_flag"]) if "is_flag" in given else off is not None
-    unsure = {None, "flag_value", "count", "cls"} & given.keys() or (off is None and is_flag and "default" in given)
-    count = _literal(given["nargs"]) if "nargs" in given else 1
-    is_multiple = "multiple" in given and _literal(given["multiple"]) is True
+    is_flag = _literal(keywords["is_flag"]) if "is_flag" in keywords else off is not None
+    unsure = {None, "flag_value", "count", "cls"} & keywords.keys() or (
+        off is None and is_flag and "default" in keywords
+    )
+    count = _literal(keywords["nargs"]) if "nargs" in keywords else 1
+    is_multiple = "multiple" in keywords and _literal(keywords["multiple"]) is True
     return DeclaredOption(
         names=tuple(names),
         line=call.lineno,
@@ -286,8 +288,8 @@ class _Reader:
             self._is_parsed = True
             self._readings.append(call)
             self._is_closed = self._is_closed and method in _ALL
-            given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in (None, "args"))]
-            if not all(self._is_command_line(value) for value in given):
+            sources = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in (None, "args"))]
+            if not all(self._is_command_line(value) for value in sources):
                 raise _NotKnownError
         elif method not in _HARMLESS:
             # Such as `register`, which can redefine int.
@@ -319,9 +321,11 @@ class _Reader:
         if value.id not in _parameters(function) or calls is None:
             return False
         stores = [node for node in self._nodes if isinstance(node, ast.Name) and node.id == value.id]
-        given = [argument for call in calls for argument in (*call.args, *(keyword.value for keyword in call.keywords))]
+        arguments = [
+            argument for call in calls for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        ]
         return all(isinstance(node.ctx, ast.Load) for node in stores) and all(
-            not isinstance(argument, ast.Name) and self._is_command_line(argument) for argument in given
+            not isinstance(argument, ast.Name) and self._is_command_line(argument) for argument in arguments
         )
 
     # --- what an add_argument says
@@ -331,19 +335,19 @@ class _Reader:
         if len(names) != len(call.args) or not names:
             self._is_closed = False  # names that are made as the script runs
             return
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         # `nargs=argparse.REMAINDER` takes any words.
-        if "nargs" in given and (self._of(given["nargs"]) == "REMAINDER" or _text(given["nargs"]) == "..."):
+        if "nargs" in keywords and (self._of(keywords["nargs"]) == "REMAINDER" or _text(keywords["nargs"]) == "..."):
             self._is_closed = False
         if not names[0].startswith("-"):
             self._has_positionals = True
             return
         # The action object may be changed later.
-        if None in given or not isinstance(self._parent[call], ast.Expr):
+        if None in keywords or not isinstance(self._parent[call], ast.Expr):
             self._options.append(DeclaredOption(names=tuple(names), line=call.lineno, is_switch=None))
             return
-        is_switch, names = self._action(given.get("action"), names)
-        count, is_known = self._count(given.get("nargs"))
+        is_switch, names = self._action(keywords.get("action"), names)
+        count, is_known = self._count(keywords.get("nargs"))
         self._options.append(
             DeclaredOption(
                 names=tuple(names),
@@ -351,10 +355,10 @@ class _Reader:
                 is_switch=is_switch if is_known else None,
                 is_pair=len(names) > len(call.args),
                 count=count,
-                takes_list=WORDS if count != 1 else REPEATED if _text(given.get("action")) == "append" else None,
-                type=self._type(given.get("type")),
-                choices=_choices(given["choices"]) if "choices" in given else None,
-                is_required="required" in given and _literal(given["required"]) is True and self._is_always(call),
+                takes_list=WORDS if count != 1 else REPEATED if _text(keywords.get("action")) == "append" else None,
+                type=self._type(keywords.get("type")),
+                choices=_choices(keywords["choices"]) if "choices" in keywords else None,
+                is_required="required" in keywords and _literal(keywords["required"]) is True and self._is_always(call),
             )
         )
 
@@ -432,8 +436,8 @@ def _choices(node: ast.expr) -> Sequence[object] | None:
         if node.keywords or not bounds or not all(type(bound) is int for bound in bounds):
             return None
         return range(*bounds)  # type: ignore[call-overload, no-any-return]
-    found = _literal(node)
-    return tuple(found) if isinstance(found, (list, tuple, set, frozenset, dict)) else None
+    literal = _literal(node)
+    return tuple(literal) if isinstance(literal, (list, tuple, set, frozenset, dict)) else None
 
 
 def _literal(node: ast.expr) -> object:

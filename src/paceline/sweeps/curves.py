@@ -155,11 +155,11 @@ class Watch:
 
     def look(self, trial: Trial) -> Trial:
         """Return the current trial: the same object if nothing has changed."""
-        told = self._record.changed()
-        if told is not None and told["status"] != trial.status:
-            started = trial.started_utc if trial.earlier else told.get("started_utc")
-            ended = told.get("ended_utc")
-            trial = dataclasses.replace(trial, status=told["status"], started_utc=started, ended_utc=ended)
+        state = self._record.changed()
+        if state is not None and state["status"] != trial.status:
+            started = trial.started_utc if trial.earlier else state.get("started_utc")
+            ended = state.get("ended_utc")
+            trial = dataclasses.replace(trial, status=state["status"], started_utc=started, ended_utc=ended)
         # After the record, so that values logged before the end are in the curve that is seen with the end.
         if self._further:
             further = tuple(reader.look() for reader in self._further)

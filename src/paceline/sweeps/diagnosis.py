@@ -62,12 +62,12 @@ def common(sweep: SweepState, failed: Sequence[Trial]) -> Cause:
     for trial in failed:
         # A user may have removed the trial's folder.
         with contextlib.suppress(PacelineError):
-            found = cause(sweep.folder_of(trial.number))
-            alike.setdefault(_NUMBER.sub("0", found.text), []).append(found)
+            reason = cause(sweep.folder_of(trial.number))
+            alike.setdefault(_NUMBER.sub("0", reason.text), []).append(reason)
     most = max(alike.values(), key=len, default=[Cause()])
     if len(most) == 1:
         return Cause(text=f"The first error: {most[0].text}", see=most[0].see)
-    but = "" if len({found.text for found in most}) == 1 else ", but for its numbers"
+    but = "" if len({reason.text for reason in most}) == 1 else ", but for its numbers"
     return Cause(text=f"{len(most)} of {len(failed)} failed with the same error{but}: {most[0].text}", see=most[0].see)
 
 

@@ -244,10 +244,10 @@ def next_run(sweep: SweepState) -> Next | None:
 
 def without_checkpoints(sweep: SweepState) -> str | None:
     """Return why paused trials without checkpoints fail the sweep, or None."""
-    found = sweep.has_checkpoint
-    if any(found.values()) or len(found) < min(_WITHOUT, sweep.spec.trials):
+    checkpoints = sweep.has_checkpoint
+    if any(checkpoints.values()) or len(checkpoints) < min(_WITHOUT, sweep.spec.trials):
         return None
-    return f"{len(found)} trials have been paused, and {_NOTHING}"
+    return f"{len(checkpoints)} trials have been paused, and {_NOTHING}"
 
 
 def tag_waiting(sweep: SweepState) -> None:

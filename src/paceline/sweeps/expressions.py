@@ -411,11 +411,11 @@ def _word(text: str) -> object:
     # int and float accept more than JSON: 1_000, +1, .5.
     for read in (json.loads, int, float):
         try:
-            found = read(text)
+            value = read(text)
         except ValueError:
             continue
         # Records are JSON, which has no nan and no inf. The script gets the same text.
-        return text if isinstance(found, float) and not math.isfinite(found) else found
+        return text if isinstance(value, float) and not math.isfinite(value) else value
     # Python's spelling. JSON's true, false and null are read above.
     return {"True": True, "False": False, "None": None}.get(text, text)
 

@@ -149,18 +149,18 @@ def lines(standing: Standing) -> tuple[str, ...]:
     parts = [f"{over} of {spec.trials} trials ended", *(f"{count} {word}" for word, count in counts.items() if count)]
     during = "in" if record.is_terminal else "for"
     took = f" {during} {duration_text(record.duration_s)}" if record.duration_s is not None else ""
-    found = [f"Sweep {record.run_id} is {record.status}{took}: {', '.join(parts)}"]
+    texts = [f"Sweep {record.run_id} is {record.status}{took}: {', '.join(parts)}"]
     if (best := best_trial(trials, spec)) is not None:
         if spec.further:
             numbers = [str(trial.number) for trial in best_trials(trials, spec)]
-            found.append(f"Pareto front: trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
+            texts.append(f"Pareto front: trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
         else:
-            found.append(f"Best: trial {best.number}, {spec.metric} {value_text(best.best(spec.goal))}{_said(best)}")
-    found += [f"Warning: {text}" for text in record.warnings]
+            texts.append(f"Best: trial {best.number}, {spec.metric} {value_text(best.best(spec.goal))}{_said(best)}")
+    texts += [f"Warning: {text}" for text in record.warnings]
     if record.failure is not None:
-        found.append(record.failure.message)
-        found += [f"More: {record.failure.see}"] if record.failure.see else []
-    return tuple(found)
+        texts.append(record.failure.message)
+        texts += [f"More: {record.failure.see}"] if record.failure.see else []
+    return tuple(texts)
 
 
 def parameters(trials: Sequence[Trial]) -> list[str]:

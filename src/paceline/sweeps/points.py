@@ -63,8 +63,8 @@ def job_of(
     if pass_as in (ASSIGNMENTS, ADDITIONS):
         said = [word for word in job.arguments if "=" not in word or word.partition("=")[0].lstrip("+") not in plain]
         plus = "+" if pass_as == ADDITIONS else ""
-        given = [f"{plus}{name}={text_of(value)}" for name, value in plain.items() if value is not None]
-        return dataclasses.replace(job, arguments=(*said, *given))
+        words_of_values = [f"{plus}{name}={text_of(value)}" for name, value in plain.items() if value is not None]
+        return dataclasses.replace(job, arguments=(*said, *words_of_values))
     if pass_as == ENVIRONMENT:
         variables = {variable(name): text_of(value) for name, value in plain.items() if value is not None}
         return dataclasses.replace(job, environment_variables={**job.environment_variables, **variables})
@@ -159,28 +159,28 @@ def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: s
     None omits an argument, a true switch is a word of its own, and lists have the form of `pass_as`.
     """
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
-    found: list[str] = []
+    command_words: list[str] = []
     for name, value in values.items():
         if value is None:
             continue
         word, text = argument(name), text_of(value)
         if word in opposites:
-            found += [word] if value else [off] if (off := opposites[word]) else []
+            command_words += [word] if value else [off] if (off := opposites[word]) else []
             continue
         if pass_as == WORDS and isinstance(value, (list, tuple)):
-            found += [word, *map(text_of, value)]
+            command_words += [word, *map(text_of, value)]
             continue
         if pass_as == REPEATED and isinstance(value, (list, tuple)):
-            found += [part for item in value for part in words({name: item}, switches, EQUALS)]
+            command_words += [part for item in value for part in words({name: item}, switches, EQUALS)]
             continue
         if pass_as == COMMAS and isinstance(value, (list, tuple)):
             text = ",".join(map(text_of, value))
         # argparse takes -1e-05 and -a as options if they stand alone, but -0.5 as a value.
         if pass_as in (EQUALS, REPEATED, COMMAS) or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
-            found.append(f"{word}={text}")
+            command_words.append(f"{word}={text}")
         else:
-            found += [word, text]
-    return found
+            command_words += [word, text]
+    return command_words
 
 
 def text_of(value: object) -> str:
@@ -218,16 +218,16 @@ def _is_name(word: str) -> bool:
 
 def _there(name: str, source: Path | None) -> dict[str, Any]:
     try:
-        found = json.loads((source / name).read_text()) if source is not None else {}
+        content = json.loads((source / name).read_text()) if source is not None else {}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise SweepError(
             f"{name!r} of the source, over which the values are to be laid, is no JSON: {error}."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise SweepError(f"{name!r} of the source, over which the values are to be laid, is no JSON object.")
-    return found
+    return content
 
 
 def _nested(values: Mapping[str, object], over: dict[str, Any], file: str) -> dict[str, object]:

@@ -171,7 +171,7 @@ def _dimensions(parts: Mapping[str, object], above: str, branch: str) -> tuple[D
     `above`: Prefix of names in the mapping.
     `branch`: Prefix of keys in a branch of a choice.
     """
-    found: list[Dimension] = []
+    dimensions: list[Dimension] = []
     for name, part in parts.items():
         if (
             not isinstance(name, str)
@@ -185,17 +185,17 @@ def _dimensions(parts: Mapping[str, object], above: str, branch: str) -> tuple[D
         if isinstance(part, Mapping):
             if not part:
                 raise SweepError(f"{whole}: the mapping is empty. Give it a name, or leave it out.")
-            found += _dimensions(part, whole, branch)
+            dimensions += _dimensions(part, whole, branch)
         elif isinstance(part, Choice) and part.is_of_spaces:
             branches = tuple(_dimensions(option, whole, f"{key}[{n}]/") for n, option in enumerate(part.options))
-            found.append(Dimension(key, whole, part, branches))
+            dimensions.append(Dimension(key, whole, part, branches))
         else:
             try:
                 expression = part if isinstance(part, Expression) else Fixed(part)
             except SweepError as error:
                 raise SweepError(f"{whole}: {error}") from None
-            found.append(Dimension(key, whole, expression))
-    return tuple(found)
+            dimensions.append(Dimension(key, whole, expression))
+    return tuple(dimensions)
 
 
 def _names(dimensions: tuple[Dimension, ...]) -> list[list[str]]:

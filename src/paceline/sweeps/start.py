@@ -176,22 +176,22 @@ def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
     script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
     if script is None:
         return spec
-    found = certain_way(directory / script)
-    if found in (None, EQUALS) and (of_lists := list_way(spec.space, directory / script)) is not None:
+    known_way = certain_way(directory / script)
+    if known_way in (None, EQUALS) and (of_lists := list_way(spec.space, directory / script)) is not None:
         return dataclasses.replace(spec, pass_as=of_lists)
-    if found is None:
+    if known_way is None:
         return spec
-    if spec.switches and found not in (EQUALS, WORDS):
+    if spec.switches and known_way not in (EQUALS, WORDS):
         return spec
-    if found != WORDS or spec.switches:
-        return dataclasses.replace(spec, pass_as=found)
+    if known_way != WORDS or spec.switches:
+        return dataclasses.replace(spec, pass_as=known_way)
     # tyro's: `--model.amp` and `--model.no-amp`.
     names = [argument(one.name) for one in spec.space.parameters if is_of_switch(one)]
     pairs = (
         f"{name}/{above}{dot}no-{last}" if dot else f"{name}/--no-{name[2:]}"
         for name, (above, dot, last) in ((name, name.rpartition(".")) for name in names)
     )
-    return dataclasses.replace(spec, pass_as=found, switches=tuple(dict.fromkeys(pairs)))
+    return dataclasses.replace(spec, pass_as=known_way, switches=tuple(dict.fromkeys(pairs)))
 
 
 def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
@@ -226,11 +226,11 @@ def more(folder: RunFolder, trials: int) -> None:
         raise SweepError(f"trials={trials!r} is no integer of 1 or more.")
     # Before the lock: a controller that is about to end then sees the request and continues. Requests that it has not seen yet
     # add up.
-    asked = (read_json(folder.path / MORE) or {}).get("trials", 0) + trials
+    requested = (read_json(folder.path / MORE) or {}).get("trials", 0) + trials
     there = count(folder) if record.is_terminal else record.sweep["trials"]
-    if (total := there + asked) > MOST_TRIALS:
+    if (total := there + requested) > MOST_TRIALS:
         raise SweepError(f"trials={trials}: {total} in all are more than {MOST_TRIALS}, which a sweep may have.")
-    write_json(folder.path / MORE, {"trials": asked})
+    write_json(folder.path / MORE, {"trials": requested})
     if not record.is_terminal:
         return
     # The controller releases the lock a moment after it has written the end.
@@ -262,7 +262,7 @@ def count_anew(folder: RunFolder) -> None:
     Time, failed trials and trials without a metric count from now on. The caller holds the lock.
     """
     record, there = store.stored(folder), count(folder)
-    asked = (read_json(folder.path / MORE) or {}).get("trials", 0)
-    sweep = {**(record.sweep or {}), "trials": there + asked, "counted_from": there, "counted_utc": utc_now()}
+    requested = (read_json(folder.path / MORE) or {}).get("trials", 0)
+    sweep = {**(record.sweep or {}), "trials": there + requested, "counted_from": there, "counted_utc": utc_now()}
     store.write(folder, dataclasses.replace(record, sweep=sweep))
     (folder.path / MORE).unlink(missing_ok=True)

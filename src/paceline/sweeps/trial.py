@@ -168,8 +168,8 @@ class Trial:
         """
         if not all(self.curves):
             return None
-        found = tuple(curve[-1] for curve in self.curves)
-        return found if all(map(math.isfinite, found)) else None
+        values = tuple(curve[-1] for curve in self.curves)
+        return values if all(map(math.isfinite, values)) else None
 
     def best(self, goal: Goal, interval: int | None = None) -> float | None:
         """Return the best finite value among the first `interval` values, or None."""
@@ -234,12 +234,12 @@ def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
     `Trial.last` are not on it.
     """
     known = [(tuple(map(cost, values, goals)), trial) for trial in trials if (values := _values(trial, goals))]
-    found: list[tuple[tuple[float, ...], Trial]] = []
+    on_front: list[tuple[tuple[float, ...], Trial]] = []
     # In this order no trial is dominated by a later one, so each is compared with the front alone.
     for key, trial in sorted(known, key=lambda one: (one[0], one[1].number)):
-        if not any(_beats(other, key) for other, _ in found):
-            found.append((key, trial))
-    return [trial for _, trial in found]
+        if not any(_beats(other, key) for other, _ in on_front):
+            on_front.append((key, trial))
+    return [trial for _, trial in on_front]
 
 
 def ordered(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:

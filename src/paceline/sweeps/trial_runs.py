@@ -186,18 +186,18 @@ class EndedTrials:
 
 def keep(sweep: RunFolder, trial: Trial) -> None:
     """Cache a trial that has ended. The caller holds the lock."""
-    found = stamp(sweep.path.parent, trial.run_id)
+    record_stamp = stamp(sweep.path.parent, trial.run_id)
     changed = {name: getattr(trial, name) for name, default in _DEFAULTS.items() if getattr(trial, name) != default}
     # The cache is optional: errors only cost time later.
     with contextlib.suppress(OSError, TypeError):
-        if found is not None:
-            append_line(sweep.path / _FILE, {**changed, "record": found})
+        if record_stamp is not None:
+            append_line(sweep.path / _FILE, {**changed, "record": record_stamp})
 
 
 def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
     """Return what identifies the current version of a run's state, or None."""
-    found = stamp_of(f"{runs_dir}/{run_id}/state.json")
-    return None if found is None else list(found)
+    state_stamp = stamp_of(f"{runs_dir}/{run_id}/state.json")
+    return None if state_stamp is None else list(state_stamp)
 
 
 def _read(name: str, value: Any) -> Any:

@@ -49,7 +49,7 @@ def known_results(spec: SweepSpec, runs_dir: Path) -> list[KnownResult]:
             f"warm_start with the sampler {spec.sampler!r}, which learns nothing from results. Take tpe, cmaes, gp or one of "
             "your own."
         )
-    return [found for run_id in spec.warm_start for found in _of_sweep(run_id, spec, runs_dir)]
+    return [result for run_id in spec.warm_start for result in _of_sweep(run_id, spec, runs_dir)]
 
 
 def keep(folder: RunFolder, results: Sequence[KnownResult]) -> None:
@@ -73,13 +73,13 @@ def as_trials(results: Sequence[KnownResult]) -> list[Trial]:
     return [
         Trial(
             number=number - len(results),
-            run_id=found["run_id"],
-            chosen=found["chosen"],
+            run_id=result["run_id"],
+            chosen=result["chosen"],
             status=states.COMPLETED,
-            curve=(found["values"][0],),
-            further=tuple((value,) for value in found["values"][1:]),
+            curve=(result["values"][0],),
+            further=tuple((value,) for value in result["values"][1:]),
         )
-        for number, found in enumerate(results)
+        for number, result in enumerate(results)
     ]
 
 
@@ -98,7 +98,7 @@ def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[KnownResult]
     judged = _judged_by(former, spec)
     known = [trial_of(records, runs_dir, judged) for records in all_runs(folder, judged)]
     trials = [trial for trial in known if trial.status != states.FAILED]
-    found: list[KnownResult] = []
+    results: list[KnownResult] = []
     outside = ""
     for trial in trials:
         values = _values(trial, spec)
@@ -109,16 +109,16 @@ def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[KnownResult]
         except SweepError as error:
             outside = outside or str(error)
             continue
-        found.append({"run_id": trial.run_id, "chosen": chosen, "values": list(values)})
-    if not found and outside:
+        results.append({"run_id": trial.run_id, "chosen": chosen, "values": list(values)})
+    if not results and outside:
         raise SweepError(f"warm_start: no result of sweep {run_id} lies in this space: {outside}")
-    if not found:
+    if not results:
         names = sorted({name for t in trials[:3] for name in CurveReader(runs_dir / t.run_id / "metrics", "").names})
         logged = f" Its trials have logged {', '.join(names)}." if names else ""
         raise SweepError(
             f"warm_start: no trial of sweep {run_id} has ended with a value of {' and '.join(spec.metrics)}.{logged}"
         )
-    return found
+    return results
 
 
 def _judged_by(former: SweepSpec, spec: SweepSpec) -> SweepSpec:

@@ -272,17 +272,17 @@ class AnyDataset:
         """Return the current files, skipping places that no longer exist."""
         from paceline.data.transfer.listing import list_files
 
-        found: dict[tuple[str, str], FileInfo] = {}
+        files: dict[tuple[str, str], FileInfo] = {}
         folder = self._workspace_dir()
         # List place by place: a missing place must not hide the files of the others.
         for source in self.sources:
             try:
                 for info in list_files([source], folder):
-                    found[info.path, info.datastore or ""] = info
+                    files[info.path, info.datastore or ""] = info
             except DataError:
                 if source.datastore is not None:
                     list_files([Source(datastore=source.datastore)], folder)  # an unknown store is still an error
-        return self._selected([found[key] for key in sorted(found)])
+        return self._selected([files[key] for key in sorted(files)])
 
     def _selected(self, files: list[FileInfo]) -> list[FileInfo]:
         return files

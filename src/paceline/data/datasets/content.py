@@ -39,9 +39,9 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
     with _known() as known, ThreadPoolExecutor(_AT_ONCE) as pool:
         # Threads only read and hash, both without the GIL. They never use the database connection.
         digests = pool.map(lambda path: known.digest(path) if path else None, paths)
-        found = [replace(info, version=digest or info.version) for info, digest in zip(infos, digests, strict=True)]
+        hashed = [replace(info, version=digest or info.version) for info, digest in zip(infos, digests, strict=True)]
         known.keep()
-    return found
+    return hashed
 
 
 def content_fingerprint(infos: Sequence[FileInfo]) -> str:
@@ -86,8 +86,8 @@ class _Digests:
         try:
             with open(path, "rb") as file:
                 # Use the open file: the path may name another file by now.
-                found = os.fstat(file.fileno())
-                key = f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
+                status = os.fstat(file.fileno())
+                key = f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
                 if key not in self._known:
                     digest = hashlib.sha256()
                     while chunk := file.read(_CHUNK):

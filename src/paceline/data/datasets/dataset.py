@@ -318,8 +318,8 @@ def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -
         # A dataset uses only the folder of a workspace, and this layer can't import `Workspace`.
         workspace: Any = SimpleNamespace(path=workspace_dir)
         try:
-            found = Dataset.File.from_files((source.datastore, source.path), validate=False, workspace=workspace)
-            version = found.register(
+            dataset = Dataset.File.from_files((source.datastore, source.path), validate=False, workspace=workspace)
+            version = dataset.register(
                 workspace, request["name"], request["description"], request["tags"], create_new_version=True
             ).version
             made[reference.name] = f"{request['name']}:{version}"

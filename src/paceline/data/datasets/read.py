@@ -45,12 +45,12 @@ def format_of(files: Sequence[LocalFile]) -> str:
     """
     # "a.csv.gz" counts as .csv.
     endings = {"." + file.relative.removesuffix(".gz").rpartition(".")[2].lower() for file in files}
-    found = {_ENDINGS.get(ending) for ending in endings}
-    if len(found) != 1 or None in found:
+    formats = {_ENDINGS.get(ending) for ending in endings}
+    if len(formats) != 1 or None in formats:
         raise DataError(
             f"the file extensions {sorted(endings)} do not determine one table format. Select files of one format by a pattern."
         )
-    return str(found.pop())
+    return str(formats.pop())
 
 
 def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> pandas.DataFrame:

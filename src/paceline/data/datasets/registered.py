@@ -203,8 +203,10 @@ def describe(
     """
     registry = _registry(workspace_dir)
     with registry.locked():
-        found = load(workspace_dir, name, version)
-        changed = replace(found, tags=dict(tags), description=found.description if description is None else description)
+        dataset = load(workspace_dir, name, version)
+        changed = replace(
+            dataset, tags=dict(tags), description=dataset.description if description is None else description
+        )
         registry.of(name).put(str(version), asdict(changed))
     return changed
 

@@ -30,19 +30,19 @@ def sources_of(path: object) -> Where:
     Raises:
         DataError: `path` is none of these or empty, mixes datastores of two workspaces, or is a URL with a password.
     """
-    found: list[Source] = []
+    sources: list[Source] = []
     workspaces: set[Path] = set()
     for item in path if isinstance(path, list) else [path]:
         for source, workspace in _sources(item):
-            found.append(source)
+            sources.append(source)
             if workspace is not None:
                 workspaces.add(workspace)
-    if not found:
+    if not sources:
         raise DataError(f"path={path!r} names no files. Give a path, a URL, (datastore, path) or a list of such.")
     if len(workspaces) > 1:
         named = ", ".join(repr(str(workspace)) for workspace in sorted(workspaces))
         raise DataError(f"the datastores are of several workspaces ({named}); a dataset belongs to one.")
-    return tuple(dict.fromkeys(found)), workspaces.pop() if workspaces else None
+    return tuple(dict.fromkeys(sources)), workspaces.pop() if workspaces else None
 
 
 def workspace_dir_of(workspace: object) -> Path:
@@ -147,12 +147,12 @@ def _below(top: Path) -> list[LocalFile]:
         return [LocalFile(top.name, top)]
     if not top.is_dir():
         raise DataError(f"there is nothing at {str(top)!r}, where files of a dataset were to be.")
-    found = []
+    files = []
     for folder, below, names in os.walk(top, followlinks=True):
         here = f"{os.path.realpath(folder)}/"
         # Skip a link to a folder above, which would never end.
         below[:] = [name for name in below if not here.startswith(f"{os.path.realpath(Path(folder, name))}/")]
         for path in (Path(folder, name) for name in names):
             if path.is_file():  # no socket, no link that leads nowhere
-                found.append(LocalFile(path.relative_to(top).as_posix(), path))
-    return sorted(found, key=lambda file: file.relative)
+                files.append(LocalFile(path.relative_to(top).as_posix(), path))
+    return sorted(files, key=lambda file: file.relative)

@@ -109,13 +109,13 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
 def check_no_secrets(url: str, options: Mapping[str, object]) -> None:
     """Raise DataError if a secret stands in clear text."""
     shown = hidden_url(url)
-    found = [f"the option {name!r}" for name in _secret_names(options)]
+    secret_parts = [f"the option {name!r}" for name in _secret_names(options)]
     if shown != url:
-        found.append("the URL")
-    if found:
+        secret_parts.append("the URL")
+    if secret_parts:
         raise DataError(
-            f"{' and '.join(found)} of the store {shown!r} would hold a secret in the clear, which is not written anywhere. "
-            f"Say where it is found instead: credentials={{'option': place}}, each place {PLACES}."
+            f"{' and '.join(secret_parts)} of the store {shown!r} would hold a secret in the clear, which is not written "
+            f"anywhere. Say where it is found instead: credentials={{'option': place}}, each place {PLACES}."
         )
 
 
@@ -130,15 +130,15 @@ def hidden_url(url: str) -> str:
 
 
 def _secret_names(options: Mapping[str, object], prefix: str = "") -> list[str]:
-    found = []
+    names = []
     for name, value in options.items():
         if isinstance(value, Mapping):
-            found += _secret_names(value, f"{prefix}{name}.")
+            names += _secret_names(value, f"{prefix}{name}.")
         elif isinstance(value, str) and ("://" in value or credentials_in(value)):
-            found += [f"{prefix}{name}"] if credentials_in(value) or hidden_url(value) != value else []
+            names += [f"{prefix}{name}"] if credentials_in(value) or hidden_url(value) != value else []
         elif value not in (None, "", True, False) and str(value) not in _HARMLESS_VALUES and _is_secret(str(name)):
-            found.append(f"{prefix}{name}")
-    return found
+            names.append(f"{prefix}{name}")
+    return names
 
 
 def _is_secret(name: str) -> bool:

@@ -83,12 +83,12 @@ class Datastore:
                     f"{what}={value!r} of datastore {name!r} is not a dict, such as {{'secret': 'env:LAB_SECRET'}}."
                 )
         _check_bool(default=default, overwrite=overwrite)
-        given = dict(options or {})
+        settings = dict(options or {})
         # Check the original text: the absolute path of a folder would begin with "/".
-        check_no_secrets(os.fspath(url), given)
+        check_no_secrets(os.fspath(url), settings)
         text = _checked_url(name, os.fspath(url))
         record = StoreRecord(
-            name=name, url=text, options=_plain(given, name), credentials=dict(credentials) if credentials else None
+            name=name, url=text, options=_plain(settings, name), credentials=dict(credentials) if credentials else None
         )
         check_credentials(credentials, record.title)
         check_installed(record)

@@ -122,10 +122,10 @@ class Store:
             import aiohttp
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
-            given = options.pop("client_kwargs", {})
+            client_options = options.pop("client_kwargs", {})
             # A copy: the record's headers must not get the token.
-            headers = dict(given.get("headers", {}))
-            options |= {"client_kwargs": {"timeout": timeout, **given, "headers": headers}}
+            headers = dict(client_options.get("headers", {}))
+            options |= {"client_kwargs": {"timeout": timeout, **client_options, "headers": headers}}
             # fsspec's HTTP has no option for user or token; aiohttp below it has.
             user, password = options.pop("username", None), options.pop("password", None)
             if password is not None:

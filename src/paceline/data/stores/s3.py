@@ -48,12 +48,12 @@ def object_store(store: Store) -> Any | None:
     if options.get("anon"):
         pass
     elif options.get("key") or options.get("secret"):
-        found = {"access_key_id": options.get("key", ""), "secret_access_key": options.get("secret", "")}
-        provider = lambda: {**found, "token": options.get("token"), "expires_at": None}  # noqa: E731
+        credentials = {"access_key_id": options.get("key", ""), "secret_access_key": options.get("secret", "")}
+        provider = lambda: {**credentials, "token": options.get("token"), "expires_at": None}  # noqa: E731
     elif all(os.environ.get(name) for name in _DIRECT) and not _has_configuration(options):
-        found = {"access_key_id": os.environ[_DIRECT[0]], "secret_access_key": os.environ[_DIRECT[1]]}
+        credentials = {"access_key_id": os.environ[_DIRECT[0]], "secret_access_key": os.environ[_DIRECT[1]]}
         token = os.environ.get("AWS_SESSION_TOKEN")
-        provider = lambda: {**found, "token": token, "expires_at": None}  # noqa: E731
+        provider = lambda: {**credentials, "token": token, "expires_at": None}  # noqa: E731
         endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     else:
         # obstore does not read botocore's files and profiles. Use botocore's credentials, so that both libraries act as the
@@ -66,8 +66,8 @@ def object_store(store: Store) -> Any | None:
 
 
 def _is_plain(options: dict[str, Any], client: dict[str, Any]) -> bool:
-    given = (options.get("endpoint_url"), client.get("endpoint_url"), client.get("region_name"))
-    return all(value is None or isinstance(value, str) for value in given)
+    settings = (options.get("endpoint_url"), client.get("endpoint_url"), client.get("region_name"))
+    return all(value is None or isinstance(value, str) for value in settings)
 
 
 def _has_configuration(options: dict[str, Any]) -> bool:

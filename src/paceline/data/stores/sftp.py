@@ -57,13 +57,13 @@ def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
     # For fsspec's cache only; paramiko's `connect` would refuse it.
     options.pop("skip_instance_cache", None)
     timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)
-    given = {**timeouts, **_from_url(record), **options}
+    settings = {**timeouts, **_from_url(record), **options}
     converters: dict[str, Callable[[Any], object]] = {"key_filename": os.path.expanduser, "port": int}
-    given |= {name: convert(given[name]) for name, convert in converters.items() if name in given}
+    settings |= {name: convert(settings[name]) for name, convert in converters.items() if name in settings}
     # With a password or key, try no others: a server disconnects after a few attempts.
-    if "password" in given or "key_filename" in given:
-        given = {"allow_agent": False, "look_for_keys": False, **given}
-    return KnownHostsSftp(given.pop("host"), **given)
+    if "password" in settings or "key_filename" in settings:
+        settings = {"allow_agent": False, "look_for_keys": False, **settings}
+    return KnownHostsSftp(settings.pop("host"), **settings)
 
 
 def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
@@ -73,19 +73,19 @@ def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
         folder, above = waiting.pop()
         for entry in fs.ftp.listdir_attr(f"{root}/{folder}".rstrip("/") or "/"):
             path = f"{folder}/{entry.filename}" if folder else entry.filename
-            full, found = f"{root}/{path}", entry
+            full, target = f"{root}/{path}", entry
             # Listings show the link itself, so stat its target.
             if stat.S_ISLNK(entry.st_mode or 0):
                 try:
-                    found = fs.ftp.stat(full)
+                    target = fs.ftp.stat(full)
                 except FileNotFoundError:
                     continue
-            if stat.S_ISDIR(found.st_mode or 0):
+            if stat.S_ISDIR(target.st_mode or 0):
                 real = fs.ftp.normalize(full)
                 if real not in above:
                     waiting.append((path, (*above, real)))
-            elif stat.S_ISREG(found.st_mode or 0):
-                yield path, found
+            elif stat.S_ISREG(target.st_mode or 0):
+                yield path, target
 
 
 def _from_url(record: StoreRecord) -> dict[str, Any]:

@@ -99,8 +99,8 @@ class DataCache:
         """Hard-link a whole, unmodified file, if there."""
         source = self._path(key)
         try:
-            found = os.lstat(source)
-            if not _is_untouched(found, size):
+            status = os.lstat(source)
+            if not _is_untouched(status, size):
                 self.forget(key)
                 return False
             # Record the use here: many disks are mounted without access times. The modification time keeps its fixed value.
@@ -141,9 +141,9 @@ class DataCache:
     def use(self) -> CacheUse:
         """Return the number of files, and their sizes."""
         files = size = linked = 0
-        for _, found in self._all():
-            files, size = files + 1, size + found.st_size
-            linked += found.st_size if found.st_nlink > 1 else 0
+        for _, status in self._all():
+            files, size = files + 1, size + status.st_size
+            linked += status.st_size if status.st_nlink > 1 else 0
         return CacheUse(files, size, linked)
 
     def prune(
@@ -167,10 +167,10 @@ class DataCache:
             self._drop_abandoned()
         newest_ns = time.time_ns() - int(unused_for_s * 1e9)
         limit = self.limit_bytes if limit_bytes is None else limit_bytes
-        found = sorted(self._all(), key=lambda item: item[1].st_atime_ns)
-        excess = sum(status.st_size for _, status in found) + make_room_bytes - limit
+        entries = sorted(self._all(), key=lambda item: item[1].st_atime_ns)
+        excess = sum(status.st_size for _, status in entries) + make_room_bytes - limit
         removed = 0
-        for path, status in found:
+        for path, status in entries:
             if removed >= excess or (unused_for_s and status.st_atime_ns > newest_ns):
                 # All following files were used later than this one.
                 break

@@ -51,13 +51,13 @@ def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]
         DataError: A store or path does not exist, or names that can't be in one folder.
         TransferError: The store can't be read.
     """
-    found: dict[tuple[str | None, str], FileInfo] = {}
+    files: dict[tuple[str | None, str], FileInfo] = {}
     for source in sources:
         record, path = place_of(source, workspace_dir)
         with Store(record) as store:
             for info in list_source(store, source, path):
-                found.setdefault((info.datastore, info.path), info)
-    return sorted(found.values(), key=lambda info: (info.path, info.datastore or ""))
+                files.setdefault((info.datastore, info.path), info)
+    return sorted(files.values(), key=lambda info: (info.path, info.datastore or ""))
 
 
 def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
@@ -193,11 +193,11 @@ def _sftp(store: Store, base: str) -> Iterator[_Entry]:
 
     full = store.full(base)
     try:
-        found = store.fs.ftp.stat(full)
+        status = store.fs.ftp.stat(full)
     except FileNotFoundError:
         return
-    if stat.S_ISREG(found.st_mode or 0):
-        yield _Entry(base, int(found.st_size or 0), f"{found.st_mtime}")
+    if stat.S_ISREG(status.st_mode or 0):
+        yield _Entry(base, int(status.st_size or 0), f"{status.st_mtime}")
         return
     for path, entry in walk_sftp(store.fs, full.rstrip("/")):
         yield _Entry(_below(base, path), int(entry.st_size or 0), f"{entry.st_mtime}")
@@ -239,11 +239,11 @@ def _http_entry(path: str, info: dict[str, Any]) -> _Entry:
 def _objects(store: Store, base: str) -> Iterator[_Entry]:
     root = store.record.root
     listed = _from_obstore(store, base)
-    found = _from_fsspec(store, base) if listed is None else listed
+    objects = _from_fsspec(store, base) if listed is None else listed
     whole = f"{root}/{base}".rstrip("/")
     bucket = f"{root.partition('/')[0]}/"
     entries = []
-    for key, size, version in found:
+    for key, size, version in objects:
         # Keys lack the bucket; fsspec's memory store has none.
         full = key if store.kind == "memory" else bucket + key
         # "data" must not list "database/x", and the name of the bucket is not a file.
@@ -267,20 +267,20 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
 
     prefix = "/".join(part for part in (store.record.root.partition("/")[2], base) if part)
     try:
-        found = [
+        entries = [
             (str(meta["path"]), int(meta["size"]), str(meta["e_tag"] or meta["last_modified"]))
             for batch in obstore.list(objects, prefix=prefix or None, chunk_size=1000)
             for meta in batch
         ]
-        if prefix and not found:
+        if prefix and not entries:
             # obstore treats a prefix as a folder.
             try:
                 meta = obstore.head(objects, prefix)
             except FileNotFoundError:
                 return []
             return [(prefix, int(meta["size"]), str(meta["e_tag"] or meta["last_modified"]))]
-        markers = _markers(objects, found)
-        return [one for one in found if one[0] not in markers]
+        markers = _markers(objects, entries)
+        return [one for one in entries if one[0] not in markers]
     except InvalidPathError:
         return None  # a name with "..", "//" or the like: s3fs shows it, and it is refused by its name
 
@@ -304,12 +304,12 @@ def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
 
 
 def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:
-    found = store.fs.find(store.full(base), detail=True, withdirs=False)
+    entries = store.fs.find(store.full(base), detail=True, withdirs=False)
     # Later requests must see the store, not this listing.
     store.fs.invalidate_cache()
     bucket = "" if store.kind == "memory" else f"{store.record.root.partition('/')[0]}/"
     listed = []
-    for name, info in found.items():
+    for name, info in entries.items():
         if info.get("type") == "directory":
             continue
         listed.append((str(name).removeprefix(bucket), int(info.get("size") or 0), version_of(info)))

@@ -130,15 +130,15 @@ class Partial:
             self._ranges.unlink(missing_ok=True)
 
     def _read_ranges(self) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         if self._ranges is None:
-            return found
+            return ranges
         with contextlib.suppress(OSError):
             # A truncated last line has no line end.
             for line in self._ranges.read_bytes().split(b"\n")[:-1]:
                 if (words := re.fullmatch(rb"(\d+) (\d+)", line)) and int(words[1]) < int(words[2]) <= self.size:
-                    found.append((int(words[1]), int(words[2])))
-        return found
+                    ranges.append((int(words[1]), int(words[2])))
+        return ranges
 
 
 def claim(path: Path, size: int, *, wait: bool) -> Partial | None:

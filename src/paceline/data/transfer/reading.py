@@ -186,8 +186,8 @@ class _SftpReader:
                     counted(data)
             counted.check()
             # SFTP has no versions: a write during the read shows only in the modification time, before and after.
-            found = file.stat()
-            _check_unchanged(path, f"{found.st_mtime}" == version and (found.st_size or 0) >= end)
+            status = file.stat()
+            _check_unchanged(path, f"{status.st_mtime}" == version and (status.st_size or 0) >= end)
 
 
 class _LocalReader:
@@ -209,8 +209,8 @@ class _LocalReader:
 
 
 def _local_version(fd: int) -> str:
-    found = os.fstat(fd)
-    return f"{found.st_mtime_ns}-{found.st_ino}"
+    status = os.fstat(fd)
+    return f"{status.st_mtime_ns}-{status.st_ino}"
 
 
 class _FsspecReader:
@@ -244,6 +244,6 @@ def _check_unchanged(path: str, is_unchanged: bool) -> None:
 def version_of(info: dict[str, Any]) -> str:
     """Return the version of a file from fsspec's info, or ""."""
     # An etag if there is one, else GCS's generation. fsspec's memory store has only a creation time.
-    found = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
+    version = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
     # fsspec's memory store lists a number, but reports a datetime for one file.
-    return str(found.timestamp() if isinstance(found, dt.datetime) else found)
+    return str(version.timestamp() if isinstance(version, dt.datetime) else version)

@@ -230,13 +230,13 @@ class _Work:
         except _StoppedError:
             raise
         except Exception as error:
-            told = translated(error, self._store.record, self._store.secrets, f"reading {job.path!r}")
+            own_error = translated(error, self._store.record, self._store.secrets, f"reading {job.path!r}")
             # A full disk is local, so the message does not name the store.
             if cause_of(error) == "disk":
-                told = _full_disk(job.part.parent, error)
-            if told is error:
+                own_error = _full_disk(job.part.parent, error)
+            if own_error is error:
                 raise
-            raise told from error
+            raise own_error from error
 
 
 class _StoppedError(Exception):

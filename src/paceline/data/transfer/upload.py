@@ -308,13 +308,13 @@ def _existing(store: Store, path: str) -> set[str]:
 
 def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], begun: Path) -> set[str]:
     """Return the names that a killed upload had stored."""
-    told = read_json(begun)
-    if told is None:
+    journal = read_json(begun)
+    if journal is None:
         return set()
     names = set()
     for name, file in files:
         target = store.local(f"{path}/{name}")
-        for half in target.parent.glob(f"{told['mark']}-*"):
+        for half in target.parent.glob(f"{journal['mark']}-*"):
             half.unlink(missing_ok=True)
         # Compare bytes: the copy has its own modification time.
         if target.is_file() and filecmp.cmp(file, target, shallow=False):
@@ -363,9 +363,9 @@ def _put_file(store: Store, file: Path, path: str, by_content: threading.Event |
     else:
         store.fs.put_file(str(file), full)
     # A store may have accepted fewer bytes without an error.
-    found = store.fs.info(full)
-    if int(found.get("size") or 0) != size:
-        raise ShortError(f"{path!r} has {found.get('size')} bytes there, not {size}")
+    info = store.fs.info(full)
+    if int(info.get("size") or 0) != size:
+        raise ShortError(f"{path!r} has {info.get('size')} bytes there, not {size}")
 
 
 def _put_sftp(fs: Any, file: Path, full: str) -> None:

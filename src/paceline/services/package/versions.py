@@ -87,9 +87,10 @@ def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
         if (name := _name(line)) not in taken:
             requirements.append(name if name in own else line)
     constraints = [*model.constraints, *(line for line in server.constraints if _name(line) not in own)]
-    asked = {_name(line) for line in requirements if "==" in line}
+    requested = {_name(line) for line in requirements if "==" in line}
     return PackageVersions(
-        tuple(requirements), tuple(sorted((line for line in constraints if _name(line) not in asked), key=str.lower))
+        tuple(requirements),
+        tuple(sorted((line for line in constraints if _name(line) not in requested), key=str.lower)),
     )
 
 
@@ -120,8 +121,8 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
     # This interpreter knows the distributions of its modules; other names are mostly the same.
 
     known = metadata.packages_distributions() if modules else {}
-    found = (known.get(module) or [_FRAMEWORKS.get(module, module)] for module in modules)
-    return sorted({_name(name) for names in found for name in names} - {"paceline"})
+    distributions = (known.get(module) or [_FRAMEWORKS.get(module, module)] for module in modules)
+    return sorted({_name(name) for names in distributions for name in names} - {"paceline"})
 
 
 def _closure(names: Iterable[str]) -> list[str]:
@@ -146,5 +147,5 @@ def _public(line: str) -> str:
 
 
 def _name(line: str) -> str:
-    found = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line
+    match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
+    return re.sub(r"[-_.]+", "-", match[0]).lower() if match else line

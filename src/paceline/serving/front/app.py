@@ -126,14 +126,14 @@ class App:
         path = scope["path"]
         operation = self._operations.get(path)
         try:
-            given = _wanted(scope)
-            exchange.ids = self._request_ids(given)
-            reply = None if path in _OPEN else self._admit(exchange, given)
+            headers_in = _wanted(scope)
+            exchange.ids = self._request_ids(headers_in)
+            reply = None if path in _OPEN else self._admit(exchange, headers_in)
             if reply is None:
                 if operation is None:
                     await self._other(exchange)
                     return
-                reply = await self._ask(scope, receive, given, operation)
+                reply = await self._ask(scope, receive, headers_in, operation)
             if scope["state"]["connection"].is_lost:
                 # Of pipelined requests, uvicorn reports only the last one.
                 vars(getattr(receive, "__self__", self))["disconnected"] = True

@@ -66,12 +66,12 @@ class Metrics:
             "Requests answered.",
             ((f'{service},path="{path}",status="{status}"', count) for (path, status), count in self._requests.items()),
         )
-        for name, text, found in (
+        for name, text, samples in (
             ("request_seconds", "From a request's head to the end of its answer.", self._took),
             ("model_seconds", "In the model; of a batch, what the whole batch took.", self._ran),
         ):
             family(name, "histogram", text, ())
-            for path, histogram in found.items():
+            for path, histogram in samples.items():
                 lines.extend(histogram.lines(f"paceline_{name}", f'{service},path="{path}"'))
         family("batches_total", "counter", "Times that a model was called.", [(service, pool.batches)])
         family("requests_waiting", "gauge", "Requests that wait for a model process.", [(service, len(pool.queue))])

@@ -152,14 +152,14 @@ def _module(name: str) -> None:
     if name in sys.modules:
         return
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        found = None
-    if found is not None and name not in _HOMES:
+        spec = None
+    if spec is not None and name not in _HOMES:
         importlib.import_module(name)
         return
     module = ModuleType(name)
-    module.__path__ = list(found.submodule_search_locations or ()) if found is not None else []
+    module.__path__ = list(spec.submodule_search_locations or ()) if spec is not None else []
     sys.modules[name] = module
     above, _, leaf = name.rpartition(".")
     if above:

@@ -141,11 +141,11 @@ def _fault(value: object, where: str) -> str | None:
         for key, each in value.items():
             if not (key is None or isinstance(key, (str, int, float, bool))):
                 return f"{where} has the key {key!r} of type {type(key).__name__}, which JSON has not."
-            if found := _fault(each, f"{where}[{key!r}]"):
-                return found
+            if fault := _fault(each, f"{where}[{key!r}]"):
+                return fault
         return None
     if isinstance(value, (list, tuple)):
-        return next((found for at, each in enumerate(value) if (found := _fault(each, f"{where}[{at}]"))), None)
+        return next((fault for at, each in enumerate(value) if (fault := _fault(each, f"{where}[{at}]"))), None)
     try:
         return _fault(plain(value), where)
     except TypeError as reason:

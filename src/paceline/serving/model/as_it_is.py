@@ -50,9 +50,9 @@ class AsItIs:
         names = [each.name for each in self._runner.inputs]
         key = "data" if len(names) == 1 else None
         rows = {"type": "array", "items": {}}
-        given = {"type": "object", "properties": dict.fromkeys([key] if key else names, rows)}
+        given_schema = {"type": "object", "properties": dict.fromkeys([key] if key else names, rows)}
         returned = {"type": "object", "properties": dict.fromkeys(self._runner.default, rows)}
-        document = swagger.openapi(title, version, given, returned)
+        document = swagger.openapi(title, version, given_schema, returned)
         return {
             "metadata": {
                 "name": self._model.name,
@@ -61,7 +61,7 @@ class AsItIs:
                 "inputs": list(map(described, self._runner.inputs)),
                 "outputs": list(map(described, self._runner.outputs)),
             },
-            "swagger2": swagger.swagger2(title, version, given, returned),
+            "swagger2": swagger.swagger2(title, version, given_schema, returned),
             "swagger3": document,
             "openapi": document,
         }
@@ -92,7 +92,7 @@ class AsItIs:
         before = time.perf_counter()
         first = group[0]
         try:
-            found = [self._runner.run(first.inputs, first.wanted)] if len(group) == 1 else self._together(group)
+            results = [self._runner.run(first.inputs, first.wanted)] if len(group) == 1 else self._together(group)
         except Exception as reason:
             if len(group) > 1:  # one bad input must not fail the others
                 return [reply for request in group for reply in self._run([request])]
@@ -101,7 +101,7 @@ class AsItIs:
             show(reason)
             return [_refused(first.is_infer, 500, _FAILED)]
         ran_us = int((time.perf_counter() - before) * 1e6)
-        return [self._told(request, outputs, ran_us) for request, outputs in zip(group, found, strict=True)]
+        return [self._told(request, outputs, ran_us) for request, outputs in zip(group, results, strict=True)]
 
     def _together(self, group: list[_Request]) -> list[Outputs]:
         joined = {name: np.concatenate([request.inputs[name] for request in group]) for name in group[0].inputs}
@@ -111,11 +111,11 @@ class AsItIs:
             # The first dimension of the output is not rows: stop batching.
             self.is_batched = False
             return [self._runner.run(request.inputs, request.wanted) for request in group]
-        found, at = [], 0
+        parts, at = [], 0
         for request in group:
-            found.append({name: value[at : at + request.rows] for name, value in outputs.items()})
+            parts.append({name: value[at : at + request.rows] for name, value in outputs.items()})
             at += request.rows
-        return found
+        return parts
 
     def _told(self, request: _Request, outputs: Outputs, ran_us: int) -> Reply:
         try:
@@ -157,15 +157,15 @@ class AsItIs:
             frame = getattr(self._runner, "frame", None)
             if frame and isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
                 return _Request({infos[0].name: frame(rows)}, self._wanted(wanted), -1, False, None)
-            given = {infos[0].name: tensors.from_lists(rows, infos[0])}
+            arrays = {infos[0].name: tensors.from_lists(rows, infos[0])}
         else:
             if not isinstance(value, dict):
                 raise InputError(f"the body should be an object with {', '.join(each.name for each in infos)}.")
             known = {each.name: each for each in infos}
             tensors.check_known("input", value, list(known))
-            given = {name: tensors.from_lists(rows, known[name]) for name, rows in value.items()}
-        given = tensors.named(given, infos)
-        return _Request(given, self._wanted(wanted), _rows(given), False, None)
+            arrays = {name: tensors.from_lists(rows, known[name]) for name, rows in value.items()}
+        arrays = tensors.named(arrays, infos)
+        return _Request(arrays, self._wanted(wanted), _rows(arrays), False, None)
 
     def _wanted(self, names: list[str] | None) -> list[str]:
         if names is None:

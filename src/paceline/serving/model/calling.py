@@ -48,17 +48,17 @@ class Script:
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         """Return a response to each request; for an invalid one, the reason."""
-        given: list[dict[str, object]] = []
+        items: list[dict[str, object]] = []
         replies: list[Reply | None] = []
         for call in calls:
             try:
                 if call.operation == INFER:
                     raise InputError("a scoring script has no tensors; POST to /score.", 404)
-                given.append(self._arguments(call))
+                items.append(self._arguments(call))
                 replies.append(None)
             except InputError as reason:
                 replies.append(error(reason.status, str(reason)))
-        results = iter(self._together(list(map(self._item, given))) if self.is_batched else map(self._alone, given))
+        results = iter(self._together(list(map(self._item, items))) if self.is_batched else map(self._alone, items))
         return [reply if reply is not None else next(results) for reply in replies]
 
     def _alone(self, arguments: dict[str, object]) -> Reply:
@@ -115,7 +115,7 @@ def values_of(call: ModelCall) -> dict[str, object]:
         except (ValueError, RecursionError):
             value = text
         values.setdefault(name, []).append(value)
-    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+    return {name: values_given[0] if len(values_given) == 1 else values_given for name, values_given in values.items()}
 
 
 def parameters(function: Callable[..., object], path: str) -> list[inspect.Parameter]:

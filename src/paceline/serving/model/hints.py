@@ -119,10 +119,10 @@ class Hints:
 
         self._known[kind] = Hint(read, {"$ref": f"#/components/schemas/{name}"}, f"an object ({name})")
         hints, required = _fields(kind)
-        found = {each: self.of(hint) for each, hint in hints.items()}
-        readers |= {each: hint.read for each, hint in found.items()}
+        hints_by_field = {each: self.of(hint) for each, hint in hints.items()}
+        readers |= {each: hint.read for each, hint in hints_by_field.items()}
         needed |= required
-        self.schemas[name] = object_schema(found, needed)
+        self.schemas[name] = object_schema(hints_by_field, needed)
         return self._known[kind]
 
 
@@ -237,9 +237,9 @@ def _list(each: Hint, kind: Any) -> Hint:
         # Fast path for the common case: error places are only needed for errors.
         if read_one is _float and set(map(type, value)) <= {float, int} and all(map(math.isfinite, value)):
             return kind(map(float, value))
-        found = [read_one(item, f"{where}[{at}]") for at, item in enumerate(value)]
+        items = [read_one(item, f"{where}[{at}]") for at, item in enumerate(value)]
         try:
-            return found if kind is list else kind(found)
+            return items if kind is list else kind(items)
         except TypeError:
             raise InputError(f"{where} has an item that a set can't hold.") from None
 
@@ -323,24 +323,24 @@ def _array(hint: object, shape: tuple[int | None, ...] | None) -> Hint:
 
         if not isinstance(value, list):
             raise _wrong(value, where, title)
-        found = array_of(value, where)
-        if found.dtype.kind not in "biuf":
+        array = array_of(value, where)
+        if array.dtype.kind not in "biuf":
             raise InputError(f"{where} should hold numbers alone.")
-        if not np.isfinite(found).all():
+        if not np.isfinite(array).all():
             raise InputError(f"{where} has a number that is too large.")
-        if shape is not None and not fits(found.shape, shape, None):
-            raise InputError(f"{where} should be {title}, not {_shape(found.shape)}.")
+        if shape is not None and not fits(array.shape, shape, None):
+            raise InputError(f"{where} should be {title}, not {_shape(array.shape)}.")
         if is_tensor:
             import torch
 
-            return torch.from_numpy(found.astype(np.float32 if found.dtype.kind == "f" else found.dtype))
+            return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else array.dtype))
         if dtype is None:
-            return found
+            return array
         try:
-            made: Any = found.astype(dtype)
+            made: Any = array.astype(dtype)
         except TypeError:
-            return found
-        if np.dtype(dtype).kind in "iub" and not (made == found).all():
+            return array
+        if np.dtype(dtype).kind in "iub" and not (made == array).all():
             raise InputError(f"{where} should hold values of {np.dtype(dtype).name} alone.")
         return made
 

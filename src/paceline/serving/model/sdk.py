@@ -33,9 +33,9 @@ class SdkScript(Script):
     def __init__(self, module: ModuleType, config: ServerConfig) -> None:
         super().__init__(module, "run", config)
         path = str(module.__file__)
-        found = parameters(self._function, path)
-        self._has_headers = any(each.name == "request_headers" for each in found)
-        self._parameters = [each for each in found if each.name != "request_headers"]
+        own_parameters = parameters(self._function, path)
+        self._has_headers = any(each.name == "request_headers" for each in own_parameters)
+        self._parameters = [each for each in own_parameters if each.name != "request_headers"]
         if not self._parameters:
             raise ServingError(f"{path}: run() has no parameter for the data. Write run(data).")
         self._is_raw = is_raw(self._function)

@@ -33,22 +33,22 @@ def documents(function: object, config: ServerConfig) -> Documents:
         versions = list(util.get_supported_versions(function))
         if util.is_schema_decorated(function):
             input_schema, output_schema = util.get_input_schema(function), util.get_output_schema(function)
-    found: Documents = {}
+    documents_by_name: Documents = {}
     title, version = config.name, config.version
     if any(each in versions for each in ("2", "2.0")):
-        found["swagger2"] = swagger2(title, version, input_schema, output_schema)
+        documents_by_name["swagger2"] = swagger2(title, version, input_schema, output_schema)
     if any(each in versions for each in ("3", "3.0")):
-        found["swagger3"] = openapi(title, version, input_schema, output_schema)
+        documents_by_name["swagger3"] = openapi(title, version, input_schema, output_schema)
     for key, names in (("swagger2", ("swagger.json", "swagger2.json")), ("swagger3", ("swagger3.json",))):
         for name in names:
             path = os.path.join(str(config.source_dir), name)
             if os.path.isfile(path):
                 with open(path, "rb") as file:
-                    found[key] = json.load(file)
+                    documents_by_name[key] = json.load(file)
                 break
-    if "swagger3" in found:
-        found["openapi"] = found["swagger3"]
-    return found
+    if "swagger3" in documents_by_name:
+        documents_by_name["openapi"] = documents_by_name["swagger3"]
+    return documents_by_name
 
 
 def swagger2(title: str, version: str, input_schema: object, output_schema: object) -> dict[str, object]:

@@ -30,8 +30,8 @@ class TypedScript(Script):
     def __init__(self, module: ModuleType, config: ServerConfig) -> None:
         super().__init__(module, "predict", config)
         path = str(module.__file__)
-        found = parameters(self._function, path)
-        if not found:
+        own_parameters = parameters(self._function, path)
+        if not own_parameters:
             raise ServingError(f"{path}: predict() has no parameters. Write those that a request is to bring.")
         try:
             said = typing.get_type_hints(self._function, include_extras=True)
@@ -39,11 +39,11 @@ class TypedScript(Script):
             raise ServingError(f"{path}: the type hints of predict() can't be read: {reason}.") from reason
         hints = Hints()
         try:
-            fields = {each.name: hints.of(said.get(each.name, Any)) for each in found}
+            fields = {each.name: hints.of(said.get(each.name, Any)) for each in own_parameters}
         except ServingError as reason:
             raise ServingError(f"{path}: predict(): {reason}") from reason
         self._readers = {name: hint.read for name, hint in fields.items()}
-        self._needed = {each.name for each in found if each.default is inspect.Parameter.empty}
+        self._needed = {each.name for each in own_parameters if each.default is inspect.Parameter.empty}
         try:
             returned = hints.of(said.get("return", Any)).schema
         except ServingError:  # used only for the document

@@ -45,13 +45,13 @@ def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares
 
 def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
     """Return the importance of hyperparameters. With many trials it takes seconds."""
-    found: list[tuple[str, tuple[Importance, ...]]] = []
+    importances_by_metric: list[tuple[str, tuple[Importance, ...]]] = []
     remarks: list[str] = []
     # Values of failed trials are not reliable.
     sound = [trial for trial in trials if trial.status != states.FAILED]
     for number, metric in enumerate(spec.metrics):
-        told = [(trial, values[number]) for trial in sound if len(values := values_of(trial, spec)) > number]
-        valued = [(trial, value) for trial, value in told if value is not None and math.isfinite(value)]
+        trial_values = [(trial, values[number]) for trial in sound if len(values := values_of(trial, spec)) > number]
+        valued = [(trial, value) for trial, value in trial_values if value is not None and math.isfinite(value)]
         of = f" for {metric}" if spec.further else ""
         if len(valued) < LEAST:
             remarks.append(
@@ -61,10 +61,10 @@ def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
             remarks.append(lacking)
             break
         elif of_metric := importances(valued, spec.space):
-            found.append((metric, of_metric))
+            importances_by_metric.append((metric, of_metric))
         else:
             remarks.append(f"Importance{of} is left out: all trials came to the same value.")
-    return Shares(tuple(found), tuple(remarks))
+    return Shares(tuple(importances_by_metric), tuple(remarks))
 
 
 def into(folder: Path, drawn: Sketch) -> list[str]:
@@ -110,7 +110,7 @@ def write_importances(path: Path, drawn: Sketch) -> None:
     rows = csv.writer(text)
     rows.writerow(["metric", "parameter", "importance", "trials"])
     rows.writerows(
-        [metric, one.name, round(one.share, 6), one.trials] for metric, found in drawn.importances for one in found
+        [metric, one.name, round(one.share, 6), one.trials] for metric, shares in drawn.importances for one in shares
     )
     write_whole(path, text.getvalue())
 
@@ -132,8 +132,8 @@ def page(sketch: Sketch) -> str:
             '<p class="key">The darker, the better; dashes: stopped or running; red: failed. Draw over an axis to choose a '
             "part of it; a click on it shows all again.</p>"
         )
-    for metric, found in sketch.importances:
-        parts.append(f"<h2>Importance for {_text(metric)}</h2>{_picture(svg.importance(found))}")
+    for metric, shares in sketch.importances:
+        parts.append(f"<h2>Importance for {_text(metric)}</h2>{_picture(svg.importance(shares))}")
         parts.append(
             "<p class=\"key\">Each hyperparameter's share of the metric's variance (fANOVA); of one that not all trials have, "
             "among those that do.</p>"

@@ -130,7 +130,7 @@ def sketch(
     lines = []
     for place, trial in enumerate(shown):
         plain = {name.lstrip("-"): value for name, value in trial.values.items()}
-        found = values[trial.number]
+        results = values[trial.number]
         # All trials on the front rank first.
         rank = 0 if trial.number in best else place
         lines.append(
@@ -139,13 +139,13 @@ def sketch(
                 status=trial.shown,
                 places=(
                     *(column.axis.place(plain[column.name]) if column.name in plain else None for column in parameters),
-                    *(column.axis.place(value) for column, value in zip(metrics, found, strict=True)),
+                    *(column.axis.place(value) for column, value in zip(metrics, results, strict=True)),
                 ),
                 texts=(
                     *(text_of(plain[column.name]) if column.name in plain else "" for column in parameters),
-                    *("" if value is None else text_of(float(value)) for value in found),
+                    *("" if value is None else text_of(float(value)) for value in results),
                 ),
-                shade=1 - rank / max(1, valued - 1) if found[0] is not None else None,
+                shade=1 - rank / max(1, valued - 1) if results[0] is not None else None,
             )
         )
     histories = [
@@ -168,12 +168,12 @@ def sketch(
 
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
     """Return a column for each name that varies."""
-    found: dict[str, list[Dimension]] = {}
+    dimensions_by_name: dict[str, list[Dimension]] = {}
     # Names show which branch was chosen.
     for dimension in space.parameters:
-        found.setdefault(dimension.name.lstrip("-"), []).append(dimension)
+        dimensions_by_name.setdefault(dimension.name.lstrip("-"), []).append(dimension)
     columns = []
-    for name, dimensions in found.items():
+    for name, dimensions in dimensions_by_name.items():
         values = [v for trial in trials for key, v in trial.values.items() if key.lstrip("-") == name]
         options = _options(dimensions)
         # A constant shows nothing.
@@ -186,9 +186,9 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
 
 def _values(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
     """Return a trial's finite result in each metric."""
-    found = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
+    results = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
     # A new trial has no curves yet.
-    return (*found, *(None for _ in range(len(spec.metrics) - len(found))))
+    return (*results, *(None for _ in range(len(spec.metrics) - len(results))))
 
 
 def _front(
@@ -225,16 +225,16 @@ def _history(name: str, goal: Goal, valued: Sequence[tuple[Trial, float]]) -> Hi
 
 
 def _options(dimensions: Sequence[Dimension]) -> list[object] | None:
-    found: list[object] = []
+    options: list[object] = []
     for dimension in dimensions:
         expression = dimension.expression
         if isinstance(expression, Choice):
-            found += expression.options
+            options += expression.options
         elif isinstance(expression, Fixed):
-            found.append(expression.value(0))
+            options.append(expression.value(0))
         else:
             return None
-    return found
+    return options
 
 
 def _is_log(dimension: Dimension) -> bool:
@@ -331,12 +331,12 @@ def axis_of(
     values: Iterable[object], *, is_log: bool = False, options: Sequence[object] | None = None
 ) -> Numbers | Options:
     """Return the axis for these values."""
-    found = list(values)
+    listed = list(values)
     if options is not None and len(options) <= _MOST_TEXTS:
-        return Options(tuple(dict.fromkeys(map(text_of, [*options, *found]))))
-    numbers = [value for value in found if is_number(value)]
-    if len(numbers) < len(found):
-        return Options(tuple(sorted({text_of(value) for value in found})))
+        return Options(tuple(dict.fromkeys(map(text_of, [*options, *listed]))))
+    numbers = [value for value in listed if is_number(value)]
+    if len(numbers) < len(listed):
+        return Options(tuple(sorted({text_of(value) for value in listed})))
     return numbers_axis(numbers, is_log=is_log)
 
 

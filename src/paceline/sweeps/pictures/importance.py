@@ -69,14 +69,14 @@ def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Im
     plain = [dimension.name.lstrip("-") for dimension in dimensions.values()]
     everywhere = [key for key in dimensions if all(key in trial.chosen for trial, _ in valued)]
     shares = _shares(valued, [dimensions[key] for key in everywhere])
-    found = [Importance(_name(dimensions[key], plain), shares[key], len(valued)) for key in everywhere]
+    shares_found = [Importance(_name(dimensions[key], plain), shares[key], len(valued)) for key in everywhere]
     for key in dimensions.keys() - set(everywhere):
         with_it = [(trial, value) for trial, value in valued if key in trial.chosen]
         if len(with_it) >= LEAST and len({value for _, value in with_it}) > 1:
             common = [other for other in dimensions if all(other in trial.chosen for trial, _ in with_it)]
             share = _shares(with_it, [dimensions[other] for other in common])[key]
-            found.append(Importance(_name(dimensions[key], plain), share, len(with_it), is_conditional=True))
-    return tuple(sorted(found, key=lambda one: (-one.share, one.name)))
+            shares_found.append(Importance(_name(dimensions[key], plain), share, len(with_it), is_conditional=True))
+    return tuple(sorted(shares_found, key=lambda one: (-one.share, one.name)))
 
 
 def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimension]) -> Mapping[str, float]:
@@ -98,9 +98,9 @@ def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimensio
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=_TREES, seed=0)
-        found = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(distributions))
+        shares = optuna.importance.get_param_importances(study, evaluator=evaluator, params=list(distributions))
     # Without variance, shares are NaN.
-    return {key: float(share) if math.isfinite(share) else 0.0 for key, share in found.items()}
+    return {key: float(share) if math.isfinite(share) else 0.0 for key, share in shares.items()}
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

@@ -31,16 +31,16 @@ def write(sketch: Sketch, folder: Path) -> list[Path]:
     with warnings.catch_warnings():
         # About missing characters, and a cache folder that is not writable.
         warnings.simplefilter("ignore")
-        found: list[Path] = []
+        paths: list[Path] = []
         if sketch.histories:
-            found.append(_save(_histories(sketch.histories), folder / HISTORY))
+            paths.append(_save(_histories(sketch.histories), folder / HISTORY))
         if any(front.points for front in sketch.fronts):
-            found.append(_save(_fronts(sketch.fronts), folder / FRONT))
+            paths.append(_save(_fronts(sketch.fronts), folder / FRONT))
         if sketch.lines:
-            found.append(_save(_parallel(sketch.columns, sketch.lines), folder / PARALLEL))
+            paths.append(_save(_parallel(sketch.columns, sketch.lines), folder / PARALLEL))
         if any(bars for _, bars in sketch.importances):
-            found.append(_save(_importances(sketch.importances), folder / IMPORTANCE))
-        return found
+            paths.append(_save(_importances(sketch.importances), folder / IMPORTANCE))
+        return paths
 
 
 def _figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any]]:

@@ -66,7 +66,7 @@ class ASHA(NamedPolicy):
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Return trial number -> reason, for the live trials to stop."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         rungs: dict[int, list[float]] = {}
         for trial in trials:
             if trial.is_over or self.promote:
@@ -76,9 +76,9 @@ class ASHA(NamedPolicy):
                 if rung not in rungs:
                     rungs[rung] = _there(rung, trials, goal)
                 if reason := self._behind(trial, rung, rungs[rung], goal):
-                    found[trial.number] = reason
+                    reasons[trial.number] = reason
                     break
-        return found
+        return reasons
 
     def _behind(self, trial: Trial, rung: int, there: Sequence[float], goal: Goal) -> str | None:
         own = trial.best(goal, rung)
@@ -160,11 +160,11 @@ class Hyperband(NamedPolicy):
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Compare each trial with those of its own bracket."""
         brackets = self._brackets()
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for bracket in range(brackets):
             mine = [trial for trial in trials if self._bracket_of(trial.number, brackets) == bracket]
-            found |= ASHA(first=self.first, eta=self.eta, last=self.last, bracket=bracket).stops(mine, goal)
-        return found
+            reasons |= ASHA(first=self.first, eta=self.eta, last=self.last, bracket=bracket).stops(mine, goal)
+        return reasons
 
     def _brackets(self) -> int:
         # One for each rung below last: another one would have no rung.

@@ -73,8 +73,8 @@ def pausing(policy: object) -> PausingPolicy | None:
 
 def budget(policy: object, rung: int = 0) -> dict[str, int]:
     """Return the argument that sets a run's length, or {}. The argument is passed like a hyperparameter."""
-    found = pausing(policy)
-    argument = None if found is None else found.argument(rung)
+    pausing_policy = pausing(policy)
+    argument = None if pausing_policy is None else pausing_policy.argument(rung)
     return {} if argument is None else {argument[0]: argument[1]}
 
 

@@ -37,15 +37,15 @@ def parse_policy(text: str) -> Policy:
             f"stop={text!r}: there is no policy {name!r}.{did_you_mean(name, POLICIES)} Write one of {', '.join(POLICIES)}."
         )
     known = [f.name for f in fields(POLICIES[name])]
-    given: dict[str, object] = {}
+    parameters: dict[str, object] = {}
     for key, value in words:
         if key not in known:
             raise SweepError(f"stop={text!r}: write each parameter as name=value; {name} has {', '.join(known)}.")
-        given[key] = value
+        parameters[key] = value
     needed = [f.name for f in fields(POLICIES[name]) if f.default is MISSING]
-    if missing := [key for key in needed if key not in given]:
+    if missing := [key for key in needed if key not in parameters]:
         raise SweepError(
             f"stop={text!r}: {name} needs {' and '.join(missing)}, as in {name}({', '.join(f'{key}=...' for key in needed)})."
         )
-    policy: Policy = POLICIES[name](**given)
+    policy: Policy = POLICIES[name](**parameters)
     return policy

@@ -94,7 +94,7 @@ class MedianStopping(NamedPolicy):
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Return trial number -> reason, for the live trials to stop."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             averages = [
                 statistics.fmean(other.curve[:interval])
@@ -103,11 +103,11 @@ class MedianStopping(NamedPolicy):
             ]
             averages = [average for average in averages if not math.isnan(average)]  # a NaN is no opinion
             if averages and is_better(median := statistics.median(averages), own, goal):
-                found[trial.number] = (
+                reasons[trial.number] = (
                     f"MedianStopping: its best of {own:g} after {interval} values is worse than the median of the "
                     f"others' averages, {median:.4g}"
                 )
-        return found
+        return reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,18 +137,18 @@ class TruncationSelection(NamedPolicy):
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Return trial number -> reason, for the live trials to stop."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
             worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
             count = len(worst) * self.truncation_percentage // 100
             # Ties at the edge stay: none is worse than the other.
             if count and cost(own, goal) > worst[count]:
-                found[trial.number] = (
+                reasons[trial.number] = (
                     f"TruncationSelection: its best of {own:g} after {interval} values is among the worst "
                     f"{self.truncation_percentage} % of {len(worst)} trials"
                 )
-        return found
+        return reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class Bandit(NamedPolicy):
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Return trial number -> reason, for the live trials to stop."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         leaders: dict[int, float] = {}
         for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             # Shorter trials count too: their best can only improve.
@@ -198,11 +198,11 @@ class Bandit(NamedPolicy):
             bound = self._bound(leader, goal)
             if is_better(bound, own, goal):
                 side = "below" if goal == "maximize" else "above"
-                found[trial.number] = (
+                reasons[trial.number] = (
                     f"Bandit: its best of {own:g} after {interval} values is {side} {bound:.4g}, which the best of all, "
                     f"{leader:g}, leaves as slack"
                 )
-        return found
+        return reasons
 
     def _bound(self, leader: float, goal: Goal) -> float:
         if self.slack_amount:

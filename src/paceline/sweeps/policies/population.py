@@ -92,13 +92,15 @@ class PopulationBasedTraining(NamedPolicy):
 
         With `budget` nothing is paused: the script ends by itself.
         """
-        found: dict[int, Judgement] = {}
+        judgements: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))
             # At `last` the script ends by itself.
             if not self.budget and not trial.is_over and len(trial.curve) >= end and end < self.last:
-                found[trial.number] = Judgement(why=f"PBT: the end of generation {len(trial.legs)}, at {end} values")
-        return found
+                judgements[trial.number] = Judgement(
+                    why=f"PBT: the end of generation {len(trial.legs)}, at {end} values"
+                )
+        return judgements
 
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
@@ -113,9 +115,9 @@ class PopulationBasedTraining(NamedPolicy):
                 return None
             for trial in there:
                 if len(trial.legs) == generation and self._goes_on(trial):
-                    found = self._following(trial, there, generation, goal, space, seed, without)
-                    if found is not None:
-                        return found
+                    following = self._following(trial, there, generation, goal, space, seed, without)
+                    if following is not None:
+                        return following
         return None
 
     def waits(self, trial: Trial) -> bool:

@@ -41,15 +41,15 @@ class Ladder:
         """Return the next rung or `last`, if known."""
         if rung >= TO_ITS_END:
             return self.last
-        found = self.first
-        while found <= rung:
-            found *= self.eta
-        return found if self.last is None else min(found, self.last)
+        rung_above = self.first
+        while rung_above <= rung:
+            rung_above *= self.eta
+        return rung_above if self.last is None else min(rung_above, self.last)
 
 
 def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judgement]:
     """Return the decision on each live trial at a new rung."""
-    found: dict[int, Judgement] = {}
+    judgements: dict[int, Judgement] = {}
     known = {trial.number: trial for trial in trials}
     # The best trial decides first.
     for trial in sorted(trials, key=lambda trial: _order(trial, ladder.reached(trial), goal)):
@@ -62,13 +62,15 @@ def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judg
         is_among = any(other.number == trial.number for other in there[:keep])
         # A trial that would be promoted at once keeps its nodes.
         if is_among and _promoted(ladder, there, rung) < keep:
-            found[trial.number] = Judgement(rung=rung, why=f"ASHA: {said} is among the best {keep} of {len(there)}")
+            judgements[trial.number] = Judgement(
+                rung=rung, why=f"ASHA: {said} is among the best {keep} of {len(there)}"
+            )
             known[trial.number] = dataclasses.replace(trial, rung=rung)
         else:
             why = f"is among the best {keep}" if is_among else f"is not among the best {keep}"
             taken = ", whose places are taken" if is_among else ""
-            found[trial.number] = Judgement(why=f"ASHA: {said} {why} of {len(there)} so far{taken}")
-    return found
+            judgements[trial.number] = Judgement(why=f"ASHA: {said} {why} of {len(there)} so far{taken}")
+    return judgements
 
 
 def following(
@@ -94,17 +96,17 @@ def following(
     for rung in reversed(rungs):
         there = _ranked(usable, rung, goal)
         if _promoted(ladder, there, rung) < len(there) // ladder.eta and (
-            found := _promotable(ladder, there, rung, goal, waits)
+            promoted := _promotable(ladder, there, rung, goal, waits)
         ):
-            return found
+            return promoted
     if not is_last:
         return None
     for rung in rungs:
         # A trial below this rung may still change its best, and so the rungs above.
         if any(not trial.is_over and trial.rung < rung for trial in trials):
             return None
-        if found := _promotable(ladder, _ranked(usable, rung, goal), rung, goal, waits):
-            return found
+        if promoted := _promotable(ladder, _ranked(usable, rung, goal), rung, goal, waits):
+            return promoted
     if any(not trial.is_over or _is_through(trial, waits) for trial in trials):
         return None
     waiting = [trial for trial in usable if waits(trial) and ladder.reached(trial) > trial.rung]

@@ -92,20 +92,20 @@ class OptunaSampler:
             self._tell(trial)
         for draw in range(_DRAWS):
             self._study.sampler = self._made((seed_of(self._seed, number) + draw) % 2**32, number)
-            asked = self._study.ask()
-            chosen = self._space.draw(functools.partial(_suggest, asked))
+            suggestion = self._study.ask()
+            chosen = self._space.draw(functools.partial(_suggest, suggestion))
             if self.fresh is None or not self.fresh.knows(chosen, trials):
-                self._asked[number] = asked.number
-                return Proposal(chosen=chosen, notes=self._notes(asked.number) if self._keeps_notes else {})
+                self._asked[number] = suggestion.number
+                return Proposal(chosen=chosen, notes=self._notes(suggestion.number) if self._keeps_notes else {})
             # Samplers ignore failed trials.
-            self._study.tell(asked.number, state=_optuna().trial.TrialState.FAIL)
+            self._study.tell(suggestion.number, state=_optuna().trial.TrialState.FAIL)
         # The model insists on a known point. `_tell` adds the random one.
         return self.fresh.propose(number, trials) if self.fresh is not None else None
 
     def _has_changed(self, trial: Trial) -> bool:
-        told = self._told.get(trial.number)
+        known = self._told.get(trial.number)
         # Unchanged trials are the same objects. Comparing curves would cost milliseconds.
-        return told is not None and told[0] is not trial and told[1] != self._known(trial)
+        return known is not None and known[0] is not trial and known[1] != self._known(trial)
 
     def _notes(self, number: int) -> dict[str, Any]:
         of_trial = self._study.get_trials(deepcopy=False)[number].system_attrs
@@ -310,11 +310,11 @@ def distribution(expression: Expression) -> Any:
 
 
 def _json_alone(values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     for name, value in values.items():
         with contextlib.suppress(TypeError, ValueError):
-            found[name] = json.loads(json.dumps(value))
-    return found
+            plain[name] = json.loads(json.dumps(value))
+    return plain
 
 
 @functools.cache

@@ -52,13 +52,13 @@ class SklearnRunner:
 
     def _output(self, name: str) -> TensorInfo:
         """Detect the output by predicting one row of zeros."""
-        given = self.inputs[0]
-        is_text = given.datatype == "BYTES"
-        row = np.array([""], dtype=object) if is_text else np.zeros((1, max(1, (given.shape or (-1,))[-1])))
+        info = self.inputs[0]
+        is_text = info.datatype == "BYTES"
+        row = np.array([""], dtype=object) if is_text else np.zeros((1, max(1, (info.shape or (-1,))[-1])))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                value = self.run({given.name: row}, [name])[name]
+                value = self.run({info.name: row}, [name])[name]
             return TensorInfo(name, datatype_of(value.dtype), (-1, *value.shape[1:]))
         except Exception:  # this model does not accept a row of zeros
             return TensorInfo(name, "FP64", None)

@@ -41,10 +41,10 @@ class _TorchRunner:
 
     def run(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Outputs:
         torch = self._torch
-        given = [torch.from_numpy(inputs[each.name]).to(self._device) for each in self.inputs]
+        arrays = [torch.from_numpy(inputs[each.name]).to(self._device) for each in self.inputs]
         try:
             with torch.inference_mode():
-                result = self._module(*given)
+                result = self._module(*arrays)
         except (RuntimeError, TypeError, ValueError, AssertionError) as reason:
             text = _said(reason)
             if text is None:
