@@ -89,7 +89,7 @@ class PipSettings:
 
     def secrets(self) -> list[str]:
         """Return the users, passwords and tokens to mask."""
-        parts = [one for values in self.values.values() for one in credentials_in(" ".join(values))]
+        parts = [secret for values in self.values.values() for secret in credentials_in(" ".join(values))]
         return [*parts, *map(unquote, parts)]
 
     def _translated(self, name: str, values: list[str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ def changes(
 def refuse(record: ModelRecord, found: list[Changed]) -> None:
     """Raise ModelChangedError with the changed files, if there are any."""
     if found:
-        listed = "; ".join(f"{one.name!r} {one.why}" for one in found[:_MAX_LISTED])
+        listed = "; ".join(f"{change.name!r} {change.why}" for change in found[:_MAX_LISTED])
         more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
         raise ModelChangedError(
             f"model {record.id} is not as it was registered: {listed}{more}. Register the files again, or repeat its run: "
@@ -79,7 +79,7 @@ def _change(path: Path, size_bytes: int, sha256: str, whole: bool, on_read: Call
 
 def _names(folder: Path) -> Iterator[str]:
     for at, folders, names in os.walk(folder):
-        for name in sorted([*names, *(one for one in folders if os.path.islink(os.path.join(at, one)))]):
+        for name in sorted([*names, *(link for link in folders if os.path.islink(os.path.join(at, link)))]):
             yield Path(at, name).relative_to(folder).as_posix()
 
 

@@ -46,7 +46,7 @@ def details(model: Model) -> dict[str, Any]:
         "pickles": pickles(record),
         "run": dict(record.run),
         "can_be_made_again": can_be_made_again(model),
-        "datasets": [dict(one) for one in record.datasets],
+        "datasets": [dict(dataset) for dataset in record.datasets],
         "alias_history": model.alias_history(),
     }
 

@@ -234,7 +234,9 @@ def _sklearn_version(text: bytes) -> str | None:
 def _version(framework: str, run: Lineage) -> str | None:
     environment = run.get("environment") or {}
     listed = [*(environment.get("packages") or ()), *(environment.get("pip") or ())]
-    versions = {_canonical(name): version for name, _, version in (one.partition("==") for one in listed)}
+    versions = {
+        _canonical(name): version for name, _, version in (requirement.partition("==") for requirement in listed)
+    }
     return next((versions[name] for name in _DISTRIBUTIONS.get(framework, (framework,)) if versions.get(name)), None)
 
 

@@ -75,9 +75,13 @@ def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
 
 def _there(client: Any, record: ModelRecord) -> Any:
     # Names have no quotes, so they can't end the filter string.
-    for one in client.search_model_versions(f"name='{record.name}'"):
-        if one.tags.get(_DIGEST) == record.digest and one.tags.get(_MODEL) == record.id and one.status == "READY":
-            return one
+    for version in client.search_model_versions(f"name='{record.name}'"):
+        if (
+            version.tags.get(_DIGEST) == record.digest
+            and version.tags.get(_MODEL) == record.id
+            and version.status == "READY"
+        ):
+            return version
     return None
 
 
@@ -151,11 +155,11 @@ def _log_metrics(client: Any, run_id: str, record: ModelRecord) -> None:
 def _check(client: Any, run_id: str, record: ModelRecord) -> None:
     sizes, waiting = {}, [_ARTIFACTS]
     while waiting:
-        for one in client.list_artifacts(run_id, waiting.pop()):
-            if one.is_dir:
-                waiting.append(one.path)
+        for artifact in client.list_artifacts(run_id, waiting.pop()):
+            if artifact.is_dir:
+                waiting.append(artifact.path)
             else:
-                sizes[one.path] = one.file_size
+                sizes[artifact.path] = artifact.file_size
     for file in record.files:
         if sizes.get(f"{_ARTIFACTS}/{file.name}") != file.size_bytes:
             raise TransferError(

@@ -132,7 +132,7 @@ def pull(
     with _opened(workspace_dir, place_of_models) as (store, path):
         content = read_bytes(store, f"{path}{name}/{version}/{DOCUMENT}")
         if content is None:
-            known = [f"{one}:{number}" for one, number in listed(workspace_dir, place_of_models)]
+            known = [f"{model}:{number}" for model, number in listed(workspace_dir, place_of_models)]
             raise ModelNotFoundError(
                 f"there is no model {name}:{version} in {store.title}. There are: {registry.listed(known)}."
             )
@@ -269,8 +269,8 @@ def _fetch(
                 f"file {file.name!r} of model {record.id} in {store.title} has other content than was registered. Where it was "
                 f"registered, `paceline model push {record.id} ... --verify` stores it again."
             )
-    for one in came.values():
-        one.unlink(missing_ok=True)
+    for record_file in came.values():
+        record_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         fetched.rmdir()  # unless somebody else pulls
 

@@ -274,12 +274,12 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
 def matches(notes: Notes, tags: Any, properties: Mapping[str, object] | None) -> bool:
     """Return True if a version has these tags and properties."""
     wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
-    for one in wanted:
-        if isinstance(one, str):
-            if one not in notes.tags:
+    for tag in wanted:
+        if isinstance(tag, str):
+            if tag not in notes.tags:
                 return False
         else:
-            key, value = one
+            key, value = tag
             if key not in notes.tags or notes.tags[key] != (None if value is None else str(value)):
                 return False
     return all(notes.properties.get(key) == str(value) for key, value in (properties or {}).items())

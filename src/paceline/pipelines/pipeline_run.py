@@ -103,10 +103,14 @@ class PipelineRun(Run):
             number, own = spec.outputs[name]
         else:
             places = [
-                (n, name) for n, one in enumerate(spec.steps) if step in (None, one.name) and name in _left_by(one.job)
+                (n, name)
+                for n, step_spec in enumerate(spec.steps)
+                if step in (None, step_spec.name) and name in _left_by(step_spec.job)
             ]
             if len(places) != 1:
-                there = sorted({f"{one.name}: {left}" for one in spec.steps for left in _left_by(one.job)})
+                there = sorted(
+                    {f"{step_spec.name}: {left}" for step_spec in spec.steps for left in _left_by(step_spec.job)}
+                )
                 raise PipelineError(
                     f"{len(places) or 'no'} outputs of pipeline {self.id} are {name!r}{f' of step {step!r}' if step else ''}. "
                     f"There are {', '.join(there) or 'none'}."

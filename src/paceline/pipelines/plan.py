@@ -124,8 +124,8 @@ def _inputs(
 def flat(steps: Iterable[Any]) -> list[Any]:
     """Return the steps of nested lists."""
     flattened: list[Any] = []
-    for one in steps:
-        flattened += flat(one) if isinstance(one, (list, tuple)) else [one]
+    for step in steps:
+        flattened += flat(step) if isinstance(step, (list, tuple)) else [step]
     return flattened
 
 
@@ -150,7 +150,7 @@ def _walk(
         return
     for number, other in enumerate(above):
         if other is step:
-            names = " -> ".join(name(one) for one in (*above[number:], step))
+            names = " -> ".join(name(walked) for walked in (*above[number:], step))
             raise PipelineError(f"the steps need each other in a circle: {names}. Take one of these arrows out.")
     for needed in needs(step):
         _walk(needed, needs, name, done, [*above, step])

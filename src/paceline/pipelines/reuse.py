@@ -132,7 +132,7 @@ def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> d
 def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
     """Return whether the run's outputs still exist in datastores."""
     data = read_json(RunFolder(workspace_dir / "runs" / record.run_id).data) or {}
-    stored = {one["name"]: one for one in data.get("outputs", ())}
+    stored = {output["name"]: output for output in data.get("outputs", ())}
     for reference in record.job.inputs if record.job else ():
         if not reference.is_output:
             continue

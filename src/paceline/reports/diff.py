@@ -97,14 +97,20 @@ class RunDiff:
     @property
     def parting(self) -> MetricChange | None:
         """Return the metric that differs first, or None."""
-        return next((one for one in self.metrics if one.step is not None), None)
+        return next((change for change in self.metrics if change.step is not None), None)
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values; NaN and the infinities become strings."""
         parts: dict[str, object] = json_safe(asdict(self))
         parts["code"] = [
-            {"name": one.name, "status": one.status, "plus": one.plus, "minus": one.minus, "text": "\n".join(one.text)}
-            for one in self.code
+            {
+                "name": change.name,
+                "status": change.status,
+                "plus": change.plus,
+                "minus": change.minus,
+                "text": "\n".join(change.text),
+            }
+            for change in self.code
         ]
         return parts | {"parting": json_safe(asdict(self.parting)) if self.parting else None}
 
@@ -236,13 +242,13 @@ def _data(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     told = read_json(folder.data)
     inputs = told.get("inputs", ()) if isinstance(told, dict) else ()
     # Each node reports its own values; the first also those that all share.
-    first = {str(one.get("name")): one for one in reversed(list(inputs))}
+    first = {str(data_input.get("name")): data_input for data_input in reversed(list(inputs))}
     if not first and record.job is not None:
-        first = {one.name: one.to_json() for one in record.job.inputs}
+        first = {data_input.name: data_input.to_json() for data_input in record.job.inputs}
     parts: dict[str, object] = {}
-    for name, one in first.items():
-        parts[name] = one.get("source") or one.get("sources") or one.get("path")
-        parts |= {f"{name}: {key}": one[key] for key in _DATA if one.get(key) is not None}
+    for name, data_input in first.items():
+        parts[name] = data_input.get("source") or data_input.get("sources") or data_input.get("path")
+        parts |= {f"{name}: {key}": data_input[key] for key in _DATA if data_input.get(key) is not None}
     # For data that was not copied, other numbers or times mean other content.
     for left in linked.read(folder.linked):
         if left.is_linked:
@@ -268,8 +274,8 @@ def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tupl
     mine, theirs = series.read(a.metrics), series.read(b.metrics)
     parted, same = [], []
     for name in dict.fromkeys((*mine, *theirs)):
-        one, other = (found.get(name, MetricSeries(name=name)) for found in (mine, theirs))
-        change = _part(name, one, other)
+        own, other = (found.get(name, MetricSeries(name=name)) for found in (mine, theirs))
+        change = _part(name, own, other)
         if change.step is None and change.count_a == change.count_b:
             same.append(name)
         else:

@@ -162,8 +162,8 @@ def _fetching_s(folder: RunFolder) -> float:
     """Return the seconds of inputs on the slowest node."""
     record = read_json(folder.data)
     by_node: dict[object, float] = defaultdict(float)
-    for one in (record.get("inputs") if isinstance(record, dict) else None) or ():
-        by_node[one.get("node_rank")] += one.get("fetch_s") or 0.0
+    for data_input in (record.get("inputs") if isinstance(record, dict) else None) or ():
+        by_node[data_input.get("node_rank")] += data_input.get("fetch_s") or 0.0
     return max(by_node.values(), default=0.0)
 
 
@@ -204,7 +204,7 @@ def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:
     there are more GPUs than `held`, the run's own are unknown, and the result is 0, too.
     """
     hours = 0.0
-    within = {gpu: [one for one in seen if start_s <= one[0] <= end_s] for gpu, seen in looks.items()}
+    within = {gpu: [sample for sample in seen if start_s <= sample[0] <= end_s] for gpu, seen in looks.items()}
     measured = [seen for seen in within.values() if seen]
     if len(measured) > held:
         return 0.0

@@ -150,7 +150,9 @@ class ServerConfig:
             )
         identities = [(model.name, model.version) for model in self.models]
         if len(set(identities)) < len(identities):
-            raise ServingError(f"models: one is named twice: {', '.join(':'.join(one) for one in sorted(identities))}.")
+            raise ServingError(
+                f"models: one is named twice: {', '.join(':'.join(identity) for identity in sorted(identities))}."
+            )
 
     @property
     def version(self) -> str:

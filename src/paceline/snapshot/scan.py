@@ -277,7 +277,7 @@ class _Scan:
             for name in [name for name in parts if name.startswith(below)]:
                 del parts[name]
         tree.directories[:] = [name for name in tree.directories if name != path and not name.startswith(below)]
-        tree.not_copied[:] = [one for one in tree.not_copied if not one.path.startswith(below)]
+        tree.not_copied[:] = [excluded for excluded in tree.not_copied if not excluded.path.startswith(below)]
 
     def _link_largest(self) -> None:
         """Exclude the largest untracked parts until the rest is within the limits."""

@@ -79,9 +79,16 @@ def list_way(space: Space, script: Path) -> str | None:
     """Return how the script takes the space's lists, if certain."""
     if (known := declared(script)) is None:
         return None
-    lists = [one for one in space.parameters if any(isinstance(v, (list, tuple)) for v in _values(one.expression))]
-    options = [option for one in lists for option in _meant(argument(one.name), known) or (None,)]
-    ways = {one.takes_list if one is not None and one.is_switch is False else None for one in options}
+    lists = [
+        dimension
+        for dimension in space.parameters
+        if any(isinstance(v, (list, tuple)) for v in _values(dimension.expression))
+    ]
+    options = [option for dimension in lists for option in _meant(argument(dimension.name), known) or (None,)]
+    ways = {
+        dimension.takes_list if dimension is not None and dimension.is_switch is False else None
+        for dimension in options
+    }
     return ways.pop() if len(ways) == 1 else None
 
 
@@ -175,8 +182,8 @@ def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None
     try:
         value: object = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
     except ValueError:
-        one = "; to try one at a time, give choice()" if isinstance(given, (list, tuple)) else ""
-        return f"{text} is no {option.type}, which is its type ({at}){one}"
+        hint = "; to try one at a time, give choice()" if isinstance(given, (list, tuple)) else ""
+        return f"{text} is no {option.type}, which is its type ({at}){hint}"
     if option.choices is not None and value not in option.choices:
         shown = ", ".join(str(choice) for choice in option.choices[:20])
         return f"{text} is none of its choices {shown} ({at})"
@@ -233,8 +240,8 @@ def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
     """
     for node in nodes:
         if _called(node) == "exec" and isinstance(node, ast.Call) and node.args:
-            opened = [one for one in ast.walk(node.args[0]) if _called(one) == "open" and isinstance(one, ast.Call)]
-            for name in (one.args[0] for one in opened if one.args):
+            opened = [call for call in ast.walk(node.args[0]) if _called(call) == "open" and isinstance(call, ast.Call)]
+            for name in (call.args[0] for call in opened if call.args):
                 if isinstance(name, ast.Constant) and isinstance(name.value, str) and name.value.endswith(".py"):
                     return certain_way(folder / name.value)
     if not any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.argv" for node in nodes):

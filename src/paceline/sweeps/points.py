@@ -114,12 +114,12 @@ def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
         word, slash, off = switch.partition("/")
         if bool(slash) != bool(off) or (off and not off.startswith("-")):
             raise SweepError(f"the switch {switch!r} is neither --name nor --name/--no-name.")
-        meant = [one for one in space.parameters if argument(one.name) == word]
+        meant = [dimension for dimension in space.parameters if argument(dimension.name) == word]
         if not meant:
             raise SweepError(
                 f"the switch {switch!r} is no hyperparameter. Give one of the space's: {', '.join(space.names)}."
             )
-        if wrong := next((one for one in meant if not is_of_switch(one)), None):
+        if wrong := next((dimension for dimension in meant if not is_of_switch(dimension)), None):
             raise SweepError(
                 f"the switch {switch!r} has other values than true and false: {wrong.expression.to_json()}."
             )

@@ -186,7 +186,7 @@ def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
     if known_way != WORDS or spec.switches:
         return dataclasses.replace(spec, pass_as=known_way)
     # tyro's: `--model.amp` and `--model.no-amp`.
-    names = [argument(one.name) for one in spec.space.parameters if is_of_switch(one)]
+    names = [argument(dimension.name) for dimension in spec.space.parameters if is_of_switch(dimension)]
     pairs = (
         f"{name}/{above}{dot}no-{last}" if dot else f"{name}/--no-{name[2:]}"
         for name, (above, dot, last) in ((name, name.rpartition(".")) for name in names)

@@ -280,7 +280,7 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
                 return []
             return [(prefix, int(meta["size"]), str(meta["e_tag"] or meta["last_modified"]))]
         markers = _markers(objects, entries)
-        return [one for one in entries if one[0] not in markers]
+        return [entry for entry in entries if entry[0] not in markers]
     except InvalidPathError:
         return None  # a name with "..", "//" or the like: s3fs shows it, and it is refused by its name
 

@@ -103,12 +103,12 @@ class App:
     def serve(self, config: ServerConfig, keys: tuple[bytes, ...]) -> None:
         """Serve this configuration, whose model processes are ready."""
         self._config, self.keys = config, keys
-        one = self.pool.ready
-        if one is None:
+        process = self.pool.ready
+        if process is None:
             return
-        self._documents, self._wants_head = one.documents, one.wants_head
+        self._documents, self._wants_head = process.documents, process.wants_head
         self._operations = {"/score": wire.SCORE}
-        if "metadata" in one.documents:
+        if "metadata" in process.documents:
             for base in self.bases():
                 self._operations[f"{base}/infer"] = wire.INFER
 

@@ -134,11 +134,13 @@ async def watch(connections: set[Any]) -> None:
             ):
                 slow.pop(each, None)
                 continue
-            one = slow.get(each)
+            stalled = slow.get(each)
             request = cycle if is_body else None
-            if one is None or one.request is not request:
+            if stalled is None or stalled.request is not request:
                 slow[each] = _Slow(request, now, each.heard)
-            elif now - one.since > (BODY_S + (each.heard - one.heard) / BODY_BYTES_PER_S if is_body else HEAD_S):
+            elif now - stalled.since > (
+                BODY_S + (each.heard - stalled.heard) / BODY_BYTES_PER_S if is_body else HEAD_S
+            ):
                 each.refuse(408, _LATE)
 
 

@@ -237,13 +237,13 @@ class Pool:
         return self._adopt(generation, StartedModel(generation.config, self._folder, generation.model_dir))
 
     def _adopt(self, generation: Generation, started: StartedModel) -> ModelProcess:
-        one = ModelProcess(started, lambda each: self._told(generation, each), self._answered)
-        generation.processes.append(one)
-        self._alive.add(one)
-        task = asyncio.ensure_future(one.listen(started.link))
+        process = ModelProcess(started, lambda each: self._told(generation, each), self._answered)
+        generation.processes.append(process)
+        self._alive.add(process)
+        task = asyncio.ensure_future(process.listen(started.link))
         task.add_done_callback(lambda done: done.result())
         self._changed()
-        return one
+        return process
 
     def _told(self, generation: Generation, one: ModelProcess) -> None:
         if one.state == process.READY:

@@ -110,7 +110,9 @@ def write_importances(path: Path, drawn: Sketch) -> None:
     rows = csv.writer(text)
     rows.writerow(["metric", "parameter", "importance", "trials"])
     rows.writerows(
-        [metric, one.name, round(one.share, 6), one.trials] for metric, shares in drawn.importances for one in shares
+        [metric, importance.name, round(importance.share, 6), importance.trials]
+        for metric, shares in drawn.importances
+        for importance in shares
     )
     write_whole(path, text.getvalue())
 

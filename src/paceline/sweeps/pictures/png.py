@@ -128,14 +128,19 @@ def _importances(importances: Sequence[tuple[str, tuple[Importance, ...]]]) -> A
     most = max(len(found) for _, found in importances)
     figure, panels = _figure(7, (1 + 0.35 * most) * len(importances), len(importances))
     for panel, (metric, found) in zip(panels, importances, strict=True):
-        bars = panel.barh(range(len(found)), [100 * one.share for one in found], color="#2c7fb8", height=0.7)
+        bars = panel.barh(
+            range(len(found)), [100 * importance.share for importance in found], color="#2c7fb8", height=0.7
+        )
         panel.bar_label(
             bars,
-            [f"{100 * one.share:.1f} %{f' among {one.trials} trials' if one.is_conditional else ''}" for one in found],
+            [
+                f"{100 * importance.share:.1f} %{f' among {importance.trials} trials' if importance.is_conditional else ''}"
+                for importance in found
+            ],
             fontsize=8,
             padding=3,
         )
-        panel.set_yticks(range(len(found)), [_short(one.name) for one in found], fontsize=8)
+        panel.set_yticks(range(len(found)), [_short(importance.name) for importance in found], fontsize=8)
         panel.invert_yaxis()
         panel.margins(x=0.15)
         _name(panel.set_xlabel(f"share of the variance of {_short(metric)}, %", fontsize=8), *panel.get_yticklabels())
