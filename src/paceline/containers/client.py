@@ -20,10 +20,7 @@ _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not foun
 
 
 def call(
-    argv: Sequence[str],
-    *,
-    say: Callable[[str], None] = lambda line: None,
-    environment: Mapping[str, str] | None = None,
+    argv: Sequence[str], *, say: Callable[[str], None] = lambda line: None, environment: Mapping[str, str] | None = None
 ) -> tuple[int, list[str]]:
     """Run the client; return exit code and last lines.
 

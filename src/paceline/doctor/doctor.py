@@ -155,10 +155,7 @@ def examine(
     try:
         if error:
             yield Finding(
-                check="reach",
-                level=FAIL,
-                seen=error,
-                advice="Mend this first: no run would get nodes either.",
+                check="reach", level=FAIL, seen=error, advice="Mend this first: no run would get nodes either."
             )
         patients = []
         for link in links:

@@ -7,16 +7,7 @@ from functools import partial
 
 from paceline.doctor.connections import free_port
 from paceline.doctor.environment import has_module
-from paceline.doctor.examination import (
-    FAIL,
-    OK,
-    Examination,
-    Finding,
-    NetworkPlace,
-    NoAnswerError,
-    Patient,
-    skipped,
-)
+from paceline.doctor.examination import FAIL, OK, Examination, Finding, NetworkPlace, NoAnswerError, Patient, skipped
 from paceline.doctor.on_node import Answer
 from paceline.doctor.reduce_mpi import open_mpi_of, over_mpi
 from paceline.system.names import counted

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from paceline.system.plugins import version_of
 
 _HOMES = {
-    "paceline.environments.sdk_packages": (
-        "is_sdk_package",
-        "without_sdk_packages",
-    ),
+    "paceline.environments.sdk_packages": ("is_sdk_package", "without_sdk_packages"),
     "paceline.job.environment": ("EnvironmentSpec",),
     "paceline.job.environment_rules": ("is_environment_name",),
     "paceline.system.plugins": ("version_of",),

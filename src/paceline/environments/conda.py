@@ -82,11 +82,7 @@ def install(
     environ = {**variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     # A separate process: rattler has native threads, and a build must end with its parent.
     code, lines = program.run(
-        [sys.executable, "-m", "paceline.environments.conda"],
-        environ,
-        say,
-        lock_fd=lock_fd,
-        stdin=json.dumps(request),
+        [sys.executable, "-m", "paceline.environments.conda"], environ, say, lock_fd=lock_fd, stdin=json.dumps(request)
     )
     # A file: standard output has the progress, and native code may write to it.
     try:

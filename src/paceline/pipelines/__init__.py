@@ -17,19 +17,10 @@ if TYPE_CHECKING:
     from paceline.pipelines.spec import PipelineSpec
 
 _HOMES = {
-    "paceline.pipelines.data": (
-        "NOWHERE",
-        "PendingReference",
-        "check_parameters",
-    ),
+    "paceline.pipelines.data": ("NOWHERE", "PendingReference", "check_parameters"),
     "paceline.pipelines.pipeline": ("submit_pipeline",),
     "paceline.pipelines.pipeline_run": ("step_records",),
-    "paceline.pipelines.plan": (
-        "Planned",
-        "ordered",
-        "spec_of",
-        "step_output",
-    ),
+    "paceline.pipelines.plan": ("Planned", "ordered", "spec_of", "step_output"),
     "paceline.pipelines.spec": ("PipelineSpec",),
 }
 

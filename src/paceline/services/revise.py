@@ -22,13 +22,7 @@ from paceline.serving.api import ServedModel, ServerConfig
 from paceline.system.files import PRIVATE, remove_tree, write_json
 
 
-def write(
-    folder: ServiceFolder,
-    spec: RevisionSpec,
-    *,
-    why: str,
-    source_of: Revision | None = None,
-) -> Revision:
+def write(folder: ServiceFolder, spec: RevisionSpec, *, why: str, source_of: Revision | None = None) -> Revision:
     """Write the next revision. Needs `store.editing`.
 
     source_of: Copy the source of this revision instead of the current source folder.
@@ -62,12 +56,7 @@ def not_written(path: Path, error: OSError) -> ServiceError:
 
 
 def _fill(
-    folder: ServiceFolder,
-    place: RevisionFolder,
-    spec: RevisionSpec,
-    *,
-    why: str,
-    source_of: Revision | None,
+    folder: ServiceFolder, place: RevisionFolder, spec: RevisionSpec, *, why: str, source_of: Revision | None
 ) -> Revision:
     found_models = [find_model(folder.workspace_dir, each) for each in spec.models]
     environment = spec.environment or found_models[0].environment or EnvironmentSpec()

@@ -20,22 +20,13 @@ if TYPE_CHECKING:
     from paceline.sweeps.trial_runs import trials
 
 _HOMES = {
-    "paceline.sweeps.expressions": (
-        "Choice",
-        "Expression",
-        "Uniform",
-    ),
+    "paceline.sweeps.expressions": ("Choice", "Expression", "Uniform"),
     "paceline.sweeps.policies.policy": ("Policy",),
     "paceline.sweeps.samplers.samplers": ("check_sampler",),
     "paceline.sweeps.space": ("Space",),
     "paceline.sweeps.spec": ("SweepSpec",),
     "paceline.sweeps.start": ("submit_sweep",),
-    "paceline.sweeps.trial": (
-        "Goal",
-        "Trial",
-        "cost",
-        "is_better",
-    ),
+    "paceline.sweeps.trial": ("Goal", "Trial", "cost", "is_better"),
     "paceline.sweeps.trial_runs": ("trials",),
 }
 

@@ -27,11 +27,7 @@ _APART = ("split", "partition", "rsplit", "rpartition")
 
 
 def check_script(
-    space: Space,
-    job: Job,
-    directory: Path,
-    switches: Sequence[str] = (),
-    others: Sequence[str] | None = None,
+    space: Space, job: Job, directory: Path, switches: Sequence[str] = (), others: Sequence[str] | None = None
 ) -> tuple[str, ...]:
     """Raise if the script's parser certainly rejects the space.
 

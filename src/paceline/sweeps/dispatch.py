@@ -18,16 +18,7 @@ from paceline.runs import tags_and_properties
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import TrialEntry
-from paceline.submit import (
-    NewRun,
-    SourceCopy,
-    Submission,
-    in_places_of,
-    prepare,
-    submit_again,
-    unrecorded,
-    values_of,
-)
+from paceline.submit import NewRun, SourceCopy, Submission, in_places_of, prepare, submit_again, unrecorded, values_of
 from paceline.sweeps.points import job_of
 from paceline.sweeps.policies.pausing import budget, pausing
 from paceline.sweeps.samplers.samplers import Proposals

@@ -31,10 +31,7 @@ _COMPARED = {
 TYPES = ("str", "int", "float", "bool", "datetime")
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 #: Fields of a datetime in a partition_format: text, number of digits, strptime code.
-_MOMENT = (
-    *(("yyyy", 4, "%Y"), ("MM", 2, "%m"), ("dd", 2, "%d")),
-    *(("HH", 2, "%H"), ("mm", 2, "%M"), ("ss", 2, "%S")),
-)
+_MOMENT = (*(("yyyy", 4, "%Y"), ("MM", 2, "%m"), ("dd", 2, "%d")), *(("HH", 2, "%H"), ("mm", 2, "%M"), ("ss", 2, "%S")))
 
 
 def format_of(files: Sequence[LocalFile]) -> str:

@@ -319,11 +319,7 @@ class Datastore:
             return download_files(store, infos, working_path(target_path), overwrite=overwrite, progress=bar)
 
     def _upload(
-        self,
-        files: Sequence[tuple[str, Path]],
-        target_path: str | None,
-        overwrite: bool,
-        show_progress: bool,
+        self, files: Sequence[tuple[str, Path]], target_path: str | None, overwrite: bool, show_progress: bool
     ) -> DataReference:
         target = clean_path(target_path or "", self._record.title).rstrip("/")
         with Store(self._record) as store:

@@ -229,11 +229,7 @@ class _FsspecReader:
         _check_unchanged(path, int(info.get("size") or 0) >= end and version_of(info) == version)
 
 
-_READERS: dict[str, Callable[[Store], Reader]] = {
-    "local": _LocalReader,
-    "http": _HttpReader,
-    "sftp": _SftpReader,
-}
+_READERS: dict[str, Callable[[Store], Reader]] = {"local": _LocalReader, "http": _HttpReader, "sftp": _SftpReader}
 
 
 def _check_unchanged(path: str, is_unchanged: bool) -> None:
