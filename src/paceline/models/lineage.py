@@ -19,13 +19,14 @@ from typing import Any, cast
 from paceline.data.transfer.progress import Meter, Progress
 from paceline.errors import ModelError
 from paceline.models import registry
-from paceline.models.record import InputData, Lineage, MetricSummary, ModelRecord, RunEnvironment, TrainingData
+from paceline.models.record import Lineage, MetricSummary, ModelRecord, RunEnvironment, TrainingData
 from paceline.models.sources import ModelSource
 from paceline.runs import read, series, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import is_copy
+from paceline.runs.run_data import InputData, inputs_by_name
 from paceline.system.files import read_json
 
 #: Fields of an input in `data.json`.
@@ -112,13 +113,8 @@ def _with_packages(environment: RunEnvironment, packages: dict[str, object], see
 
 
 def _datasets(folder: RunFolder) -> list[InputData]:
-    data = read_json(folder.data)
-    inputs = data.get("inputs", ()) if isinstance(data, dict) else ()
-    # Every node reports its inputs; the first reports all that the nodes share.
-    first = {each["name"]: each for each in reversed(list(inputs))}
-    return [
-        cast(InputData, {name: first[key][name] for name in _INPUT if first[key].get(name)}) for key in sorted(first)
-    ]
+    inputs = sorted(inputs_by_name(folder).items())
+    return [cast(InputData, {name: data.get(name) for name in _INPUT if data.get(name)}) for _, data in inputs]
 
 
 def _metrics(folder: RunFolder) -> dict[str, MetricSummary]:

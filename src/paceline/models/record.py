@@ -7,24 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
+from paceline.runs.run_data import InputData
 from paceline.system.serialization import known_fields
 
 RECORD_VERSION = 1
 #: The file in a version's folder, and the folder beside it.
 DOCUMENT, FILES = "model.json", "files"
-
-
-class InputData(TypedDict, total=False):
-    """An input of a run, as `data.json` has it."""
-
-    name: str
-    dataset: str
-    fingerprint: str
-    content: str
-    sources: list[dict[str, str | None]]
-    files: int
-    bytes: int
-    mode: str
 
 
 class MetricSummary(TypedDict):

@@ -21,6 +21,7 @@ from paceline.pipelines.spec import StepSpec
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, StepEntry, user_name, utc_now
+from paceline.runs.run_data import OutputData, read_data, write_data
 from paceline.system.files import copy_tree, read_json, write_json
 
 #: Part of the key. Change it when `key_of` changes.
@@ -107,8 +108,8 @@ def take_over(
         folder.snapshot.symlink_to(os.path.relpath(runs_dir.parent / "snapshots" / str(step.snapshot_id), folder.path))
         for there, here in ((source.outputs, folder.outputs), (source.metrics, folder.metrics)):
             copy_tree(there, here)
-        if (data := read_json(source.data)) is not None:
-            write_json(folder.data, data)
+        if source.data.exists():
+            write_data(folder, read_data(source))
         store.change(folder, record, states.COMPLETED, exit_code=0, ended_utc=utc_now())
     finally:
         os.close(fd)
@@ -131,18 +132,16 @@ def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> d
 
 def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
     """Return whether the run's outputs still exist in datastores."""
-    data = read_json(RunFolder(workspace_dir / "runs" / record.run_id).data) or {}
-    stored = {output["name"]: output for output in data.get("outputs", ())}
+    outputs = read_data(RunFolder(workspace_dir / "runs" / record.run_id))["outputs"]
+    stored = {output["name"]: output for output in outputs}
     for reference in record.job.inputs if record.job else ():
         if not reference.is_output:
             continue
         from paceline.data.transfer.listing import list_files
 
         files = list_files(reference.sources, workspace_dir)
-        recorded = stored.get(reference.name, {})
-        if "files" in recorded and (len(files), sum(info.size for info in files)) != (
-            recorded["files"],
-            recorded["bytes"],
-        ):
+        recorded = stored.get(reference.name, OutputData())
+        now: OutputData = {"files": len(files), "bytes": sum(info.size for info in files)}
+        if "files" in recorded and recorded | now != recorded:
             return False
     return True

@@ -14,6 +14,7 @@ from paceline.runs import read, series
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
+from paceline.runs.run_data import inputs_by_name
 from paceline.runs.series import MetricSeries
 from paceline.system import linked
 from paceline.system.files import read_json
@@ -239,10 +240,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
 
 
 def _data(folder: RunFolder, record: RunRecord) -> dict[str, object]:
-    told = read_json(folder.data)
-    inputs = told.get("inputs", ()) if isinstance(told, dict) else ()
-    # Each node reports its own values; the first also those that all share.
-    first = {str(data_input.get("name")): data_input for data_input in reversed(list(inputs))}
+    first: Mapping[str, Mapping[str, object]] = inputs_by_name(folder)
     if not first and record.job is not None:
         first = {data_input.name: data_input.to_json() for data_input in record.job.inputs}
     parts: dict[str, object] = {}

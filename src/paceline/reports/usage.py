@@ -21,7 +21,8 @@ from pathlib import Path
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder, node_logs
 from paceline.runs.record import Attempt, RunRecord, duration_s, parse_utc
-from paceline.system.files import json_lines, read_json
+from paceline.runs.run_data import read_data
+from paceline.system.files import json_lines
 
 #: Keys by which usage is summed.
 KEYS: dict[str, Callable[[RunRecord], str]] = {
@@ -160,10 +161,9 @@ def _preparing_s(folder: RunFolder) -> float:
 
 def _fetching_s(folder: RunFolder) -> float:
     """Return the seconds of inputs on the slowest node."""
-    record = read_json(folder.data)
-    by_node: dict[object, float] = defaultdict(float)
-    for data_input in (record.get("inputs") if isinstance(record, dict) else None) or ():
-        by_node[data_input.get("node_rank")] += data_input.get("fetch_s") or 0.0
+    by_node: dict[int | None, float] = defaultdict(float)
+    for data in read_data(folder)["inputs"]:
+        by_node[data.get("node_rank")] += data.get("fetch_s", 0.0)
     return max(by_node.values(), default=0.0)
 
 

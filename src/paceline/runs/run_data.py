@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from paceline.errors import DataError
 from paceline.job.job import Job
@@ -47,11 +47,63 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
                     os.removedirs(link.parent)
 
 
-def note(folder: RunFolder, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add values to the notes on outputs. found: output -> values."""
-    told = read_json(folder.data) or {}
-    outputs = [one | dict(found.get(one["name"], {})) for one in told.get("outputs", ())]
-    write_json(folder.data, told | {"outputs": outputs})
+class InputData(TypedDict, total=False):
+    """An input as one node got it: its reference, the files, and what fetching them took."""
+
+    name: str
+    dataset: str
+    fingerprint: str
+    content: str
+    source: str
+    sources: list[dict[str, str | None]]
+    path: str
+    mode: str
+    node_rank: int
+    given_as: str
+    files: int
+    bytes: int
+    fetched_bytes: int
+    fetch_s: float
+
+
+class OutputData(TypedDict, total=False):
+    """An output: its reference, and once it is stored its files and its dataset."""
+
+    name: str
+    sources: list[dict[str, str | None]]
+    files: int
+    bytes: int
+    dataset: str
+
+
+class RunData(TypedDict):
+    """The content of `data.json`."""
+
+    inputs: list[InputData]
+    outputs: list[OutputData]
+
+
+def read_data(folder: RunFolder) -> RunData:
+    """Return the content of `data.json`, empty before it is written."""
+    content = read_json(folder.data)
+    known = content if isinstance(content, dict) else {}
+    return {"inputs": known.get("inputs") or [], "outputs": known.get("outputs") or []}
+
+
+def inputs_by_name(folder: RunFolder) -> dict[str, InputData]:
+    """Return each input as the first node reports it: the others share its files."""
+    return {data["name"]: data for data in reversed(read_data(folder)["inputs"])}
+
+
+def write_data(folder: RunFolder, data: RunData) -> None:
+    write_json(folder.data, data)
+
+
+def note(folder: RunFolder, values_by_output: Mapping[str, OutputData]) -> None:
+    """Add values to the notes on outputs."""
+    data = read_data(folder)
+    outputs: list[OutputData] = [{**output, **values_by_output.get(output["name"], {})} for output in data["outputs"]]
+    write_data(folder, {"inputs": data["inputs"], "outputs": outputs})
 
 
 def note_datasets(folder: RunFolder, made: Mapping[str, str]) -> None:

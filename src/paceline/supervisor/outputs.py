@@ -13,7 +13,6 @@ from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.supervisor.nodes import from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
-from paceline.system.files import read_json, write_json
 
 #: Property of a run with missing files: their names, and where they still are.
 NOT_FETCHED = "not_fetched"
@@ -96,8 +95,8 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
     if done.results:
         stored = dict(done.results[0])
         _note_left_out(run, stored.pop("left_out", ()))
-        told = read_json(run.folder.data) or {}
-        write_json(run.folder.data, told | stored)
+        data = run_data.read_data(run.folder)
+        run_data.write_data(run.folder, {"inputs": data["inputs"], "outputs": stored.get("outputs", data["outputs"])})
     if done.stopped:
         say(f"canceled while outputs were being stored; what is left of them is in {run.folder.uploads}")
     if done.stopped and outcome.failure is None:

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from paceline.errors import (
     EngineError,
@@ -23,12 +24,12 @@ from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.runs.run_data import link_inputs, unlink_inputs
+from paceline.runs.run_data import RunData, link_inputs, unlink_inputs, write_data
 from paceline.supervisor.nodes import NodeOutcome, from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system import linked
 from paceline.system.detached_process import library_dir
-from paceline.system.files import read_json, write_json
+from paceline.system.files import read_json
 from paceline.targets import Nodes
 
 
@@ -151,11 +152,9 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
             # The nodes hold it only while they build; it may be pruned before this lock.
             say(f"{error} It is built again.")
     if done.results and job.inputs:
-        told = {
-            "inputs": [found for one in done.results for found in one["inputs"]],
-            "outputs": [reference.to_json() for reference in job.inputs if reference.is_output],
-        }
-        write_json(run.folder.data, told)
+        outputs = [reference.to_json() for reference in job.inputs if reference.is_output]
+        inputs = [data for result in done.results for data in result["inputs"]]
+        write_data(run.folder, cast("RunData", {"inputs": inputs, "outputs": outputs}))
     return done, tuple(NodeSetup.from_json(one["prepared"]) for one in done.results)
 
 
