@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     folder, number = ServiceFolder(Path(argv[0])), int(argv[1])
     result: dict[str, object]
     try:
-        environment = EnvironmentSpec.from_json(dict(store.revision(folder, number).environment))
+        environment = store.revision(folder, number).environment
         built, setup = prepare(folder.workspace_dir, environment, say)
         result = {"setup": setup.to_json(), "built": built.to_json()}
     except (PacelineError, OSError) as error:
@@ -78,7 +78,7 @@ class Preparation:
         self.setup: NodeSetup | None = None
         self.failure: str | None = None
         self.held = contextlib.ExitStack()
-        environment = EnvironmentSpec.from_json(dict(revision.environment))
+        environment = revision.environment
         if not is_here:
             # The node of the run builds it.
             self.setup = NodeSetup(python="")

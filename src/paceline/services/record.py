@@ -9,11 +9,12 @@ supervisor, and this reader can't start one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar
 
+from paceline.job.environment import EnvironmentSpec
 from paceline.runs.record import Owner
-from paceline.system.serialization import known_fields
+from paceline.system.serialization import known_fields, plain_fields
 
 #: The first server is starting.
 TRANSITIONING = "Transitioning"
@@ -41,7 +42,7 @@ T = TypeVar("T", bound="_Data")
 
 class _Data:
     def to_json(self) -> dict[str, object]:
-        return asdict(self)  # type: ignore[call-overload,no-any-return]  # each of these is a dataclass
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
@@ -88,7 +89,7 @@ class Revision(_Data):
     """The models, script, environment and settings of a service; immutable once written.
 
     source_directory: origin of the script's folder; `source/` of the revision's folder has the copy. snapshot_id: of that copy.
-    environment: JSON of `paceline.job.environment.EnvironmentSpec`. variables: environment variables of the script.
+    variables: environment variables of the script.
     why: reason for people, such as "models digits:4" or "reload".
     """
 
@@ -97,7 +98,7 @@ class Revision(_Data):
     entry_script: str | None = None
     source_directory: str | None = None
     snapshot_id: str | None = None
-    environment: Mapping[str, object] = field(default_factory=dict)
+    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     variables: Mapping[str, str] = field(default_factory=dict)
     settings: ServingOptions = field(default_factory=ServingOptions)
     created_utc: str = ""
@@ -112,7 +113,8 @@ class Revision(_Data):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Revision:
         models = tuple(map(RevisionModel.from_json, data.get("models") or ()))
-        return cls(**known_fields(cls, {**data, "models": models}))
+        environment = EnvironmentSpec.from_json(data.get("environment") or {})
+        return cls(**known_fields(cls, {**data, "models": models, "environment": environment}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, RunNotFoundError
-from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.plan import NodeSetup
 from paceline.runs import read, states
@@ -253,7 +252,7 @@ class RemoteServer:
         return served
 
     def _job(self, record: ServiceRecord, revision: Revision, workers: int) -> Job:
-        environment = EnvironmentSpec.from_json(dict(revision.environment))
+        environment = revision.environment
         needed = server_versions()
         # Add the server's packages; to an existing interpreter only those that it lacks.
         environment = replace(

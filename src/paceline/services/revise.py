@@ -73,7 +73,7 @@ def _fill(
         entry_script=spec.entry_script,
         source_directory=spec.source_directory,
         snapshot_id=taken,
-        environment=environment.to_json(),
+        environment=environment,
         variables={**environment.environment_variables, **spec.variables},
         settings=spec.settings,
         created_utc=utc_now(),
@@ -91,7 +91,7 @@ def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
         ),
         entry_script=revision.entry_script,
         source_directory=revision.source_directory,
-        environment=EnvironmentSpec.from_json(dict(revision.environment)),
+        environment=revision.environment,
         variables=dict(revision.variables),
         settings=revision.settings,
     )

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,12 @@ _MOST_VALUES = 1000
 _QUANTILES = (0.03, 0.31, 0.59, 0.87)
 _MOST_COMPLAINTS = 5
 
+#: Way of a script with one of these parsers, if it calls this function.
+_WAYS = {
+    "omegaconf": (ASSIGNMENTS, re.compile(r"OmegaConf\.from_cli")),
+    "absl": (EQUALS, re.compile(r"(.*\.)?DEFINE_\w*")),
+    "tyro": (WORDS, re.compile(r"(tyro\.)?cli")),
+}
 #: How scripts split a word at `=`.
 _APART = ("split", "partition", "rsplit", "rpartition")
 
@@ -53,8 +60,6 @@ def check(
 ) -> tuple[str, ...]:
     """Check one script, as `check_script`."""
     known = declared(script)
-    if known is None:
-        return tuple(switches)
     said_so = [switch.partition("/")[0] for switch in switches]
     wrong = (_complaint(dimension, known, said_so) for dimension in space.parameters)
     complaints = list(dict.fromkeys(complaint for complaint in wrong if complaint is not None))
@@ -73,8 +78,7 @@ def check(
 
 def list_way(space: Space, script: Path) -> str | None:
     """Return how the script takes the space's lists, if certain."""
-    if (known := declared(script)) is None:
-        return None
+    known = declared(script)
     lists = [
         dimension
         for dimension in space.parameters
@@ -158,11 +162,10 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
 def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None:
     """Return why the option rejects this value, or None."""
     text, at = text_of(given), f"line {option.line}"
-    if option.is_switch is None:
-        return None
-    if option.is_switch:
+    if option.is_switch is not False:
         # The word would become a positional argument.
-        return None if known.has_positionals else f"it is a switch, which takes no value but true and false ({at})"
+        is_taken = option.is_switch is None or known.has_positionals
+        return None if is_taken else f"it is a switch, which takes no value but true and false ({at})"
     if option.takes_list and isinstance(given, (list, tuple)):
         if option.takes_list == WORDS and option.count not in (None, len(given)):
             return f"it takes {option.count} values, and {text} has {len(given)} ({at})"
@@ -197,15 +200,12 @@ def certain_way(script: Path) -> str | None:
     """Return how the script gets values, if certain."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
-    if parsers <= {"hydra", "omegaconf"} and "hydra" in parsers:
+    if not parsers:
+        return _of_hand(nodes, script.parent)
+    if "hydra" in parsers <= {"hydra", "omegaconf"}:
         return _of_hydra(nodes)
-    if parsers == {"omegaconf"}:
-        return ASSIGNMENTS if any(_called(node) == "OmegaConf.from_cli" for node in nodes) else None
-    if parsers == {"absl"}:
-        return EQUALS if any(_called(node).rpartition(".")[2].startswith("DEFINE_") for node in nodes) else None
-    if parsers == {"tyro"}:
-        return WORDS if any(_called(node) in ("tyro.cli", "cli") for node in nodes) else None
-    return None if parsers else _of_hand(nodes, script.parent)
+    way, function = _WAYS.get(" ".join(parsers), (None, re.compile("")))
+    return way if any(function.fullmatch(_called(node)) for node in nodes) else None
 
 
 def _called(node: ast.AST) -> str:

@@ -86,13 +86,13 @@ class Declared:
     has_positionals: bool = True
 
 
-def declared(script: Path) -> Declared | None:
-    """Return the options of a script, or None if nothing is certain."""
+def declared(script: Path) -> Declared:
+    """Return the certain facts about a script's options, if any."""
     nodes = nodes_of(script)
     try:
         return _of_decorators(nodes) or _Reader(nodes).read()
     except (_NotKnownError, RecursionError):
-        return None
+        return Declared(options=())
 
 
 def nodes_of(script: Path) -> list[ast.AST]:

@@ -21,7 +21,6 @@ from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial, front, is_better
 from paceline.sweeps.trial_runs import PAUSED, PROMOTED, RUNG, all_runs
-from paceline.system.files import read_json
 
 #: A policy may take long with thousands of trials: at most this share of the controller's time, but no judgement is later than
 #: `_LATEST_S`.
@@ -154,14 +153,12 @@ class Controller(ParentController[SweepState]):
     def _take_more(self) -> None:
         """Add the trials that `paceline sweep more` has requested."""
         sweep = self.state
-        path = sweep.folder.path / results.MORE
-        request = read_json(path)
-        if isinstance(request, dict) and isinstance(request.get("trials"), int):
-            sweep.spec = dataclasses.replace(sweep.spec, trials=sweep.spec.trials + request["trials"])
+        if count := results.requested(sweep.folder):
+            sweep.spec = dataclasses.replace(sweep.spec, trials=sweep.spec.trials + count)
             # Before the request is removed: a crash in between adds the trials twice; the other order would lose them.
             sweep.note(sweep=sweep.spec.to_json())
-            path.unlink(missing_ok=True)
-            say(f"{request['trials']} more trials were asked for: {sweep.spec.trials} in all")
+            (sweep.folder.path / results.MORE).unlink(missing_ok=True)
+            say(f"{count} more trials were asked for: {sweep.spec.trials} in all")
 
 
 def end_reason(sweep: SweepState) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,6 +32,13 @@ _FORMS = {
 }
 #: Ways with dashes before the name. Only these have switches.
 _DASHED = (ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS)
+
+#: Words of a list, by the ways that have a form for lists.
+_LISTS: dict[str, Callable[[str, Sequence[object]], list[str]]] = {
+    WORDS: lambda word, items: [word, *map(text_of, items)],
+    REPEATED: lambda word, items: [f"{word}={text_of(item)}" for item in items if item is not None],
+    COMMAS: lambda word, items: [f"{word}={','.join(map(text_of, items))}"],
+}
 
 #: argparse's pattern of negative numbers
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -165,18 +172,11 @@ def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: s
             continue
         word, text = argument(name), text_of(value)
         if word in opposites:
-            command_words += [word] if value else [off] if (off := opposites[word]) else []
-            continue
-        if pass_as == WORDS and isinstance(value, (list, tuple)):
-            command_words += [word, *map(text_of, value)]
-            continue
-        if pass_as == REPEATED and isinstance(value, (list, tuple)):
-            command_words += [part for item in value for part in words({name: item}, switches, EQUALS)]
-            continue
-        if pass_as == COMMAS and isinstance(value, (list, tuple)):
-            text = ",".join(map(text_of, value))
+            command_words += filter(None, [word if value else opposites[word]])
+        elif pass_as in _LISTS and isinstance(value, (list, tuple)):
+            command_words += _LISTS[pass_as](word, value)
         # argparse takes -1e-05 and -a as options if they stand alone, but -0.5 as a value.
-        if pass_as in (EQUALS, REPEATED, COMMAS) or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
+        elif pass_as in (EQUALS, REPEATED, COMMAS) or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
             command_words.append(f"{word}={text}")
         else:
             command_words += [word, text]

@@ -16,7 +16,7 @@ from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.space import argument
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, best, front, ranked
-from paceline.system.files import write_whole
+from paceline.system.files import read_json, write_whole
 
 #: File in the sweep's folder with a request for more trials.
 MORE = "more.json"
@@ -30,6 +30,13 @@ BEFORE = ("trial", "run_id", "status")
 AFTER = ("intervals", "started_utc", "duration_s")
 #: Column that says whether a trial is on the Pareto front, if there are several metrics.
 FRONT = "front"
+
+
+def requested(folder: RunFolder) -> int:
+    """Return how many more trials are requested."""
+    request = read_json(folder.path / MORE)
+    trials = request.get("trials") if isinstance(request, dict) else None
+    return trials if isinstance(trials, int) else 0
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:

@@ -31,14 +31,14 @@ from paceline.submit import (
 from paceline.sweeps.argparse_check import certain_way, check_script, list_way
 from paceline.sweeps.points import ARGUMENTS, EQUALS, REPEATED, WORDS, is_of_switch, job_of
 from paceline.sweeps.policies.pausing import budget
-from paceline.sweeps.results import MORE
+from paceline.sweeps.results import MORE, requested
 from paceline.sweeps.samplers.samplers import Proposals, check_own
 from paceline.sweeps.space import Space, argument
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.sweeps.trial_runs import count
 from paceline.sweeps.warm_start import KnownResult, as_trials, keep, known_results
 from paceline.system import lock_holder, locks
-from paceline.system.files import PRIVATE, read_json, write_json
+from paceline.system.files import PRIVATE, write_json
 from paceline.targets import configured
 from paceline.targets.base import Alike, Controlling
 
@@ -226,11 +226,11 @@ def more(folder: RunFolder, trials: int) -> None:
         raise SweepError(f"trials={trials!r} is no integer of 1 or more.")
     # Before the lock: a controller that is about to end then sees the request and continues. Requests that it has not seen yet
     # add up.
-    requested = (read_json(folder.path / MORE) or {}).get("trials", 0) + trials
-    there = count(folder) if record.is_terminal else record.sweep["trials"]
-    if (total := there + requested) > MOST_TRIALS:
+    in_all = requested(folder) + trials
+    there = count(folder) if record.is_terminal else SweepSpec.from_json(record.sweep).trials
+    if (total := there + in_all) > MOST_TRIALS:
         raise SweepError(f"trials={trials}: {total} in all are more than {MOST_TRIALS}, which a sweep may have.")
-    write_json(folder.path / MORE, {"trials": requested})
+    write_json(folder.path / MORE, {"trials": in_all})
     if not record.is_terminal:
         return
     # The controller releases the lock a moment after it has written the end.
@@ -262,7 +262,11 @@ def count_anew(folder: RunFolder) -> None:
     Time, failed trials and trials without a metric count from now on. The caller holds the lock.
     """
     record, there = store.stored(folder), count(folder)
-    requested = (read_json(folder.path / MORE) or {}).get("trials", 0)
-    sweep = {**(record.sweep or {}), "trials": there + requested, "counted_from": there, "counted_utc": utc_now()}
-    store.write(folder, dataclasses.replace(record, sweep=sweep))
+    spec = dataclasses.replace(
+        SweepSpec.from_json(record.sweep or {}),
+        trials=there + requested(folder),
+        counted_from=there,
+        counted_utc=utc_now(),
+    )
+    store.write(folder, dataclasses.replace(record, sweep=spec.to_json()))
     (folder.path / MORE).unlink(missing_ok=True)
