@@ -25,18 +25,8 @@ if TYPE_CHECKING:
     from paceline.collectives.store_address import keep_to_master_address as keep_to_master_address
     from paceline.collectives.store_address import store_listener as store_listener
 
-__all__ = [
-    "ArgumentError",
-    "CollectivesError",
-    "Engine",
-    "EngineSettings",
-    "Handle",
-    "MismatchError",
-    "ShutDownError",
-    "current",
-    "start",
-    "stop",
-]
+__all__ = ["ArgumentError", "CollectivesError", "Engine", "EngineSettings", "Handle", "MismatchError"]
+__all__ += ["ShutDownError", "current", "start", "stop"]
 
 _HOMES = {
     "paceline.collectives.engine": ("Engine", "current", "start", "stop"),

@@ -17,18 +17,8 @@ from paceline.compat.horovod.tensorflow.names import Named
 from paceline.compat.horovod.tensorflow.reducescatter import reducescatter
 from paceline.compat.horovod.tensorflow.reduction import Accumulator, divided, reduce_gradients
 
-__all__ = [
-    "Accumulator",
-    "Compression",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "divided",
-    "on_all_ranks",
-    "reduce",
-    "reducescatter",
-    "tensor",
-]
+__all__ = ["Accumulator", "Compression", "allgather", "allreduce", "broadcast", "divided", "on_all_ranks", "reduce"]
+__all__ += ["reducescatter", "tensor"]
 
 
 def reduce(grads: list[Gradient], variables: list[tf.Variable], settings: KerasSettings) -> list[Gradient]:

@@ -13,21 +13,9 @@ from typing import TypeVar
 from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.ops import handle_average_backwards_compatibility, is_power_of_two
 
-__all__ = [
-    "ccl_built",
-    "check_extension",
-    "ddl_built",
-    "env",
-    "extension_available",
-    "gloo_built",
-    "gpu_available",
-    "handle_average_backwards_compatibility",
-    "is_version_greater_equal_than",
-    "mpi_built",
-    "nccl_built",
-    "num_rank_is_power_2",
-    "split_list",
-]
+__all__ = ["ccl_built", "check_extension", "ddl_built", "env", "extension_available", "gloo_built", "gpu_available"]
+__all__ += ["handle_average_backwards_compatibility", "is_version_greater_equal_than", "mpi_built", "nccl_built"]
+__all__ += ["num_rank_is_power_2", "split_list"]
 
 T = TypeVar("T")
 

@@ -28,27 +28,10 @@ from paceline.compat.horovod.tensorflow.util import (
     gpu_available,
 )
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "check_num_rank_power_of_2",
-    "gpu_available",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "handle_average_backwards_compatibility",
-    "is_process_set_included",
-    "join",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "reducescatter",
-    "size_op",
-]
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "broadcast_", "check_num_rank_power_of_2"]
+__all__ += ["gpu_available", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter"]
+__all__ += ["handle_average_backwards_compatibility", "is_process_set_included", "join", "local_rank_op"]
+__all__ += ["local_size_op", "process_set_included_op", "rank_op", "reducescatter", "size_op"]
 __all__ += interface.__all__
 
 #: Read by libraries that are built on Horovod.

@@ -15,15 +15,6 @@ from paceline.compat.horovod.torch.mpi_ops import *  # noqa: F403
 from paceline.compat.horovod.torch.optimizer import DistributedOptimizer
 from paceline.compat.horovod.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "SyncBatchNorm",
-    "__version__",
-    "allgather_object",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "elastic",
-]
+__all__ = ["Compression", "DistributedOptimizer", "SyncBatchNorm", "__version__", "allgather_object"]
+__all__ += ["broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "elastic"]
 __all__ += mpi_ops.__all__

@@ -35,36 +35,12 @@ from paceline.compat.horovod.torch.reducescatter import (
     reducescatter_async,
 )
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "handle_average_backwards_compatibility",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "sparse_allreduce_async",
-    "synchronize",
-]
+__all__ = ["allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
+__all__ += ["alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+__all__ += ["grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_"]
+__all__ += ["grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter"]
+__all__ += ["grouped_reducescatter_async", "handle_average_backwards_compatibility", "join", "poll", "reducescatter"]
+__all__ += ["reducescatter_async", "sparse_allreduce_async", "synchronize"]
 __all__ += interface.__all__
 
 #: Read by libraries that are built on Horovod.

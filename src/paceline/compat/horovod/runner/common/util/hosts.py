@@ -92,14 +92,6 @@ def get_host_assignments(
     # Where there are fewer slots than `min_num_proc`, this is more than there are, and `slots` says so.
     places = _hosts.slots(machines, max(size, min_num_proc))
     return [
-        SlotInfo(
-            hostname=place.host,
-            rank=place.rank,
-            local_rank=place.local_rank,
-            cross_rank=place.cross_rank,
-            size=size,
-            local_size=place.local_size,
-            cross_size=place.cross_size,
-        )
+        SlotInfo(place.host, place.rank, place.local_rank, place.cross_rank, size, place.local_size, place.cross_size)
         for place in places
     ]
