@@ -35,18 +35,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from paceline.collectives import recorder
 from paceline.collectives.errors import ArgumentError, ShutDownError
+from paceline.collectives.handle import Handle
 from paceline.collectives.negotiation import FIRST_PAUSE_S, Negotiation
 from paceline.collectives.request import JOIN, CollectiveTask, Key, Request
 from paceline.collectives.settings import EngineSettings
+from paceline.collectives.transport import Transport
 from paceline.system.collective_state import entry_text, ranks_text
-
-if TYPE_CHECKING:
-    from paceline.collectives.handle import Handle
-    from paceline.collectives.transport import Transport
 
 _log = logging.getLogger(__name__)
 

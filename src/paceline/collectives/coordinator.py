@@ -19,13 +19,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from paceline.collectives import numbers
+from paceline.collectives.numbers import Array
 from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Key, Request, agree
-
-if TYPE_CHECKING:
-    from paceline.collectives.numbers import Array
 
 #: The first rank takes so much from each of the others. A guess; from 16 KiB on two ranks are faster without.
 INLINE_LIMIT_BYTES = 8 << 10

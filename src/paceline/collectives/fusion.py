@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from paceline.collectives import numbers
-
-if TYPE_CHECKING:
-    from paceline.collectives.numbers import Array, DType
-    from paceline.collectives.transport import SharedSegments, Transport
+from paceline.collectives.numbers import Array, DType
+from paceline.collectives.transport import SharedSegments, Transport
 
 #: Of a segment: what a rank has filled stays in its cache until it is added up.
 SEGMENT_BYTES = 1 << 20

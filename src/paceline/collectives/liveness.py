@@ -13,13 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.collectives.coordinator import Coordinator, Late
-
-if TYPE_CHECKING:
-    from paceline.collectives.transport import Transport
-
+from paceline.collectives.transport import Transport
 
 _LOCAL = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR

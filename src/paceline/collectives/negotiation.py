@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.collectives.coordinator import (
     Coordinator,
@@ -23,9 +23,7 @@ from paceline.collectives.liveness import StallWatch
 from paceline.collectives.perform import Performer, Ready
 from paceline.collectives.request import CollectiveTask, Key, Request, pack_message, unpack_message
 from paceline.collectives.settings import EngineSettings
-
-if TYPE_CHECKING:
-    from paceline.collectives.transport import Transport
+from paceline.collectives.transport import Transport
 
 #: Called with (request, submitted_s, agreed_s, done_s, arrivals) after each operation.
 Observer = Callable[[Request, float, "float | None", float, Sequence[tuple[int, float]]], object]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from paceline.collectives import numbers
 from paceline.collectives.fusion import Fusion, Part, is_multiplied
+from paceline.collectives.numbers import Array
 from paceline.collectives.request import (
     ALLGATHER,
     ALLREDUCE,
@@ -19,11 +19,7 @@ from paceline.collectives.request import (
     CollectiveTask,
     Request,
 )
-
-if TYPE_CHECKING:
-    from paceline.collectives.numbers import Array
-    from paceline.collectives.transport import Transport
-
+from paceline.collectives.transport import Transport
 
 Ready = tuple[CollectiveTask, Agreement]
 

@@ -12,13 +12,11 @@ import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.collectives.errors import CollectivesError
 from paceline.collectives.handle import Handle
-
-if TYPE_CHECKING:
-    from paceline.collectives.numbers import Array
+from paceline.collectives.numbers import Array
 
 ALLREDUCE, ALLGATHER, BROADCAST = "allreduce", "allgather", "broadcast"
 ALLTOALL, REDUCESCATTER = "alltoall", "reducescatter"

@@ -12,12 +12,10 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from paceline.collectives.numbers import Array, DType
 from paceline.system import processes
-
-if TYPE_CHECKING:
-    from paceline.collectives.numbers import Array, DType
 
 #: Each rank reads all of the segments: with more ranks than this a reduction by MPI reads less.
 MOST_RANKS = 4

@@ -5,17 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.collectives.background_loop import waiting_at_once
 from paceline.collectives.errors import CollectivesError
+from paceline.collectives.handle import Handle
 from paceline.collectives.numbers import Array
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, translated
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set, registry
-
-if TYPE_CHECKING:
-    from paceline.collectives import Handle
-
 
 __all__ = ["clear", "poll", "submit", "submit_several", "synchronize", "translated", "waiting_at_once"]
 
