@@ -11,7 +11,11 @@ from typing import Any
 import numpy
 import pytest
 
-from paceline.collectives.transport import MOST_RANKS, SharedSegments, share_segments
+from paceline.collectives.engine import Engine
+from paceline.collectives.liveness import PeerPlace
+from paceline.collectives.settings import EngineSettings
+from paceline.collectives.transport import MOST_RANKS, Alone, SharedSegments, share_segments
+from paceline.collectives.world import RankedWorld
 from paceline.system import processes
 
 FLOAT = numpy.dtype("float32")
@@ -108,3 +112,23 @@ def test_no_file_stays_open() -> None:
     before = set(os.listdir("/proc/self/fd"))
     on_ranks(2, lambda _, segments: None)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("length", [4, 1 << 19])
+def test_engine_of_one_rank_performs_every_operation(length: int) -> None:
+    places = [PeerPlace(host="here", pid=1, namespace="")]
+    engine = Engine(RankedWorld(name="alone", transport=Alone(), places=places), EngineSettings())
+    array = numpy.arange(length, dtype=numpy.float32)
+    try:
+        numpy.testing.assert_array_equal(engine.allreduce("a", array, op="average", prescale=2.0).wait(), 2 * array)
+        numpy.testing.assert_array_equal(engine.allreduce("b", array, op="adasum", postscale=0.5).wait(), array / 2)
+        numpy.testing.assert_array_equal(engine.allreduce("c", array, op="max").wait(), array)
+        numpy.testing.assert_array_equal(engine.reducescatter("d", array, prescale=2.0).wait(), 2 * array)
+        numpy.testing.assert_array_equal(engine.allgather("e", array).wait(), array)
+        numpy.testing.assert_array_equal(engine.broadcast("f", array, root=0).wait(), array)
+        rows, counts = engine.alltoall("g", array, splits=[3]).wait()
+        assert (rows.tolist(), counts) == ([0.0, 1.0, 2.0], (3,))
+        assert engine.barrier().wait() is None
+        assert engine.join().wait() == 0
+    finally:
+        engine._sets.stop()

@@ -67,10 +67,7 @@ def grouped_allreduce(
 
     Their types may differ; sparse ones are reduced as in `allreduce`. An empty list returns an empty list.
 
-    Raises:
-        ValueError: As for `allreduce`.
-        NotImplementedError: As for `allreduce`.
-        HorovodInternalError: As for `allreduce`.
+    It raises the errors of `allreduce`.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     converted = _converted(tensors)
