@@ -21,12 +21,12 @@ from paceline.collectives.errors import ArgumentError, CollectivesError, Mismatc
 from paceline.collectives.handle import Handle
 from paceline.collectives.liveness import StallWatch
 from paceline.collectives.perform import Performer, Ready
-from paceline.collectives.request import CollectiveTask, Key, Request, pack_message, unpack_message
+from paceline.collectives.request import Arrivals, CollectiveTask, Key, Request, pack_message, unpack_message
 from paceline.collectives.settings import EngineSettings
 from paceline.collectives.transport import Transport
 
 #: Called with (request, submitted_s, agreed_s, done_s, arrivals) after each operation.
-Observer = Callable[[Request, float, "float | None", float, Sequence[tuple[int, float]]], object]
+Observer = Callable[[Request, float, "float | None", float, Arrivals], object]
 
 FIRST_PAUSE_S = 0.00005
 _GOODBYE_S = 1.0

@@ -5,31 +5,24 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from paceline.collectives import world
 from paceline.collectives.background_loop import BackgroundLoop
 from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.collectives.liveness import PeerWatch
+from paceline.collectives.request import Arrivals, Request
 from paceline.collectives.transport import Alone
 
 if TYPE_CHECKING:
     import torch
 
     from paceline.collectives.device import DeviceGroup
-    from paceline.collectives.request import Request
     from paceline.collectives.settings import EngineSettings
     from paceline.collectives.transport import Transport
 
 _DYING_S, _LET_GO_S = 0.3, 3.0
-
-
-class _Observer(NamedTuple):
-    """A callback, and whether it wants arrival times."""
-
-    callback: Callable[..., object]
-    arrivals: bool
 
 
 class ProcessSets:
@@ -42,7 +35,8 @@ class ProcessSets:
         #: The loops of the sets that have this rank.
         self.loops: dict[int, BackgroundLoop] = {}
         self._numbers = itertools.count(1)
-        self._observers: list[_Observer] = []
+        #: Callbacks, and whether each wants arrival times.
+        self._observers: list[tuple[Callable[..., object], bool]] = []
         self._device_groups: dict[int, DeviceGroup] = {}
         #: Why the engine has failed, once it has.
         self._failure: str | None = None
@@ -120,12 +114,12 @@ class ProcessSets:
         return loop
 
     def observe(self, callback: Callable[..., object], *, arrivals: bool) -> None:
-        self._change_observers([*self._observers, _Observer(callback, arrivals)])
+        self._change_observers([*self._observers, (callback, arrivals)])
 
     def ignore(self, callback: Callable[..., object]) -> None:
-        self._change_observers([known for known in self._observers if known.callback != callback])
+        self._change_observers([known for known in self._observers if known[0] != callback])
 
-    def _change_observers(self, observers: list[_Observer]) -> None:
+    def _change_observers(self, observers: list[tuple[Callable[..., object], bool]]) -> None:
         self._observers = observers
         for loop in list(self.loops.values()):
             self._let_observe(loop)
@@ -134,19 +128,14 @@ class ProcessSets:
         observers = self._observers
 
         def observed(
-            request: Request,
-            submitted_s: float,
-            agreed_s: float | None,
-            done_s: float,
-            arrivals: Sequence[tuple[int, float]],
+            request: Request, submitted_s: float, agreed_s: float | None, done_s: float, arrivals: Arrivals
         ) -> None:
-            for observer in observers:
-                more = (arrivals,) if observer.arrivals else ()
-                observer.callback(request, submitted_s, agreed_s, done_s, *more)
+            for callback, wants_arrivals in observers:
+                callback(request, submitted_s, agreed_s, done_s, *((arrivals,) if wants_arrivals else ()))
 
         # None where nobody observes, which saves time.
         loop.negotiation.observer = observed if observers else None
-        if any(observer.arrivals for observer in observers):
+        if any(wants_arrivals for _, wants_arrivals in observers):
             loop.negotiation.note_arrivals()
 
     def lost(self, reason: str, lost_rank: int = -1) -> None:

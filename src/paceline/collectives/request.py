@@ -24,6 +24,8 @@ BARRIER, JOIN, CHANGE_SETS = "barrier", "join", "process_set"
 
 #: Kind and name, which identify an operation in flight.
 Key = tuple[str, str]
+#: (rank, time) of each rank's request.
+Arrivals = Sequence[tuple[int, float]]
 #: Those of a `Request`, in its order.
 Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, float, float, int, tuple[int, ...], bool]
 
@@ -64,7 +66,7 @@ class CollectiveTask:
     handle: Handle
     finish: Callable[[Any], object] | None = None
     submitted_s: float = 0.0
-    arrivals: Sequence[tuple[int, float]] = ()
+    arrivals: Arrivals = ()
 
 
 class Agreement(NamedTuple):
