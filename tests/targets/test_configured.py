@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def lab(**settings: object) -> Configured:
 
 
 def test_a_target_is_kept_found_and_forgotten(tmp_path):
-    target = configured.add(tmp_path, lab(label='a\'b; $(c) "d" ü'))
+    target: Any = configured.add(tmp_path, lab(label='a\'b; $(c) "d" ü'))
     assert target.settings["label"] == 'a\'b; $(c) "d" ü'
     assert json.loads((tmp_path / "compute/lab.json").read_text()) == {
         "name": "lab",
@@ -125,7 +126,7 @@ def test_run_keeps_its_targets_settings_after_changes(tmp_path):
     configured.add(tmp_path, lab(nodes=3))
     configured.keep_copy(run_dir, configured.read(tmp_path, "lab"))
     configured.remove(tmp_path, "lab")
-    found = configured.target_of_run(run_dir)
+    found: Any = configured.target_of_run(run_dir)
     assert (found.name, found.values["nodes"]) == ("lab", 3)
 
 
@@ -135,7 +136,8 @@ def test_a_run_of_an_older_version_has_the_target_of_its_record(tmp_path):
     assert isinstance(configured.target_of_run(run_dir), LocalTarget)
     configured.add(tmp_path, lab())
     (run_dir / "job.json").write_text('{"target": "lab"}')
-    assert configured.target_of_run(run_dir).name == "lab"
+    found: Any = configured.target_of_run(run_dir)
+    assert found.name == "lab"
 
 
 def test_a_kind_that_cannot_be_loaded_says_which_package_and_harms_no_other(tmp_path):
