@@ -246,7 +246,7 @@ def test_invalid_arguments_are_refused(given, said):
         Estimator(entry_script="train.py", arguments=given)
 
 
-def test_a_datastore_or_a_dataset_itself_means_its_content_as_a_folder(tmp_path):
+def test_datastore_or_dataset_argument_is_mounted_as_a_folder(tmp_path):
     workspace = Workspace(tmp_path / "ws")
     (tmp_path / "store/train").mkdir(parents=True)
     (tmp_path / "store/train/a.txt").write_text("a")

@@ -88,7 +88,7 @@ def test_torch_knows_a_process_group_over_mpi():
     assert isinstance(getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()), set)
 
 
-def test_a_store_takes_a_socket_that_listens_already_and_is_made_by_a_name_that_can_be_set():
+def test_tcp_store_takes_a_listening_socket():
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     assert issubclass(rendezvous.TCPStore, torch.distributed.TCPStore)
     assert "master_listen_fd: " in torch.distributed.TCPStore.__init__.__doc__
@@ -215,6 +215,6 @@ def test_name_missing_in_a_newer_torch_is_reported(pretend, monkeypatch):
         torch_private.offer_mpi(torch.distributed, object, lambda make: make)
 
 
-def test_nothing_of_torch_is_loaded_with_it():
+def test_importing_torch_private_loads_no_torch():
     code = "import sys; from paceline import torch_private; print(torch_private.requirement(), 'torch' in sys.modules)"
     assert run_python(code).split() == [torch_private.requirement(), "False"]

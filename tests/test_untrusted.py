@@ -155,7 +155,7 @@ def test_every_unsafe_deserialization_has_a_reason() -> None:
         ("from multiprocessing.connection import Connection\nconnection.recv()", "Connection.recv"),
     ],
 )
-def test_the_look_would_see_it(text: str, what: str) -> None:
+def test_scan_finds_each_unsafe_form(text: str, what: str) -> None:
     assert what in set(found_in(ast.parse(text)))
     assert _WORDS.search(text)
 

@@ -53,7 +53,7 @@ def test_a_tilde_in_the_variable_is_the_home(tmp_path, monkeypatch):
         ("[other]\nx = 1\n", ".paceline"),
     ],
 )
-def test_the_nearest_configuration_names_it_relative_to_itself(tmp_path, monkeypatch, toml, path):
+def test_workspace_path_is_relative_to_its_configuration(tmp_path, monkeypatch, toml, path):
     write_tree(tmp_path, {"a/paceline.toml": toml, "a/b/c/x": "", "paceline.toml": '[workspace]\npath = "far"\n'})
     monkeypatch.chdir(tmp_path / "a/b/c")
     assert Workspace.from_config().path == Path(f"{tmp_path}/a/{path}").resolve()

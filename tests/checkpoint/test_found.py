@@ -65,7 +65,7 @@ def test_mismatched_state_is_refused_before_anything_changes(tmp_path):
         found.load_into(3)
 
 
-def test_a_tensor_of_another_shape_is_refused_before_anything_is_changed(tmp_path):
+def test_tensor_of_another_shape_is_refused_before_anything_changes(tmp_path):
     checkpoint.save({"first": torch.ones(2), "second": torch.ones(1)}, 1, folder=tmp_path)
     objects = {"first": torch.zeros(2), "second": torch.zeros(3)}
     with pytest.raises(UserError, match=r"'second' is a tensor of shape \[3\], and .* has one of shape \[1\] there"):

@@ -55,7 +55,7 @@ def test_sigterm_saves_the_step_that_is_done_and_ends_the_process(tmp_path, star
     assert found.step == found.state["step"] >= 3
 
 
-def test_a_second_sigterm_ends_it_at_once(tmp_path, start):
+def test_second_sigterm_ends_the_script_at_once(tmp_path, start):
     text = """
 import sys, time
 from paceline import checkpoint
@@ -142,5 +142,5 @@ def test_time_limit_requests_one_save_shortly_before_the_end():
     assert calls == {900.0: None, 920.0: None, 939.0: None, 941.0: "limit", 950.0: None}
 
 
-def test_without_a_limit_it_never_is():
+def test_invalid_time_limit_requests_no_save():
     assert TimeLimit({"PACELINE_END_TIME": "soon"}).asked(1e12) is None

@@ -154,7 +154,7 @@ assert not {{"torch", "numpy"}} & set(sys.modules)
 
 
 @pytest.mark.promise("sigterm-before-time-limit-more")
-def test_shortly_before_the_time_limit_it_saves_once(tmp_path, monkeypatch):
+def test_save_before_the_time_limit_happens_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_END_TIME", "10")
     done = [checkpoint.save(1, step, every=1000, folder=tmp_path) for step in (1, 2)]
     assert done == [True, False]

@@ -107,7 +107,7 @@ def test_shapes_without_a_row_are_kept(shape):
         assert tuple(made(plain.dtype, plain.shape, bytearray(plain.data), of=of).shape) == shape
 
 
-def test_a_view_is_written_alone_and_as_it_looks():
+def test_tensor_view_is_saved_without_its_base():
     big = torch.arange(1000.0).reshape(10, 100)
     plain = DenseArray("x", big[:, 3], copy=False)
     assert plain.size == 40

@@ -179,7 +179,7 @@ def test_doctor_reports_failures_and_exits_with_1(compute, cli):
     assert told["findings"][-1]["check"] == "reach"
 
 
-def test_the_doctor_gives_up_nodes_that_do_not_come(compute):
+def test_doctor_times_out_waiting_for_nodes(compute):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--broken", "waits", "--no-check")
     done = compute("doctor", "lab", "--wait", "1", code=1)
     assert "fail: reach: no nodes in 1 s: the queue is long, or a node hangs." in done.stdout

@@ -21,7 +21,7 @@ def test_the_files_of_a_run_have_names_and_sizes(gallery: Gallery) -> None:
     assert gallery.json("files", gallery.good, "*.txt") == [{"name": "outputs/model.txt", "size_bytes": 5}]
 
 
-def test_files_are_copied_once_and_not_over_others(gallery: Gallery, tmp_path) -> None:
+def test_download_skips_equal_files_and_refuses_to_overwrite(gallery: Gallery, tmp_path) -> None:
     words = ("download", gallery.good, "outputs", "--to", tmp_path / "to")
     assert gallery(*words).stdout == f"1 file, 5 B, copied to {tmp_path / 'to'}.\n"
     copy = tmp_path / "to/outputs/model.txt"

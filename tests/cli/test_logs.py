@@ -148,7 +148,7 @@ def test_closed_pipe_ends_logs_without_an_error(cli: Cli, follow: list[str]) -> 
     reader.stderr.close()
 
 
-def test_a_reader_of_run_that_goes_away_ends_neither_the_run_nor_in_a_traceback(cli: Cli) -> None:
+def test_closed_pipe_of_paceline_run_does_not_end_the_run(cli: Cli) -> None:
     reader = cli.start("run", cli.script("for n in range(20_000): print('line', n)\n"))
     assert reader.stdout is not None
     assert reader.stderr is not None
@@ -176,7 +176,7 @@ def test_following_a_run_whose_supervisor_is_killed_ends(cli: Cli) -> None:
     assert cli.json("status", run_id)["failure"]["cause"] == "supervisor"
 
 
-def test_logs_of_a_run_that_waits_are_empty_until_it_starts(cli: Cli) -> None:
+def test_logs_of_a_queued_run_are_empty_until_it_starts(cli: Cli) -> None:
     cores = len(os.sched_getaffinity(0))
     holder = cli.submit("import time; time.sleep(600)", "-j", str(cores), "--backend", "gloo")
     cli.wait(holder, "Running")
@@ -312,7 +312,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
 
 @pytest.mark.promise("nothing-terminal-obeys-gets-through")
 @pytest.mark.parametrize("words", [[], ["--rank", "0"], ["-f"], ["-n", "5"]])
-def test_a_terminal_gets_a_logs_colours_and_nothing_else_that_it_would_obey(nasty: Gallery, words: list[str]) -> None:
+def test_terminal_output_keeps_colors_and_escapes_other_sequences(nasty: Gallery, words: list[str]) -> None:
     assert on_a_terminal(nasty, "logs", nasty.good, *words) == "\x1b[31mred\x1b[0m\\x07 end\n100%\n"
 
 

@@ -101,7 +101,7 @@ def test_model_show_has_the_command_that_reproduces_it(cli: Cli) -> None:
     assert (shown["can_be_made_again"], shown["run"]["run_id"]) == (False, run_id)
 
 
-def test_a_model_goes_to_another_workspace_by_a_datastore(made: Cli) -> None:
+def test_model_is_pushed_and_pulled_through_a_datastore(made: Cli) -> None:
     made("model", "register", "digits", "made")
     made("data", "add", "lab", made.folder / "near")
     assert made("model", "push", "digits:1", "lab").stdout.startswith(

@@ -97,7 +97,7 @@ def test_no_supervisor_is_loaded_ahead_without_a_valid_workspace(
     assert ahead == []
 
 
-def test_nothing_is_left_of_a_run_that_was_refused_after_its_supervisor_was_started(cli: Cli) -> None:
+def test_refused_run_leaves_no_early_supervisor(cli: Cli) -> None:
     """No run, and no process: the fixture looks for those."""
     cli("run", "-q", cli.script(""))
     before = cli.run_ids()

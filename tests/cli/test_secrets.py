@@ -91,7 +91,7 @@ def test_secret_reaches_the_next_attempt_and_a_killed_run_leaves_none(cli: Cli) 
     assert holders(cli.folder) == []
 
 
-def test_a_file_of_variables_is_read_as_dotenv_has_it_and_is_in_no_snapshot(cli: Cli) -> None:
+def test_env_file_is_parsed_like_dotenv_and_excluded_from_snapshots(cli: Cli) -> None:
     quoted = VALUE.replace("'", "\\'")
     text = f"# comment\nexport A = 'b c' # more\nB=\"x\\ny\"\n\nHF_TOKEN='{quoted}'\nSHELL_ONE\nE=\n"
     file = Path(cli.folder / cli.script("", "src/.env"))

@@ -186,7 +186,7 @@ for step in range(600):
 
 
 @pytest.mark.promise("sweep-live-table-terminal-notebook")
-def test_on_a_terminal_the_trials_are_a_table_and_ctrl_c_says_how_to_come_back(cli: Any) -> None:
+def test_sweep_on_a_terminal_shows_a_table_and_ctrl_c_prints_how_to_reattach(cli: Any) -> None:
     write_tree(cli.folder, {"train.py": SLOW})
     words = ("sweep", "run", "train.py", *SPACE[:2], "--metric", "loss", "--minimize")
     terminal = Terminal(cli, *words, "--trials", "2", "--concurrent", "2")

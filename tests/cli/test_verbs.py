@@ -107,7 +107,7 @@ def test_help_fits_into_a_narrow_terminal(cli: Cli, words: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_help_of_a_group_names_no_verb_that_it_has_not(cli: Cli, group: str) -> None:
+def test_help_of_a_group_names_only_existing_verbs(cli: Cli, group: str) -> None:
     known = set(re.findall(r"^  (\w[\w-]*) ", cli(group, "--help").stdout.partition("Commands:")[2], re.M))
     listed = re.match(r"(?:\w+, )+\w+ and \w+", VERBS[group][1])
     named = set(re.findall(r"\w+", listed[0].lower())) - {"and"} if listed else set()

@@ -33,14 +33,14 @@ def test_workspace_is_created_in_the_working_directory_by_default(cli: Cli) -> N
     assert (cli.folder / "here" / ".paceline" / ".gitignore").read_text() == "*\n"
 
 
-def test_the_nearest_configuration_names_it_for_all_folders_below(cli: Cli) -> None:
+def test_nearest_configuration_sets_the_workspace_of_subfolders(cli: Cli) -> None:
     (cli.folder / "paceline.toml").write_text('[workspace]\npath = "team runs"\n')
     (cli.folder / "deep" / "er").mkdir(parents=True)
 
     assert folder_of(cli, cli.folder / "deep" / "er") == cli.folder / "team runs"
 
 
-def test_a_configuration_without_a_path_means_the_folder_beside_it(cli: Cli) -> None:
+def test_configuration_without_a_path_uses_the_folder_beside_it(cli: Cli) -> None:
     (cli.folder / "paceline.toml").write_text("")
     (cli.folder / "deep").mkdir()
 

@@ -87,7 +87,7 @@ def task(name: str, loop: BackgroundLoop) -> CollectiveTask:
     return CollectiveTask(request, [array], [None], Handle(request.key, loop.waiter))
 
 
-def test_a_set_that_is_made_while_a_rank_dies_fails_as_the_others_do() -> None:
+def test_process_set_created_during_a_rank_death_fails() -> None:
     """The death went through the sets that there were; the new one waited for ever."""
     transport: Any = DeadTransport()
     places = [PeerPlace(host="here", pid=1, namespace="")] * 3

@@ -50,7 +50,7 @@ def test_operation_starts_after_every_rank_requested_it():
     assert names(coordinator) == ["a"]
 
 
-def test_a_name_gets_a_number_the_second_time_and_is_then_agreed_upon_by_it():
+def test_repeated_operation_gets_a_cache_slot():
     coordinator = Coordinator(2, 8)
     assert agree_on(coordinator, "a", 3) == -1
     slot = agree_on(coordinator, "a", 3)

@@ -141,7 +141,7 @@ class Group:
         raise RuntimeError("it is gone already")
 
 
-def test_the_reduction_waits_for_the_callers_stream_and_the_callers_stream_for_it():
+def test_device_reduction_and_callers_stream_wait_for_each_other():
     import torch
 
     class Tensor(torch.Tensor):

@@ -64,7 +64,7 @@ def test_engine_failure_on_one_rank_is_reported_to_the_others_over_gloo(tmp_path
         assert "communication has failed (TypeError" in output
 
 
-def test_survivors_meet_again_over_gloo_where_they_are_given_another_rendezvous(tmp_path):
+def test_survivors_form_a_new_gloo_world_with_another_rendezvous(tmp_path):
     outputs = run_survivors(tmp_path)
     assert all("together again: 2.0" in output for output in outputs), outputs
 

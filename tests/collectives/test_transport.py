@@ -92,7 +92,7 @@ def test_no_shared_memory_if_a_rank_does_not_see_all_segments(tmp_path: Any) -> 
     os.close(opened)
 
 
-def test_another_world_s_memory_is_not_taken() -> None:
+def test_shared_memory_of_another_world_is_refused() -> None:
     def tell(value: Any) -> Any:
         return (b"\0" * 16, *value[1:]) if isinstance(value, tuple) else value
 

@@ -54,7 +54,7 @@ def runs(tmp_path):
     return len((tmp_path / "podman.runs").read_text().splitlines())
 
 
-def test_the_same_packages_are_installed_once_and_others_again(ensure, tmp_path):
+def test_equal_packages_share_a_layer(ensure, tmp_path):
     first = ensure(INSTALLS, "tiny")
     assert first.packages == ("tiny==1.0",)
     assert ensure(INSTALLS, "tiny") == first

@@ -112,7 +112,7 @@ def test_refused_key_fails_the_run_before_workers_without_the_secret(
     assert files_with(tmp_path, spellings(PLANTED)) == []
 
 
-def test_a_secret_that_is_not_where_it_should_be_is_named_by_its_place(
+def test_missing_secret_is_named_by_its_variable(
     lab: Lab, store: pl.Datastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LAB_SECRET")

@@ -27,7 +27,7 @@ from tests.warm import EXAMPLES, TENSORFLOW, fork_scripts
 #: Pages, or folders of pages -> the test that runs their blocks in this one's place.
 ELSEWHERE = {
     "tutorials": "test_notebook_runs_and_prints_the_shown_output",
-    "reference-architecture.md": "test_the_example_trains_on_two_nodes_and_a_second_run_goes_on_from_its_checkpoints",
+    "reference-architecture.md": "test_example_trains_on_two_nodes_and_resumes_from_checkpoints",
 }
 ALL = (*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md")
 #: A translation's blocks are those of its English page.

@@ -18,7 +18,7 @@ COMMANDS = [block.text for block in blocks(PAGE, "console")]
 
 @pytest.mark.promise("reference-architecture-s-example-runs")
 @pytest.mark.slow
-def test_the_example_trains_on_two_nodes_and_a_second_run_goes_on_from_its_checkpoints(
+def test_example_trains_on_two_nodes_and_resumes_from_checkpoints(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

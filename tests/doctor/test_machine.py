@@ -202,7 +202,7 @@ def test_missing_ptrace_permission_is_reported_with_advice(judged, scope, py_spy
 
 
 @pytest.mark.promise("doctor-says-node-paceline-stacks")
-def test_py_spy_is_tried_on_a_process_that_it_has_not_started(tmp_path, monkeypatch):
+def test_py_spy_is_tried_on_a_foreign_process(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     python = tmp_path / "python"
     python.symlink_to(sys.executable)

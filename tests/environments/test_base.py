@@ -27,7 +27,7 @@ def other(tmp_path):
     return str(tmp_path / "other" / "bin" / "python")
 
 
-def test_this_process_is_not_run_again_and_gives_the_same_answer(tmp_path, monkeypatch):
+def test_own_interpreter_is_described_without_running_it(tmp_path, monkeypatch):
     asked = module._ask(sys.executable, "", tmp_path)
     monkeypatch.setattr("subprocess.run", None)
     assert base(sys.executable, tmp_path) == asked

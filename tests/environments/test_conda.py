@@ -144,7 +144,7 @@ def test_unsatisfiable_dependency_is_named(solve):
     assert "└" not in str(caught.value)
 
 
-def test_a_failing_pip_package_on_top_fails_it_all(solve, store):
+def test_failed_pip_package_fails_the_conda_environment(solve, store):
     with pytest.raises(EnvironmentBuildError, match="nosuchpackage"):
         solve(conda_packages=["greet"], pip_packages=["nosuchpackage"])
     assert store.all() == []
@@ -166,7 +166,7 @@ def test_the_first_channel_has_priority(ensure, channel, tmp_path):
     assert ensure(conda_packages=["hello"], conda_channels=[channel.url, older.url])[0].conda == ("hello=1.1=0",)
 
 
-def test_a_channel_s_folder_that_is_not_there_is_refused_before_anything_is_done(store, base_python, tmp_path):
+def test_missing_channel_folder_is_refused_at_once(store, base_python, tmp_path):
     asked = Environment(conda_packages=["app"], conda_channels=[(tmp_path / "nowhere").as_uri()])
     with pytest.raises(EnvironmentSpecError, match=r"there is no folder '.*nowhere'"):
         store.ensure(asked, base_python, print)

@@ -34,7 +34,7 @@ EVERYTHING = Environment(
 )
 
 
-def test_json_keeps_it_all():
+def test_environment_round_trips_through_json():
     assert Environment.from_json(json.loads(json.dumps(EVERYTHING.to_json()))) == EVERYTHING
 
 
@@ -179,7 +179,7 @@ def test_environment_with_packages_needs_a_build(values, needs):
     assert Environment(**values).needs_build is needs
 
 
-def test_workers_can_read_it_with_the_standard_library_alone():
+def test_environment_spec_needs_only_the_standard_library():
     loaded = run_python(
         "import sys; from paceline.job.environment import EnvironmentSpec; EnvironmentSpec(pip_packages=['a', './b']);"
         "assert 'paceline.environments' not in sys.modules;"

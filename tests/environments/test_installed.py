@@ -112,7 +112,7 @@ def test_unsatisfied_requirement_is_reported_as_broken(folder):
         ),
     ],
 )
-def test_the_lock_says_where_it_came_from(folder, origin, lock):
+def test_lock_records_the_origin_of_a_package(folder, origin, lock):
     if origin is not None:
         (folder / "b-2.1rc1.dist-info" / "direct_url.json").write_text(json.dumps(origin))
     assert Visible([folder], base()).locks(["b==2.1rc1"]) == (lock,)

@@ -135,7 +135,7 @@ def test_pip_is_not_started_without_a_configuration(monkeypatch, tmp_path):
     assert pip_settings.read({"HOME": str(tmp_path)}) == PipSettings()
 
 
-def test_variables_alone_are_read_as_pip_reads_them_without_asking_it(monkeypatch):
+def test_pip_variables_are_read_without_starting_pip(monkeypatch):
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     for name, value in {

@@ -22,7 +22,7 @@ def workspace(tmp_path):
     return SimpleNamespace(path=tmp_path / "work space")
 
 
-def test_the_same_content_keeps_its_version_and_another_gets_the_next(workspace):
+def test_equal_content_keeps_its_version_and_changed_content_gets_the_next(workspace):
     assert MINE.register(workspace).version == 1
     assert MINE.register(workspace).version == 1
     changed = replace(MINE, pip_packages=("tqdm",))
@@ -40,7 +40,7 @@ def test_all_are_listed_in_their_latest_version(workspace):
     assert {name: each.version for name, each in Environment.list(workspace).items()} == {"another": 1, "mine": 2}
 
 
-def test_without_a_name_it_can_not_be_registered(workspace):
+def test_environment_without_a_name_can_not_be_registered(workspace):
     with pytest.raises(EnvironmentSpecError, match="has no name"):
         Environment(pip_packages=["einops"]).register(workspace)
 

@@ -96,7 +96,7 @@ def test_a_pruned_environment_is_made_of_the_same_versions_by_its_lock(store, ba
 
 
 @pytest.mark.promise("two-runs-need-one-environment")
-def test_two_processes_build_it_once(store, base_python, monkeypatch):
+def test_concurrent_builds_of_one_environment_run_once(store, base_python, monkeypatch):
     asked = Environment(pip_packages=["chained"])
     builders = [start_build(store, base_python, asked) for _ in range(4)]
     outputs = [builder.communicate(timeout=180)[0] for builder in builders]
@@ -218,7 +218,7 @@ def test_damaged_record_is_ignored(store, base_python):
         assert store.all() == [], text
 
 
-def test_an_environment_whose_interpreter_has_gone_is_built_again(store, base_python):
+def test_environment_with_a_missing_interpreter_is_rebuilt(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     built.python.unlink()
     built.python.symlink_to("/nowhere/python")
@@ -262,7 +262,7 @@ def test_prune_keeps_recently_used_environments(store, base_python):
     assert [each.key for each in store.all()] == [young.key]
 
 
-def test_finding_it_with_ensure_counts_as_use(store, base_python):
+def test_ensure_updates_the_time_of_last_use(store, base_python):
     built = store.ensure(SMALL, base_python, print)
     a_day_ago = time.time() - 86400
     os.utime(store._folder / f"{built.key}.lock", (a_day_ago, a_day_ago))

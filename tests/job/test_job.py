@@ -250,7 +250,7 @@ def test_the_json_has_every_field_and_the_version():
     assert make_job().to_json()["version"] == JOB_VERSION
 
 
-def test_a_job_of_the_first_version_is_read_without_the_packages_that_it_only_kept():
+def test_job_of_version_1_is_read_without_its_packages():
     old = {
         "version": 1,
         "entry_script": "train.py",

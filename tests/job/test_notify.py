@@ -53,9 +53,7 @@ def test_places_are_recorded_and_addresses_never_reach_a_worker() -> None:
     assert dict(job.with_values(values).environment_variables) == {"TOKEN": "t"}
 
 
-def test_a_command_is_run_from_the_folder_in_which_it_was_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notify_command_keeps_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a b").mkdir()
     monkeypatch.chdir(tmp_path / "a b")
     job = make_job(notify=["command:./told.sh 'x y'", "command:mail -s end", "command:/bin/true"])

@@ -228,7 +228,7 @@ def test_the_mpirun_of_mpi4py_s_library_is_taken(mpirun, monkeypatch, tmp_path, 
 
 
 @pytest.mark.promise("mpirun-mpi4py-s-library-another")
-def test_an_mpi4py_of_another_mpi_is_refused_before_anything_starts(mpirun, monkeypatch):
+def test_mpi4py_built_for_another_mpi_is_refused(mpirun, monkeypatch):
     program = mpirun("5.0.8")
     mpi4py_loads(monkeypatch, MPICH)
     with pytest.raises(LauncherError, match=rf"loads MPICH Version: 4\.2\.0, but {program} is of Open MPI 5\.0"):

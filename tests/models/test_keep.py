@@ -37,7 +37,7 @@ def blobs(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 1, keep._CHUNK, LARGE])
-def test_a_content_is_kept_once_and_is_another_file_than_its_source(kept, tmp_path, size):
+def test_content_is_stored_once_and_copied_from_its_source(kept, tmp_path, size):
     content = os.urandom(size)
     first, one = kept(content)
     again, other = kept(content)
@@ -84,7 +84,7 @@ def test_modified_content_is_not_reused(kept, tmp_path):
 
 @pytest.mark.promise("content-disk-lost-handed-registration")
 @pytest.mark.parametrize("at", [3, LARGE // 2 - keep._SAMPLE], ids=["seen by a sample", "between the samples"])
-def test_a_content_that_the_disk_has_lost_without_a_trace_is_not_given_to_the_next(kept, tmp_path, at):
+def test_silently_corrupted_content_is_not_reused(kept, tmp_path, at):
     """Its size and time are as they were: a registration had linked it, and no number of further ones gave a whole version."""
     content = os.urandom(LARGE)
     _, rotten = kept(content)
@@ -122,7 +122,7 @@ def test_files_are_copied_if_hard_links_fail(kept, tmp_path, monkeypatch, number
     assert blobs(tmp_path) == []
 
 
-def test_a_content_of_another_user_s_that_may_not_be_linked_is_kept_once_for_each_user(kept, tmp_path, monkeypatch):
+def test_content_that_can_not_be_hard_linked_is_stored_per_user(kept, tmp_path, monkeypatch):
     """As Linux has it (protected_hardlinks) in a workspace that several users share."""
     link = os.link
     monkeypatch.setattr(os, "geteuid", lambda: 4711)

@@ -65,7 +65,7 @@ def test_lineage_is_recorded_during_and_after_the_run(finished):
 
 
 @pytest.mark.promise("model-says-run-snapshot-packages")
-def test_datasets_come_with_their_fingerprints_and_nodes_count_once(tmp_path):
+def test_lineage_has_dataset_fingerprints_and_node_count(tmp_path):
     folder, fd = make_run(
         tmp_path / "ws/runs", status=states.RUNNING, job=make_job(node_count=2, distributed_backend="gloo")
     )

@@ -61,7 +61,7 @@ def test_without_a_path_the_model_s_name_is_that_of_the_run_s_file(workspace, ru
     assert run.register_model("digits.bin").record.top == "digits.bin"
 
 
-def test_the_latest_version_is_meant_unless_a_version_or_an_alias_says_which(workspace, tmp_path):
+def test_model_without_version_or_alias_is_the_latest(workspace, tmp_path):
     first, second = register(workspace, tmp_path), register(workspace, tmp_path, content=b"better")
     assert (first.version, second.version) == (1, 2)
     assert first.set_alias("production") is None
@@ -182,7 +182,7 @@ def test_tags_and_description_change_but_properties_do_not(workspace, tmp_path):
             change()
 
 
-def test_an_alias_is_removed_by_the_version_that_has_it(workspace, tmp_path):
+def test_alias_is_removed_only_by_its_version(workspace, tmp_path):
     first, second = register(workspace, tmp_path), register(workspace, tmp_path)
     first.set_alias("production")
     with pytest.raises(ModelNotFoundError, match=r"digits:2 has no alias 'production'\. It has: none\."):

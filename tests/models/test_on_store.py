@@ -83,7 +83,7 @@ def model(workspace, tmp_path):
 
 
 @pytest.mark.promise("version-goes-another-workspace-datastore")
-def test_a_version_comes_back_the_same_in_another_workspace(store, model, workspace, other):
+def test_pushed_version_equals_the_pulled_one(store, model, workspace, other):
     pushed = on_store.push(workspace.path, model.record, LAB)
     assert (pushed.stored, pushed.is_new) == (3, True), "equal files are one content"
     assert on_store.listed(other.path, LAB) == [("digits", 1)]
@@ -213,7 +213,7 @@ def test_a_file_that_came_short_is_stored_again(near, model, workspace):
 
 
 @pytest.mark.promise("version-goes-another-workspace-datastore")
-def test_a_pull_that_broke_off_goes_on_where_it_was(workspace, other, tmp_path, s3_once, bucket, proxied, monkeypatch):
+def test_interrupted_pull_resumes(workspace, other, tmp_path, s3_once, bucket, proxied, monkeypatch):
     monkeypatch.setattr("paceline.data.transfer.transfer._TRIES", 1)
     s3_once.bucket(bucket)
     s3_store(workspace, s3_once.url, bucket)

@@ -81,9 +81,7 @@ def test_equal_content_is_stored_once(workspace, tmp_path):
 
 @pytest.mark.promise("registration-killed-leaves-version-space")
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05, 0.1, 0.2])
-def test_a_registration_that_is_killed_leaves_no_version_and_no_space_for_ever(
-    workspace, tmp_path, monkeypatch, pause_s
-):
+def test_killed_registration_leaves_no_version_and_no_space(workspace, tmp_path, monkeypatch, pause_s):
     path = tmp_path / "large"
     with open(path, "wb") as file:
         file.truncate(300_000_000)
@@ -173,7 +171,7 @@ def test_equal_models_have_equal_digests(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", ".a", "a/b", "../a", "a b", "a:1", "ä", "a\n", "x" * 256, None, 3])
-def test_a_name_that_would_lead_elsewhere_is_refused_before_anything_is_made(workspace, tmp_path, name):
+def test_escaping_model_name_is_refused_at_once(workspace, tmp_path, name):
     with pytest.raises(ModelError, match=r"the model name .*: give letters, digits"):
         add(workspace, tmp_path, {"a": "1"}, name=name)
     assert not workspace.exists()

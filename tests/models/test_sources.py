@@ -32,7 +32,7 @@ def names(source):
     return [file.name for file in source.files]
 
 
-def test_a_folder_is_taken_with_its_name_and_all_below_it(made):
+def test_folder_source_has_its_name_and_all_files(made):
     source = sources.local(made)
     assert (source.top, source.is_folder, names(source)) == ("made", True, ["made/sub/config", "made/weights"])
     assert sources.local(f"{made}/").top == "made"

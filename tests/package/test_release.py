@@ -76,7 +76,7 @@ def test_demo_needs_nothing_beside_torch() -> None:
     assert modules - sys.stdlib_module_names == {"torch", "paceline"}
 
 
-def test_release_is_refused_while_addresses_and_pages_are_those_of_no_release(release: Any, tmp_path: Path) -> None:
+def test_release_with_placeholder_addresses_is_refused(release: Any, tmp_path: Path) -> None:
     folder = make_tree(tmp_path)
     write_tree(
         folder,

@@ -197,7 +197,7 @@ def test_invalid_pipeline_is_refused_in_its_constructor(place: Place, make: Call
         make(place)
 
 
-def test_a_circle_is_named_and_two_that_leave_the_same(place: Place) -> None:
+def test_cycles_and_duplicate_outputs_are_refused(place: Place) -> None:
     data = pl.PipelineData("data")
     first, second = place.step("first"), place.step("second")
     first.run_after(second.run_after(first))

@@ -19,7 +19,7 @@ def test_nodes_reach_each_other_as_ssh_reaches_them() -> None:
     assert choose([first, second], "ib0") == [("10.9.0.1", "ib0"), ("10.9.0.2", "ib0")]
 
 
-def test_a_node_that_is_this_machine_gets_the_address_that_the_others_can_reach() -> None:
+def test_this_machine_as_a_node_gets_a_reachable_address() -> None:
     here = Machine(
         name="localhost",
         interfaces=LOOPBACK | {"docker0": ("172.17.0.1", 16), "wlan0": ("192.168.1.5", 24), "eth0": ("10.0.0.1", 24)},

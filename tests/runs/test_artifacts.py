@@ -35,7 +35,7 @@ def folder(tmp_path):
     ],
     ids=lambda name: ascii(name)[:20],
 )
-def test_a_file_goes_in_and_comes_out_under_its_name(folder, tmp_path, name):
+def test_file_round_trips_under_its_name(folder, tmp_path, name):
     (tmp_path / "source").write_bytes(b"\0data")
     assert artifacts.put(folder, name, tmp_path / "source") == name
     assert artifacts.names(folder) == [name]
@@ -71,7 +71,7 @@ def test_other_bytes_under_a_taken_name_are_refused(folder, tmp_path):
     assert os.listdir(folder.outputs) == ["a"]
 
 
-def test_uploading_an_output_in_its_place_leaves_it_there(folder):
+def test_uploading_an_output_onto_itself_keeps_it(folder):
     (folder.outputs / "a").write_text("x")
     assert artifacts.put(folder, "outputs/a", folder.outputs / "a") == "outputs/a"
     assert (folder.outputs / "a").read_text() == "x"
@@ -170,7 +170,7 @@ def test_missing_file_is_reported_with_the_existing_ones(folder):
         artifacts.get(folder, "a")
 
 
-def test_nothing_is_put_through_a_link_that_leads_out(folder, tmp_path):
+def test_upload_does_not_follow_symlinks_out_of_the_run(folder, tmp_path):
     (tmp_path / "out").mkdir()
     (folder.outputs / "esc").symlink_to(tmp_path / "out")
     folder.artifacts.symlink_to(tmp_path / "out")

@@ -66,7 +66,7 @@ def test_symlink_to_temporary_data_becomes_a_copy(folder):
     assert sorted(path.name for path in folder.outputs.iterdir()) == ["a", "best", "d", "w"]
 
 
-def test_a_link_by_way_of_the_working_folder_stays_when_that_goes(folder):
+def test_symlink_through_the_working_folder_survives_its_removal(folder):
     # What `os.symlink(os.path.abspath("outputs/step"), "outputs/latest")` of a script makes.
     write_tree(folder.outputs, {"step/b": "2"})
     (folder.outputs / "latest").symlink_to(folder.work / "outputs/step")
@@ -90,7 +90,7 @@ def test_links_of_a_folder_of_the_scripts_own_in_the_outputs_place_are_brought_w
 
 
 @pytest.mark.parametrize("place", ["outputs", "outputs/esc", "work"])
-def test_nothing_is_moved_out_of_the_run_nor_into_it_through_a_link(folder, tmp_path, place):
+def test_moves_do_not_follow_symlinks_out_of_or_into_the_run(folder, tmp_path, place):
     """As a script in a container may try, which can't write where its supervisor can."""
     theirs = write_tree(tmp_path / "home", {"outputs/esc/old": "mine"})
     (folder.work / "outputs").unlink()

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["before its own folder", "while it is looked for"])
-def test_a_command_begins_in_the_moment_in_which_another_ends(folder, monkeypatch, moment):
+def test_exec_request_races_with_the_end_of_another(folder, monkeypatch, moment):
     """Story: who ends removes the folder of all commands if it is empty, and who began found it gone."""
     mkdir, races = os.mkdir, [folder.exec_requests]
 

@@ -26,7 +26,7 @@ from tests.helpers import RUN_ID, make_job, make_record, make_run, write_tree
         (100_000, "27 h 46 min"),
     ],
 )
-def test_a_duration_reads_as_people_say_it(seconds, text):
+def test_duration_text_is_readable(seconds, text):
     assert duration_text(seconds) == text
 
 
@@ -49,7 +49,7 @@ def test_log_prefix_has_rank_and_attempt_if_there_are_several(world_size, attemp
     assert prefix(LogLine(2, 3, "x"), world_size, attempts) == text
 
 
-def test_the_record_is_read_again_once_it_has_changed(tmp_path):
+def test_changed_record_is_read_again(tmp_path):
     folder, fd = make_run(tmp_path / "runs", status=states.QUEUED)
     watch = RunWatch(folder)
     assert watch.look().status == states.QUEUED

@@ -66,13 +66,13 @@ def test_an_end_is_final(experiment):
     assert run.status == "Completed"
 
 
-def test_cancel_ends_it_at_once(experiment):
+def test_cancel_ends_an_interactive_run_at_once(experiment):
     run = experiment.start_logging()
     run.cancel()
     assert (run.status, run.record().exit_code) == ("Canceled", 128 + signal.SIGTERM)
 
 
-def test_another_program_can_not_end_it_but_may_ask_for_its_end(experiment):
+def test_other_program_can_only_request_cancellation(experiment):
     with start_python(PROGRAM + "sys.stdin.readline(); run.complete()", stdin=-1) as process:
         run = experiment.workspace.get_run(process.stdout.readline().strip())
         with pytest.raises(RunStateError, match=f"is logged by process {process.pid}"):
@@ -102,7 +102,7 @@ def test_interactive_run_ends_with_its_program(experiment, end, status, cause):
     assert run.get_metrics() == {"loss": 1}
 
 
-def test_a_run_whose_folder_is_gone_does_not_keep_others_from_their_end(experiment):
+def test_removed_run_folder_does_not_block_the_end_of_others(experiment):
     end = """
 import shutil
 other = Experiment(Workspace("ws"), "digits").start_logging()
@@ -114,7 +114,7 @@ shutil.rmtree(run.folder.path)
     assert experiment.workspace.get_run(other).status == "Completed"
 
 
-def test_a_forked_child_that_ends_does_not_end_it(experiment):
+def test_end_of_a_forked_child_does_not_end_the_run(experiment):
     end = "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.wait(); print(run.status, flush=True)"
     with start_python(PROGRAM + end) as process:
         run_id, status = process.communicate()[0].split()
@@ -122,7 +122,7 @@ def test_a_forked_child_that_ends_does_not_end_it(experiment):
     assert experiment.workspace.get_run(run_id).status == "Completed"
 
 
-def test_a_run_id_may_be_given_once(experiment):
+def test_run_id_can_be_used_once(experiment):
     parent = experiment.start_logging()
     child = parent.child_run(run_id="my-run.1")
     assert child.id == "my-run.1"

@@ -133,7 +133,7 @@ def test_a_progress_bar_is_shown_now_and_then_and_not_twice(monkeypatch):
     assert list(lines.feed(b"\nnext\n")) == ["next"]
 
 
-def test_the_last_state_of_a_progress_bar_is_shown_if_it_was_not(monkeypatch):
+def test_last_state_of_a_progress_bar_is_always_shown(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     lines = LineAssembler()
@@ -226,7 +226,7 @@ def test_missing_log_is_read_once_it_appears(folder):
     log.close()
 
 
-def test_a_log_of_which_the_middle_is_left_out_is_read_live_and_later_alike(folder):
+def test_truncated_log_reads_the_same_live_and_later(folder):
     lines = [b"%07d" % number for number in range(30_000)]
     attempt(folder, 1, {0: b"", 1: b"other\n"})
     log, keeper = folder.rank_log(1, 0), gaps.Keeper(str(folder.rank_log(1, 0)), gaps.LEAST_LIMIT)

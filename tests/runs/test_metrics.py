@@ -233,7 +233,7 @@ def others(folder: Path, kind: str, *values: object) -> object:
         ("residuals", [{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]),
     ],
 )
-def test_each_kind_reads_as_the_sdk_has_it(folder, kind, values, found):
+def test_each_metric_kind_reads_as_in_the_azure_sdk(folder, kind, values, found):
     assert others(folder, kind, *values) == found
 
 
@@ -596,7 +596,7 @@ def interruptions(draw):
 @pytest.mark.promise("metrics-several-attempts-one-series")
 @settings(max_examples=150)
 @given(interruptions(), st.integers(1, 3))
-def test_wherever_it_was_killed_and_resumed_the_series_is_that_of_a_run_never_interrupted(story, every):
+def test_series_of_killed_and_resumed_attempts_equals_an_uninterrupted_run(story, every):
     steps, attempts = story
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -23,7 +23,7 @@ def ended(runs_dir: Path, run_id: str = RUN_ID, **values) -> RunFolder:
     return folder
 
 
-def test_a_run_that_has_ended_is_removed_with_all_it_has(tmp_path):
+def test_ended_run_is_removed_with_all_its_files(tmp_path):
     runs_dir = tmp_path / "runs"
     scratch = tmp_path / "tmp" / RunFolder(runs_dir / RUN_ID).scratch.name
     folder = ended(runs_dir, scratch_dir=str(scratch))

@@ -21,7 +21,7 @@ def log(folder: RunFolder, rank: int = 0, attempt: int = 1) -> MetricLog:
     return MetricLog(folder.metric_log(rank, attempt), attempt=attempt)
 
 
-def test_a_metric_is_a_series_of_steps_values_and_times_however_often_it_was_logged(tmp_path, monkeypatch):
+def test_series_has_steps_values_and_times_for_any_number_of_values(tmp_path, monkeypatch):
     times = iter(range(100, 200))  # a second each; the file's first line, which says whose it is, takes one as well
     monkeypatch.setattr("paceline.runs.metrics.time.time", lambda: float(next(times)))
     folder = RunFolder(tmp_path)
@@ -83,7 +83,7 @@ def test_series_joins_attempts_and_merges_or_splits_ranks(tmp_path):
     assert sorted(series.read(folder.metrics)["loss"].values) == [1, 1, 2, 2, 2, 2, 9]
 
 
-def test_a_name_logged_in_different_ways_counts_as_the_last_way(tmp_path):
+def test_metric_logged_in_several_forms_keeps_the_last_form(tmp_path):
     folder = RunFolder(tmp_path)
     writer = log(folder)
     writer.scalar("m", 1, 0)

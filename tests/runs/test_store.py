@@ -168,7 +168,7 @@ def test_a_run_is_found_by_its_id_or_by_its_beginning(runs_dir):
         assert store.find(runs_dir, run_id) == folder
 
 
-def test_an_ambiguous_beginning_is_refused_with_the_runs_it_may_mean(runs_dir):
+def test_ambiguous_id_prefix_is_refused_with_the_candidates(runs_dir):
     for run_id in ("digits_1700000000_aaaa0000", "digits_1700000000_aaaa0001"):
         os.close(make_run(runs_dir, run_id)[1])
     with pytest.raises(RunNotFoundError, match=r"2 runs begin with 'digits_17': .*aaaa0001.*Give more of the id"):
@@ -186,7 +186,7 @@ def test_the_beginning_of_a_sweeps_id_is_the_sweeps_and_not_its_trials(runs_dir)
         store.find(runs_dir, "tuned_17")
 
 
-def test_a_whole_id_counts_even_if_another_begins_with_it(runs_dir):
+def test_exact_id_wins_over_longer_ids(runs_dir):
     for run_id in ("a_1", "a_1x"):
         os.close(make_run(runs_dir, run_id)[1])
     assert store.find(runs_dir, "a_1").run_id == "a_1"
@@ -306,7 +306,7 @@ def test_run_without_its_owner_is_failed_in_each_state(runs_dir, status):
 
 
 @pytest.mark.parametrize("status", LIVE)
-def test_a_run_whose_owner_lives_is_as_it_says(runs_dir, status):
+def test_run_with_a_living_owner_keeps_its_state(runs_dir, status):
     folder, fd = make_run(runs_dir, status=status)
     assert read.record(folder).status == status
     os.close(fd)
@@ -375,7 +375,7 @@ time.sleep(60)
     assert read.record(folder).status == states.FAILED
 
 
-def test_several_readers_at_once_set_it_right_once(runs_dir):
+def test_concurrent_readers_fail_an_abandoned_run_once(runs_dir):
     folder = deserted(runs_dir)
     code = """
 import sys

@@ -48,7 +48,7 @@ def test_outputs_are_written_directly_to_the_run(folder):
     assert (folder.outputs / "model").read_text() == "x"
 
 
-def test_the_snapshot_does_not_change_with_it(folder):
+def test_changes_in_the_work_dir_do_not_change_the_snapshot(folder):
     work = work_dir.make(folder)
     (work / "train.py").write_text("changed")
     (work / "link").unlink()
@@ -69,7 +69,7 @@ def test_a_snapshot_that_is_gone_is_an_error(folder):
         work_dir.make(folder)
 
 
-def test_the_jobs_own_files_stand_in_it_until_the_end_unless_they_were_changed(folder):
+def test_job_files_are_removed_from_the_work_dir_unless_changed(folder):
     files = {"train.py": "given", "cfg/given.json": "{}", "kept.json": "1", "link": "in its place"}
     write_json(folder.job, {"job": {"files": files}})
     work = work_dir.make(folder)
@@ -205,7 +205,7 @@ def carried(tmp_path: Path) -> Path:
     return top
 
 
-def test_sent_data_is_the_run_s_own_and_goes_in_the_end_unless_it_was_changed(folder, carried):
+def test_sent_data_is_copied_and_removed_unless_changed(folder, carried):
     sent = {"data": carried, "d/one.txt": carried / "x.txt", "empty2": None}
     work = work_dir.make(folder, is_shared=False, sent=sent)
     assert (work / "data/x.txt").read_text() == (work / "d/one.txt").read_text() == "rows"

@@ -124,7 +124,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
     assert service.scale(1).revision == 1
 
 
-def test_a_service_that_cannot_start_says_why_and_an_update_mends_it(workspace: Workspace, source: Path) -> None:
+def test_service_that_can_not_start_reports_why_and_recovers_by_update(workspace: Workspace, source: Path) -> None:
     (source / "bad.py").write_text(BROKEN)
     service = Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "bad.py")
     with pytest.raises(ServiceFailedError, match=r"no weights.*bad\.py, line 2, in init.*paceline service logs digits"):

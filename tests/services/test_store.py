@@ -21,7 +21,7 @@ from tests.helpers import wait_until
 from tests.services.conftest import deployed, supervisors
 
 
-def test_a_service_of_another_machine_is_left_to_that(workspace: Workspace, source: Path) -> None:
+def test_service_of_another_machine_is_not_restarted_here(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     folder = service._folder
     for pid in supervisors(service):

@@ -27,7 +27,7 @@ from tests.services.conftest import deployed, supervisors
 
 
 @pytest.mark.promise("service-goes-whatever-killed-same")
-def test_a_killed_server_is_started_again_and_says_why_it_died(workspace: Workspace, source: Path) -> None:
+def test_killed_server_is_restarted_with_the_reason(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     before = service.record()
     os.kill(before.server_pid or 0, signal.SIGKILL)
@@ -153,9 +153,7 @@ def test_killed_service_is_restarted_by_the_next_reader(workspace: Workspace, so
     assert service.run({"x": [1]})["y"] == [2]
 
 
-def test_a_server_that_dies_again_and_again_is_started_ever_later_until_an_update_mends_it(
-    workspace: Workspace, source: Path
-) -> None:
+def test_crashing_server_restarts_with_backoff_until_an_update(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     [model] = service._folder.revision(1).model(0).iterdir()
     model.unlink()
@@ -192,7 +190,7 @@ def test_a_build_is_cut_short_by_a_newer_wish_and_by_the_end(
     wait_until(lambda: not _mentions(str(slow)), "the build has ended")
 
 
-def test_a_service_that_is_deleted_at_once_leaves_nothing(workspace: Workspace, source: Path) -> None:
+def test_service_deleted_at_once_leaves_no_processes_or_files(workspace: Workspace, source: Path) -> None:
     service = Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "score.py")
     service.delete()
     assert not service._folder.path.exists()

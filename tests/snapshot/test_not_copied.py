@@ -48,7 +48,7 @@ def test_ignored_folder_is_linked_and_results_are_left_out(top: Path) -> None:
     assert left(top, wanted="out")["out"] == "ignored by 'out/' in .gitignore"
 
 
-def test_file_that_git_tracks_is_copied_though_a_pattern_names_it(top: Path) -> None:
+def test_tracked_file_is_copied_despite_an_ignore_pattern(top: Path) -> None:
     (top / ".gitignore").write_text("data/\nruns/\n")
     git(top, "init", "-q")
     git(top, "add", "-f", "data/x.txt", "runs/1/b.pt")
@@ -168,7 +168,7 @@ def test_forged_path_in_the_excluded_list_is_refused(tmp_path: Path, forged: dic
 @pytest.mark.parametrize(
     "text", ["", "[]", "3", '{"not_copied": {"a": 1}}', '{"not_copied": [3]}', '{"not_copied": [{}]}']
 )
-def test_list_of_another_form_is_read_as_empty(tmp_path: Path, text: str) -> None:
+def test_invalid_list_reads_as_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "linked.json").write_text(text)
     assert linked.read(tmp_path / "linked.json") == []
 

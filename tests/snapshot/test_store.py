@@ -134,7 +134,7 @@ def test_an_unchanged_source_makes_no_new_copy(tmp_path):
     assert [path.name for path in (tmp_path / "workspace/snapshots").iterdir() if path.name != ".scans"] == [first.id]
 
 
-def test_the_same_content_in_another_folder_makes_no_new_copy(tmp_path):
+def test_equal_content_in_another_folder_reuses_the_snapshot(tmp_path):
     for name in ("one", "two"):
         write_tree(tmp_path / name, {"a": "1", "d/b": "2"})
     first, second = snap(tmp_path / "one"), snap(tmp_path / "two")
@@ -153,7 +153,7 @@ def test_an_unchanged_source_is_not_read_again(tmp_path, monkeypatch):
     assert snap(top).is_new is False
 
 
-def test_an_edit_of_the_same_size_with_the_times_put_back_is_noticed(tmp_path):
+def test_edit_with_equal_size_and_restored_times_is_detected(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "old"})
     settle()
     first, before = snap(top), (top / "a").stat()
@@ -394,7 +394,7 @@ def test_file_removed_during_the_scan_is_skipped(tmp_path, monkeypatch, make):
     assert snap(top).files == {".gitignore", "a"}
 
 
-def test_a_file_that_vanishes_after_the_scan_is_not_part_of_it(tmp_path, monkeypatch):
+def test_file_removed_after_the_scan_is_skipped(tmp_path, monkeypatch):
     top = write_tree(tmp_path / "code", {"a": "", "b": ""})
     read = store._read
 

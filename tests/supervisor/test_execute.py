@@ -46,7 +46,7 @@ def test_request_of_the_owner_is_followed(folder: RunFolder, monkeypatch: pytest
 
 @pytest.mark.promise("folder-takes-place-request-paceline")
 @pytest.mark.parametrize("swap", ["a link", "a folder"])
-def test_folder_that_takes_the_place_of_a_request_is_neither_read_nor_written(
+def test_folder_in_place_of_a_request_is_not_touched(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str
 ) -> None:
     # Story: between the check of a request and its answer, a member of the group put a link to the owner's folder there.

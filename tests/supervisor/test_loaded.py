@@ -32,7 +32,7 @@ def test_successful_short_run_loads_no_diagnosis_modules(tmp_path):
     assert not TELLS & set((stage.folder.path / "loaded").read_text().split())
 
 
-def test_a_run_that_lasts_has_it_before_anything_fails(tmp_path):
+def test_long_run_loads_diagnosis_modules_before_a_failure(tmp_path):
     """The story: Paceline was installed anew while a run of days went on, and its failure could not be told."""
     stage = Stage(tmp_path, "import time; time.sleep(0.5)")
     assert stage.see_through({"name": "a", "loads_after_s": 0}).status == "Completed"

@@ -22,13 +22,13 @@ def test_sleep_lasts_the_given_time():
     assert answer("print(0.1 <= slept(0.1) < 2, slept(-1) < 0.1)") == "True True"
 
 
-def test_a_child_s_end_wakes_it():
+def test_sleep_ends_with_a_child():
     code = "p = subprocess.Popen(['sleep', '0.1']); print(slept(20) < 10, p.wait(), wake.stopped_by)"
     assert answer(code) == "True 0 None"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_signal_wakes_it_and_is_kept(name):
+def test_sleep_ends_with_a_signal_and_keeps_it(name):
     code = f"os.kill(os.getpid(), signal.{name}); print(slept(20) < 10, wake.stopped_by == signal.{name}, slept(0.05) >= 0.05)"
     assert answer(code) == "True True True"
 
@@ -43,7 +43,7 @@ def test_a_worker_that_is_started_has_the_usual_handlers():
     assert answer(code) == "-15"
 
 
-def test_news_of_nodes_elsewhere_wake_it():
+def test_sleep_ends_with_news_of_remote_nodes():
     code = (
         "import threading, types\n"
         "elsewhere, here = types.SimpleNamespace(on_news=None), object()\n"

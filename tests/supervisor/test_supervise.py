@@ -128,7 +128,7 @@ def test_stopped_worker_is_continued_to_receive_its_end(tmp_path):
     assert (stage.folder.outputs / "saved").exists()
 
 
-def test_worker_that_an_engine_ends_before_it_tells_the_supervisor_has_not_failed(tmp_path):
+def test_worker_ended_by_the_engine_before_its_signal_is_preempted(tmp_path):
     # scancel signals all of a job's processes: 2 of 18 runs that it ended were Failed.
     stage = Stage(tmp_path, WAITS, is_of_engine=True)
     process = stage.start(A)
@@ -189,7 +189,7 @@ def test_workers_own_error_outranks_a_lost_node(tmp_path):
     assert "ValueError: wrong" in record.failure.message
 
 
-def test_a_lost_node_without_restarts_is_a_failure_that_names_it(tmp_path):
+def test_lost_node_without_restarts_fails_the_run_by_name(tmp_path):
     record = Stage(tmp_path, LOSES).see_through(LOST)
     assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 1, "node_lost")
     assert record.failure.message == "Node a was lost, with rank 0: nothing heard for 15 s."
@@ -266,7 +266,7 @@ def test_supervisor_after_a_killed_one_starts_the_next_attempt(tmp_path):
     assert record.status == states.COMPLETED
 
 
-def test_a_run_that_was_interrupted_before_its_first_attempt_starts_with_it(tmp_path):
+def test_run_preempted_before_its_first_attempt_starts_it(tmp_path):
     stage = Stage(tmp_path, WAITS.replace('"1"', '"0"'), is_of_engine=True)
     store.change(stage.folder, stage.record(), states.QUEUED, waiting_for="interrupted by the engine")
     assert attempts(stage.see_through(A)) == [(1, None, ("a",))]
@@ -314,7 +314,7 @@ def test_elastic_run_continues_without_files_of_a_lost_node(tmp_path):
     assert KEEPS["keeps"] in stage.folder.driver_log.read_text()
 
 
-def test_of_a_canceled_run_a_property_says_it(tmp_path):
+def test_property_of_a_canceled_run_names_unfetched_files(tmp_path):
     stage = Stage(tmp_path, WAITS)
     record = stage.interrupt(signal.SIGTERM, KEEPS)
     assert (record.status, record.canceled_by) == (states.CANCELED, "SIGTERM")

@@ -54,7 +54,7 @@ time.sleep(60)
 """
 
 
-def test_a_controller_whose_sweep_is_removed_by_hand_ends_its_trials_and_itself(submit: Any) -> None:
+def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -> None:
     # The story: it went on for ever, deaf to SIGTERM, for the end could not be asked for in a folder that is not there.
     run = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=1, arguments=("--values", "600", "--pause", "0.1"))
     until(lambda: [row["status"] for row in run.trial_rows()] == [states.RUNNING])

@@ -281,7 +281,7 @@ def test_best_of_simultaneous_trials_is_promoted_and_tagged(sweep: Any) -> None:
 
 
 @pytest.mark.promise("controller-killed-promotes")
-def test_a_controller_that_is_killed_promotes_where_it_was(sweep: Any) -> None:
+def test_killed_controller_resumes_promotions(sweep: Any) -> None:
     run = sweep(
         {"x": pl.choice(0.6, 0.5, 0.4, 0.3, 0.2, 0.1)},
         sampler="grid",

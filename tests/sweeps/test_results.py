@@ -59,7 +59,7 @@ def test_a_frame_has_its_columns_before_the_first_trial():
     ]
 
 
-def test_a_notebook_shows_a_sweep_with_its_trials_and_ctrl_c_says_how_to_come_back(
+def test_notebook_shows_trials_and_ctrl_c_prints_how_to_reattach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workspace = pl.Workspace(tmp_path / "workspace")
@@ -78,7 +78,7 @@ def test_a_notebook_shows_a_sweep_with_its_trials_and_ctrl_c_says_how_to_come_ba
     assert f"paceline sweep show -f {sweep.run_id}" in capsys.readouterr().err
 
 
-def test_a_hyperparameter_whose_name_is_taken_keeps_its_dashes():
+def test_parameter_column_keeps_dashes_if_its_name_is_taken():
     assert parameter_column("--lr", ("loss",)) == "lr"
     assert parameter_column("status", ("loss",)) == "--status"
     assert parameter_column("--loss", ("loss",)) == "--loss"

@@ -84,7 +84,7 @@ def test_hopeless_trial_is_stopped_with_the_reason(submit: Any) -> None:
 
 
 @pytest.mark.promise("controller-killed-goes-trial-lost")
-def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
+def test_killed_controller_resumes_its_sweep(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, trials=5, concurrent=2, arguments=("--pause", "0.1"))
     killed: set[int] = set()
 

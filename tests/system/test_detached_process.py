@@ -60,7 +60,7 @@ def test_another_interpreter_finds_paceline_there_and_no_other_package(tmp_path)
     assert other == "None"
 
 
-def test_programs_that_make_it_at_once_all_get_it(tmp_path):
+def test_concurrent_programs_share_one_library_dir(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from paceline.system.detached_process import library_dir; print(library_dir(Path(sys.argv[1])))"

@@ -50,7 +50,7 @@ def test_a_reader_sees_the_old_or_the_new_whole(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path, monkeypatch):
     path = tmp_path / "a"
     write_whole(path, "old")
 
@@ -252,7 +252,7 @@ class Folder:
     log = PathAttribute("logs/log.txt")
 
 
-def test_a_name_is_a_path_below_the_folder_that_has_it(tmp_path):
+def test_path_attribute_is_below_its_folder(tmp_path):
     assert Folder(tmp_path).log == tmp_path / "logs" / "log.txt"
     assert Folder(tmp_path / "other").log == tmp_path / "other" / "logs" / "log.txt"
 

@@ -94,7 +94,7 @@ def test_a_chain_is_followed_to_its_end(top: Path) -> None:
     assert (found["outputs/one"], found["outputs/out"]) == ("-> ../checkpoints/9.pt", f"{OUT} 'hop'")
 
 
-def test_folders_behind_links_are_gone_through_once_and_never_in_a_circle(top: Path) -> None:
+def test_symlinked_folders_are_walked_once_and_cycles_are_cut(top: Path) -> None:
     link(top, "work/d/up", "../../work")
     link(top, "outputs/work", "../work")
     assert told(top, "outputs") == {

@@ -99,7 +99,7 @@ def test_readers_do_not_take_each_other_for_the_holder(path):
 # --- other users
 
 
-def test_the_file_is_its_owner_s_alone_unless_the_group_may_write_beside_it(tmp_path):
+def test_lock_file_mode_follows_the_folders_group_permission(tmp_path):
     # It was readable for everybody, which is enough to hold it: another user could keep a dead run "Running".
     for mode, expected in ((0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)):
         folder = tmp_path / f"{mode:o}"

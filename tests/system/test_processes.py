@@ -150,7 +150,7 @@ print(processes.kill_descendants(os.getpid()), any(map(processes.is_alive, pids)
 
 
 @linux
-def test_a_subreaper_gets_the_orphans_below_it():
+def test_subreaper_adopts_orphans():
     code = """
 import os, subprocess, time
 from paceline.system import processes
@@ -228,7 +228,7 @@ def test_process_without_variables_is_not_waited_for(monkeypatch):
 
 
 @linux
-def test_killing_by_a_variable_leaves_others_alone():
+def test_killing_by_a_variable_spares_other_processes():
     mine, other = (subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": v}) for v in ("a", "b"))
     try:
         wait_until(lambda: processes.with_variable("PL_TEST", "a"), "the process")
@@ -255,7 +255,7 @@ def test_killing_leftovers_spares_supervisors_of_submitted_runs():
         supervisor.wait()
 
 
-def test_reaping_tells_each_child_and_how_it_ended():
+def test_reap_returns_each_child_with_its_exit_code():
     code = """
 import os, subprocess, time
 from paceline.system import processes

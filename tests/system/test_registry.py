@@ -80,7 +80,7 @@ def test_documents_round_trip(documents):
 
 # A folder of a store that has no hard links refuses them in words of its own.
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EOPNOTSUPP])
-def test_a_name_is_given_once(documents, monkeypatch, code):
+def test_name_is_used_once(documents, monkeypatch, code):
     if code is not None:
         monkeypatch.setattr(os, "link", lambda *args, **options: (_ for _ in ()).throw(OSError(code, "no links")))
     documents.add("a", 1)
@@ -90,7 +90,7 @@ def test_a_name_is_given_once(documents, monkeypatch, code):
     assert sorted(set(os.listdir(documents.folder)) - {".lock"}) == ["a.json"]
 
 
-def test_a_link_whose_answer_is_lost_counts_as_made(documents, monkeypatch):
+def test_hard_link_with_a_lost_reply_counts_as_created(documents, monkeypatch):
     link = os.link
 
     def twice(source, target):
@@ -117,7 +117,7 @@ def test_versions_count_from_1_per_name(registry):
 
 
 @pytest.mark.promise("dataset-s-version-number-never")
-def test_the_number_of_a_version_that_is_gone_is_not_given_again(registry):
+def test_number_of_a_removed_version_is_not_reused(registry):
     add(registry)
     add(registry)
     registry.of("mine").path("2").unlink()  # by hand
@@ -186,7 +186,7 @@ def test_a_folder_becomes_the_next_version_with_its_document(folders, tmp_path):
     assert (folders.path("mine", 2) / "file").read_text() == "b"
 
 
-def test_a_folder_never_takes_the_place_of_another_s(folders, tmp_path):
+def test_folder_never_replaces_another_writers(folders, tmp_path):
     """As on a file system whose locks hold for one machine alone."""
     other = folders.path("mine", 1)
     other.mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_a_folder_never_takes_the_place_of_another_s(folders, tmp_path):
     assert folders.versions("mine") == [2], "one without a document is none"
 
 
-def test_the_number_of_a_folder_that_is_gone_is_not_given_again(folders, tmp_path):
+def test_number_of_a_removed_folder_is_not_reused(folders, tmp_path):
     add_folder(folders, tmp_path)
     folders.take_away("mine", 1, tmp_path / "away")
     assert (tmp_path / "away/file").read_text() == "a"

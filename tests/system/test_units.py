@@ -44,7 +44,7 @@ REFUSED = [
 
 @pytest.mark.promise("durations-read-table-says")
 @pytest.mark.parametrize("text", TAKEN)
-def test_a_duration_is_read_as_people_mean_it(text: str) -> None:
+def test_duration_text_is_parsed(text: str) -> None:
     assert seconds(text) == TAKEN[text]
 
 

@@ -120,7 +120,7 @@ def test_lease_of_a_dead_agent_is_removed(ask: Ask, agents: Any, tmp_path: Path)
     assert [path.name for path in folder.iterdir()] == []
 
 
-def test_another_process_of_the_same_number_is_not_the_agent(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_reused_pid_does_not_hold_the_lease(ask: Ask, agents: Any, tmp_path: Path) -> None:
     ask("take", **ticket("1", agents()))
     path = folder_of(tmp_path) / "1.ticket"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"started": "12"}))
@@ -279,7 +279,7 @@ def test_a_ticket_s_own_word_on_its_age_counts_for_a_minute(claimed: str, place:
     assert leases.since(claimed, 100.0) == place
 
 
-def test_a_run_that_waits_keeps_the_time_at_which_it_came(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_waiting_ticket_is_not_rewritten(ask: Ask, agents: Any, tmp_path: Path) -> None:
     ask("take", **ticket("1", agents(), cores=4))
     waits = ticket("2", agents(), cores=4)
     ask("take", **waits)
@@ -347,7 +347,7 @@ def test_an_old_python_can_read_the_program() -> None:
 
 
 @pytest.mark.skipif(old_python() is None, reason="needs a Python 3.6, to stand for that of a host")
-def test_an_old_python_runs_it_with_the_texts_that_stand_above_it(tmp_path: Path) -> None:
+def test_lease_program_runs_on_python_3_6(tmp_path: Path) -> None:
     # Two of its texts are modules of this Python's program as well, where words of a later one do no harm.
     write_program(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 0\necho 1\n")
     environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PACELINE_LEASES": str(tmp_path / "leases")}

@@ -160,7 +160,7 @@ def test_of_many_runs_ahead_some_are_named(target, run):
 
 
 @pytest.mark.promise("run-waits-names-holder-folder")
-def test_a_run_that_waits_names_the_holder_its_folder_and_since_when_it_hangs(target, run, tmp_path):
+def test_waiting_run_names_the_hanging_holder_and_its_folder(target, run, tmp_path):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     elsewhere = tmp_path / "other" / ".paceline" / "runs"
     hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "rank 0 waits", "report": "hang.txt"}
@@ -178,7 +178,7 @@ def test_a_run_that_waits_names_the_holder_its_folder_and_since_when_it_hangs(ta
     ]
 
 
-def test_a_run_that_waits_names_the_other_user_whose_run_it_waits_for(target, run, monkeypatch):
+def test_waiting_run_names_the_user_of_the_blocking_run(target, run, monkeypatch):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second = run("first"), run("second")
     for path in (first, second):
@@ -239,7 +239,7 @@ def test_no_free_ports_raises_target_error(target, run, monkeypatch):
         nodes.renew_ports()
 
 
-def test_a_run_that_has_given_its_nodes_back_waits_for_others_at_the_queues_end(target, run):
+def test_run_that_released_its_nodes_queues_at_the_end(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     first, second = run("first"), run("second")
     for path in (first, second):

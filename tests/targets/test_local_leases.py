@@ -71,7 +71,7 @@ def test_lease_has_the_requested_cores_gpus_and_ports(machine):
     assert (lease.cores, lease.gpus, len(lease.ports)) == (3, ("0", "1"), 4)
 
 
-def test_asking_again_gives_the_same(machine):
+def test_repeated_ask_returns_the_same_lease(machine):
     machine.submit("a", gpus=1)
     assert machine.ask("a") == machine.ask("a")
 
@@ -207,7 +207,7 @@ time.sleep(60)
     assert is_granted(machine.ask("mine"))
 
 
-def test_a_run_whose_folder_is_gone_is_forgotten(machine):
+def test_run_with_a_removed_folder_is_dropped_from_the_queue(machine):
     machine.submit("a", cores=4)
     machine.submit("b", cores=4)
     for path in (machine.run_dir("a") / "lock", machine.run_dir("a")):
@@ -329,7 +329,7 @@ def test_leases_are_in_tmp_without_a_home(monkeypatch, tmp_path):
     assert leases_dir() == Path(f"/tmp/paceline-{os.getuid()}/leases")
 
 
-def test_a_folder_of_another_user_s_is_not_taken_where_the_home_can_not_be_written(tmp_path, monkeypatch):
+def test_lease_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     # It was: runs went on with tickets in a folder that anybody could write to.
     monkeypatch.delenv(LEASES_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
@@ -358,7 +358,7 @@ def test_error_names_the_process_that_holds_the_lease_lock_too_long(tmp_path, mo
 # --- elastic runs
 
 
-def test_an_elastic_run_takes_as_many_nodes_as_there_is_room_for(machine):
+def test_elastic_run_takes_all_free_nodes(machine):
     demands = [LocalDemand(nodes=count, cores=count, gpus=0) for count in (4, 3, 2)]
     machine.submit("other", cores=1)
     machine.submit("elastic", cores=2)

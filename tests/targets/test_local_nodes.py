@@ -65,7 +65,7 @@ def test_a_command_is_the_first_of_its_session(nodes, tmp_path):
     assert start(nodes, tmp_path, code)[1] == "True\n"
 
 
-def test_no_file_of_ours_is_open_in_it(nodes, tmp_path):
+def test_worker_inherits_no_open_files(nodes, tmp_path):
     code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:4])"
     if not sys.platform.startswith("linux"):
         pytest.skip("needs Linux's /proc")

@@ -26,7 +26,7 @@ def test_targets_are_found_by_name_and_say_how_they_stand(tmp_path):
     assert repr(targets) == "ComputeTargets(local, lab)"
 
 
-def test_a_name_that_is_not_there_is_a_key_error_that_lists_the_others(tmp_path):
+def test_unknown_target_name_raises_key_error_with_the_names(tmp_path):
     with pytest.raises(KeyError, match=r"no compute target 'moon'\. There are local\."):
         ComputeTargets(tmp_path)["moon"]
 

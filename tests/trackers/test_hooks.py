@@ -40,7 +40,7 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
     return {"PACELINE_RUN_DIR": str(tmp_path / "my ws" / "runs" / "r"), "PYTHONPATH": "/lib"} | more
 
 
-def test_a_library_is_listened_to_once_the_script_imports_it(
+def test_tracker_hook_is_installed_on_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Sink, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = tmp_path / "library_of_the_test"

@@ -90,7 +90,7 @@ def test_curves_read_only_new_complete_lines(place: Place) -> None:
 
 
 @pytest.mark.promise("step-logged-twice-drawn-once")
-def test_a_second_attempt_takes_up_where_it_was_resumed(place: Place) -> None:
+def test_curve_of_a_second_attempt_starts_at_its_resume_step(place: Place) -> None:
     folder = place.run()
     log_values(folder, "loss", [0.0, 1.0, 2.0, 3.0, 4.0])
     log_values(folder, "loss", [30.0, 40.0, 50.0], attempt=2, first=3)

@@ -26,7 +26,7 @@ def test_the_latest_values_come_from_the_end_of_the_log(place: Place) -> None:
     assert latest.of(index.entries())[folder.run_id][0] == ("val/accuracy", 0.75)
 
 
-def test_names_in_it_are_text(place: Place) -> None:
+def test_names_in_the_latest_values_are_escaped(place: Place) -> None:
     folder = place.run()
     log_values(folder, HOSTILE, [1.0])
     text = place.client().get("/").text

@@ -28,9 +28,7 @@ def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "_LOOK_S", 0.05)
 
 
-def test_the_row_of_a_run_that_has_ended_is_made_again_when_it_shows_something_else(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_of_an_ended_run_is_rendered_again_after_a_change(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     done, live = place.run("a_1700000001_00000001"), place.run("a_1700000002_00000001", states.RUNNING)
     made: list[str] = []
     part = render.part

@@ -35,7 +35,7 @@ def started(config: UiConfig, **options: object) -> tuple[subprocess.Popen[str],
 
 @pytest.mark.promise("token-stays-owner-s-alone")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_at_once_and_the_next_has_the_same_token(place: Place, number: signal.Signals) -> None:
+def test_signal_ends_the_ui_server_and_its_token_is_kept(place: Place, number: signal.Signals) -> None:
     folder = place.run()
     first, said = started(place.config(port=0, as_json=True))
     workspace_dir = folder.path.parents[1]
@@ -61,7 +61,7 @@ def test_a_signal_ends_it_at_once_and_the_next_has_the_same_token(place: Place, 
 
 
 @pytest.mark.promise("through-ssh-workspace-elsewhere-shown")
-def test_through_a_socket_it_ends_with_its_input(place: Place, short_path: Path) -> None:
+def test_ui_server_on_a_socket_ends_with_its_stdin(place: Place, short_path: Path) -> None:
     path = short_path / "ui" / "socket"
     process, said = started(place.config(socket=str(path), as_json=True))
     try:

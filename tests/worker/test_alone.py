@@ -113,7 +113,7 @@ def module(**attributes) -> ModuleType:
     ],
     ids=["alone", "joined", "left"],
 )
-def test_jax_says_by_its_state_whether_it_was_joined(state, expected):
+def test_jax_state_shows_whether_it_joined_a_group(state, expected):
     modules = {"jax": module(), "optax": module(), "jax._src.distributed": module(global_state=state)}
     assert alone.trained_alone(modules) == expected
 

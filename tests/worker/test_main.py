@@ -130,7 +130,7 @@ def test_variables_of_the_command_line_are_set_for_the_script(worker):
     assert worker.log == "['b=c d', '', '5'] ['train.py', '--set', 'X=1'] False\n"
 
 
-def test_words_with_an_equals_sign_in_front_mean_the_same(worker):
+def test_arguments_with_a_leading_equals_sign_are_unescaped(worker):
     words = ("=--mpi", "=--set", "=A=b", "=--", "=train.py", "=--", "==x", "=", "=:")
     worker.run("import os, sys; print(os.environ['A'], sys.argv)", *words)
     assert worker.log == "b ['train.py', '--', '=x', '', ':']\n"

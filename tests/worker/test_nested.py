@@ -80,7 +80,7 @@ def test_output_redirected_by_a_launcher_is_unchanged(tmp_path):
 
 
 @pytest.mark.promise("ranks-script-starts-itself-recognised")
-def test_a_process_without_variables_is_a_rank_once_it_has_joined_a_group(tmp_path):
+def test_process_without_rank_variables_is_a_rank_after_joining_a_group(tmp_path):
     package = tmp_path / "torch/distributed"
     package.mkdir(parents=True)
     (tmp_path / "torch/__init__.py").touch()

@@ -46,7 +46,7 @@ def test_names_in_arguments_become_this_worker_s_values(tmp_path):
     assert arguments == ["--rank", "1", "1x", "/data/a", "$NOT_THERE", "100$", "1"]
 
 
-def test_an_input_is_found_under_its_bare_name_and_never_in_the_place_of_another_variable(tmp_path):
+def test_input_variable_has_the_bare_name_unless_it_is_taken(tmp_path):
     _, environment = found(
         tmp_path,
         *("--", "train.py"),

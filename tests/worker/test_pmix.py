@@ -106,7 +106,7 @@ def test_worker_that_disconnects_is_released_at_once(server: Server):
     wait_until((server.attempt / "end_0.json").exists, "the worker's end is reported")
 
 
-def test_a_server_that_goes_is_gone_for_the_worker(server: Server):
+def test_worker_detects_a_closed_pmix_server(server: Server):
     connection = server.start("assert server.recv(10) == b''\nopen('gone', 'w').close()\n")
     connection.close()
     wait_until((server.attempt.parents[1] / "gone").exists, "the worker has heard")

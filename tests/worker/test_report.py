@@ -29,7 +29,7 @@ def names(attempt):
     return sorted(name for name in os.listdir(attempt) if not name.endswith(report.HELD))
 
 
-def test_a_worker_says_that_it_has_started(attempt):
+def test_worker_reports_its_start(attempt):
     report.started()
     found = read(attempt / "start_5.json")
     assert (found["pid"], found["host"]) == (os.getpid(), os.uname().nodename)
@@ -129,7 +129,7 @@ def test_on_a_full_disk_the_exception_is_written_into_the_space_that_was_held(sm
     assert (found["type"], found["exit_code"]) == ("OSError", 1)
 
 
-def test_the_space_is_held_from_the_start_and_taken_once(attempt):
+def test_disk_space_for_the_error_report_is_reserved_at_start(attempt):
     report.started()
     (held,) = (path for path in attempt.iterdir() if path.name.endswith(report.HELD))
     assert held.stat().st_size == 4096

@@ -90,7 +90,7 @@ def test_a_docstring_is_the_script_s(work):
     same(work, '"""What it does."""\nprint(__doc__)\n')
 
 
-def test_modules_beside_the_script_are_found_before_all_others(work):
+def test_modules_beside_the_script_come_first(work):
     write_tree(work, {"sub/train.py": "import helper, os; print(helper.x, os.getcwd())", "sub/helper.py": "x = 1"})
     expected, found = plain(work, "sub/train.py"), worker(work, "sub/train.py")
     assert (found.out, found.err) == (expected.out, expected.err)
@@ -241,7 +241,7 @@ def test_script_that_is_not_utf8_fails_as_under_python(work):
 # --- names of the user's own
 
 
-def test_a_script_that_has_loaded_its_own_json_is_reported_and_keeps_it(work):
+def test_error_report_works_with_a_user_module_named_json(work):
     (work / "json.py").write_text("mine = True\n")
     (work / "train.py").write_text(
         "import atexit, json, sys\natexit.register(lambda: print(sys.modules['json'].mine))\nraise ValueError('bad batch')\n"

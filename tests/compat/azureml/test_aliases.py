@@ -63,7 +63,7 @@ def test_a_folder_on_the_path_gives_a_worker_the_names(real):
 
 @pytest.mark.promise("paceline-s-names-come-before")
 @pytest.mark.parametrize("first", ["import paceline.azureml", "import azureml"], ids=["driver", "worker"])
-def test_ours_come_before_the_real_sdk_and_other_distributions_lie_beside(real, first):
+def test_alias_package_precedes_the_real_sdk(real, first):
     done = python(
         f"{first}\nimport azureml.core, azureml.mlflow.store\n"
         "assert azureml.mlflow.IS_REAL == 'mlflow' and azureml.mlflow.store.IS_REAL == 'mlflow/store'\n"

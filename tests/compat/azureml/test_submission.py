@@ -240,7 +240,7 @@ def test_replacement_notes_are_shown_once(ws, tmp_path, capsys, caplog):
         exp.submit("train.py")
 
 
-def test_a_run_goes_on_from_the_checkpoints_of_another_in_each_way_of_the_sdk(ws, tmp_path):
+def test_run_resumes_from_checkpoints_in_each_way_of_the_sdk(ws, tmp_path):
     """`_get_outputs_datapath()` gave no DataPath: the SDK's notebook on resuming stopped at `create_data_reference`."""
     write_tree(
         tmp_path / "src",

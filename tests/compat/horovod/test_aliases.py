@@ -181,7 +181,7 @@ def test_another_name_is_refused():
         paceline.compat.install("azure")
 
 
-def test_importing_it_loads_neither_torch_nor_numpy_nor_mpi():
+def test_importing_horovod_loads_neither_torch_nor_numpy_nor_mpi():
     code = (
         "import paceline.compat as c; c.install('horovod'); import horovod, horovod.common.util, sys\n"
         "print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"

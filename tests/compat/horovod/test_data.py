@@ -58,7 +58,7 @@ def no_thread_is_left(collecting_is_quick):
     wait_until(lambda: not readers(), "the threads have ended", 5)
 
 
-def test_a_loader_yields_what_it_iterates():
+def test_loader_yields_its_items():
     assert list(Numbers(3)) == [0, 1, 2]
 
 
@@ -129,7 +129,7 @@ def test_two_loops_at_once_do_not_share():
     assert list(zip(loader, loader, strict=True)) == [(n, n) for n in (0, 10, 20, 30, 40)]
 
 
-def test_torch_s_loader_can_be_mixed_with_it():
+def test_async_mixin_works_with_torchs_data_loader():
     torch = pytest.importorskip("torch")
 
     class Loader(AsyncDataLoaderMixin, torch.utils.data.DataLoader):
@@ -171,6 +171,6 @@ def test_a_program_ends_though_a_loop_was_left_standing():
     assert run_python(code) == "end\n"
 
 
-def test_importing_it_loads_no_framework():
+def test_importing_horovod_data_loads_no_framework():
     code = "import paceline.compat.horovod.data, sys; print([n for n in ('torch', 'numpy', 'tensorflow') if n in sys.modules])"
     assert run_python(code) == "[]\n"

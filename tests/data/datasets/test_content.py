@@ -53,7 +53,7 @@ def test_touching_or_replacing_a_file_by_its_like_changes_nothing(tmp_path, work
         lambda top: (top / "deep/b.txt").unlink(),
     ],
 )
-def test_any_other_change_changes_it(tmp_path, workspace, change):
+def test_every_other_change_changes_the_fingerprint(tmp_path, workspace, change):
     write_tree(tmp_path / "one", FILES)
     before = of_folder(tmp_path / "one", workspace)
     change(tmp_path / "one")

@@ -308,7 +308,7 @@ def test_take_does_not_read_further_rows(tmp_path):
         Dataset.Tabular.from_delimited_files("d").take(3).to_pandas_dataframe()
 
 
-def test_a_random_split_is_the_same_each_time_and_has_every_row_once(tmp_path):
+def test_random_split_is_reproducible_and_covers_every_row_once(tmp_path):
     write_tree(tmp_path, {"n.csv": "x\n" + "\n".join(map(str, range(100)))})
     table = Dataset.Tabular.from_delimited_files("n.csv")
     train, test = table.random_split(0.8, seed=7)

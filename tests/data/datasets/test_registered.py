@@ -70,7 +70,7 @@ def test_the_same_registered_again_is_the_same_version(workspace, files):
     assert files.register(workspace, "digits", create_new_version=True).version == 2
 
 
-def test_other_content_or_another_way_to_take_it_asks_for_a_new_version(workspace, files, tmp_path):
+def test_changed_content_or_selection_needs_a_new_version(workspace, files, tmp_path):
     files.register(workspace, "digits")
     with pytest.raises(DataError, match=r"version 1 is taken in another way.*create_new_version=True for version 2"):
         Dataset.Tabular.from_delimited_files("data").register(workspace, "digits")
@@ -140,7 +140,7 @@ def test_unknown_name_or_version_lists_the_existing_ones(workspace, files):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "../a", "a:b", " a", "a ", "a.", "-a", "a\n", "ä", "x" * 201, None, 3]
 )
-def test_names_that_leave_their_folder_or_mean_a_version_are_refused(workspace, files, name):
+def test_escaping_or_version_like_names_are_refused(workspace, files, name):
     with pytest.raises(DataError, match="the dataset name"):
         files.register(workspace, name)
     assert registered.names(workspace.path) == []

@@ -186,7 +186,7 @@ def test_broken_variables_are_an_error_that_names_both(environment):
         own_rank(environment=environment)
 
 
-def test_twenty_thousand_files_are_split_in_the_same_way_twice():
+def test_split_of_many_files_is_independent_of_their_order():
     rng = random.Random(1)
     sizes = [(f"{number:05}", rng.randrange(1000)) for number in range(20_000)]
     assert split_by_size(sizes, 7) == split_by_size(sizes[::-1], 7)

@@ -97,7 +97,7 @@ def test_global_batches_equal_those_of_one_worker(length, world_size, batch_size
 
 @pytest.mark.promise("run-resumed-other-numbers-workers")
 @given(LENGTHS, NUMBERS, NUMBERS, st.lists(st.tuples(WORLDS, st.integers(0, 6), st.integers(1, 6)), max_size=4), WORLDS)
-def test_a_run_resumed_on_other_numbers_of_workers_goes_on_in_the_same_order(length, seed, epoch, parts, last_world):
+def test_run_resumed_on_another_worker_count_keeps_the_order(length, seed, epoch, parts, last_world):
     order = list(GlobalOrder(length, seed, epoch))
     state, seen = None, []
     for world_size, steps, batch_size in parts:
@@ -122,7 +122,7 @@ def test_a_run_resumed_on_other_numbers_of_workers_goes_on_in_the_same_order(len
 
 
 @given(st.integers(1, 60), st.integers(1, 60), WORLDS, st.integers(0, 60))
-def test_consumed_says_the_same_as_advance(length, other, world_size, used):
+def test_consumed_argument_equals_advance(length, other, world_size, used):
     told, counted = samplers(length, world_size)[0], samplers(length, world_size)[0]
     used = min(used, len(told))
     list(told), list(counted)
@@ -184,7 +184,7 @@ def test_a_resumed_epoch_is_resumed_once():
     assert len(list(sampler)) == 10
 
 
-def test_setting_the_epoch_of_the_state_keeps_its_place_and_another_begins_at_its_start():
+def test_set_epoch_keeps_the_position_of_the_same_epoch_only():
     sampler = DistributedSampler(10, 0, 1)
     sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 4})
     assert sampler.epoch == 3

@@ -34,7 +34,7 @@ def test_each_rank_gets_the_samples_of_the_torch_sampler(options):
         assert int(dataset.cardinality()) == -(-len(sampler) // 4)
 
 
-def test_resumed_on_other_numbers_of_workers_it_goes_on_in_the_same_order():
+def test_dataset_resumed_on_another_worker_count_keeps_the_order():
     before = [numbers(tensorflow_dataset(50, 4, rank, 3, seed=4).take(2)) for rank in range(3)]
     position = 2 * 4 * 3
     after = [numbers(tensorflow_dataset(50, 4, rank, 2, seed=4, start=position)) for rank in range(2)]
@@ -69,7 +69,7 @@ def test_tensorflow_does_not_share_out_again():
     assert options.experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
-def test_a_strategy_trains_on_it():
+def test_tf_distribute_strategy_trains_on_the_dataset():
     import tensorflow as tf
 
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])

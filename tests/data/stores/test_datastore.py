@@ -127,7 +127,7 @@ def test_references_have_names_that_a_run_can_use(workspace, tmp_path):
     assert store.as_download("d").path_on_compute == "d"
 
 
-def test_files_go_in_and_come_out_the_same(workspace, s3, bucket, tmp_path):
+def test_files_round_trip_through_a_datastore(workspace, s3, bucket, tmp_path):
     s3.bucket(bucket)
     store = s3_store(workspace, s3.url, bucket)
     write_tree(tmp_path / "src", FILES)
@@ -177,7 +177,7 @@ def test_a_web_store_takes_no_upload(workspace, tmp_path):
         Datastore.register(workspace, "web", "http://127.0.0.1:9").upload(tmp_path / "src")
 
 
-def test_a_link_in_the_target_leads_no_download_out_of_it(workspace, tmp_path):
+def test_download_does_not_follow_symlinks_in_its_target(workspace, tmp_path):
     write_tree(workspace.path, {"data/sub/a": "1"})
     (tmp_path / "out").mkdir()
     (tmp_path / "elsewhere").mkdir()

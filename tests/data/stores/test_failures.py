@@ -104,7 +104,7 @@ def test_paceline_errors_pass_unchanged():
     assert translated(error, RECORD, Secrets(), "reading") is error
 
 
-def test_secrets_go_out_of_the_message_and_of_the_error_behind_it():
+def test_secrets_are_removed_from_the_message_and_its_cause():
     error = ValueError("refused: planted", {"also": "planted"})
     told = translated(error, RECORD, Secrets({"key": "planted"}), "reading")
     assert "planted" not in str(told) + repr(error) + str(error)

@@ -92,7 +92,7 @@ def test_views_of_dead_runs_are_removed(cache):
     assert not cache.view_dir("living", 0).exists()
 
 
-def test_views_whose_supervisor_is_on_another_machine_stay_until_their_run_is_over(cache):
+def test_views_of_remote_supervisors_stay_until_their_run_ends(cache):
     for run in ("elsewhere", "running", "forgotten"):
         assert cache.is_unheld(run)
         fd = cache.hold_view(run)
@@ -119,7 +119,7 @@ def test_views_whose_supervisor_is_on_another_machine_stay_until_their_run_is_ov
     assert list((cache.views / ".held").iterdir()) == []
 
 
-def test_a_view_that_its_supervisor_holds_is_dropped_at_once_when_that_is_killed(cache):
+def test_view_of_a_killed_supervisor_is_removed_at_once(cache):
     held = cache.hold_view("here")
     assert not cache.is_unheld("here")
     cache.view_dir("here", 0).mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_view_of_a_killed_run_is_removed_by_the_next(cache):
     assert not cache.view_dir("run_1", 0).exists()
 
 
-def test_a_view_that_a_script_filled_and_closed_is_dropped_and_links_out_of_it_are_not_followed(cache, tmp_path):
+def test_removing_a_view_does_not_follow_symlinks(cache, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_text("stays")
     view = cache.view_dir("run_1", 0)

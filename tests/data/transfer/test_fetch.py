@@ -103,7 +103,7 @@ def test_a_local_mount_is_the_place_itself(near, take, tmp_path):
     assert take(near.path("train/part 1.bin").as_mount()).path == tmp_path / "files/train/part 1.bin"
 
 
-def test_a_local_folder_that_is_a_link_is_mounted_where_it_leads(workspace, take, near, tmp_path):
+def test_symlinked_local_folder_is_mounted_at_its_target(workspace, take, near, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "files")
     assert take(Datastore.register(workspace, "x", tmp_path / "link").path().as_mount()).path == tmp_path / "files"
 

@@ -275,7 +275,7 @@ def test_a_wrong_token_of_a_web_server_is_refused(workspace, tmp_path, monkeypat
         assert names(store.files("a")) == {"a": 1}
 
 
-def test_a_token_comes_beside_the_headers_of_the_store_s_own(workspace, web, proxied, take, monkeypatch):
+def test_token_is_sent_together_with_the_stores_headers(workspace, web, proxied, take, monkeypatch):
     """Story: with a token, the headers in client_kwargs were not sent."""
     write_tree(web.folder, {"a.txt": b"a"})
     monkeypatch.setenv("LAB_TOKEN", "right")

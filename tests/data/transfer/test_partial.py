@@ -66,7 +66,7 @@ def test_a_torn_or_strange_line_of_ranges_counts_for_nothing(part, monkeypatch, 
     mine.close()
 
 
-def test_ranges_without_their_file_count_for_nothing(part, monkeypatch):
+def test_range_marks_without_their_file_are_ignored(part, monkeypatch):
     monkeypatch.setattr(module, "SINGLE_BYTES", 10)
     part.with_suffix(".ranges").write_bytes(b"0 100\n")
     mine = claim(part, 100, wait=False)

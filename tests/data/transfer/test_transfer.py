@@ -42,7 +42,7 @@ def nothing_is_kept(cache) -> bool:
 
 
 @pytest.mark.promise("only-whole-files-taken-breaks")
-def test_a_download_that_broke_off_goes_on_at_the_byte_where_it_stopped(workspace, s3, bucket, proxied, take):
+def test_interrupted_download_resumes_at_its_last_byte(workspace, s3, bucket, proxied, take):
     s3.bucket(bucket, {"x.bin": BODY * 5})
     proxy = proxied(s3.port, spoil("x.bin", cut(1_000_000), times=1))
     fetched = take(s3_store(workspace, proxy.url, bucket).path().as_download())
@@ -68,7 +68,7 @@ def test_permanently_broken_connection_raises_and_leaves_no_partial_file(workspa
 
 
 @pytest.mark.promise("only-whole-files-taken-breaks")
-def test_an_object_that_is_shorter_than_it_was_listed_is_never_taken(workspace, s3, bucket, proxied, take, cache):
+def test_object_shorter_than_listed_is_refused(workspace, s3, bucket, proxied, take, cache):
     def shorten(answer: Answer) -> None:
         answer.body = answer.body[:100]
         answer.headers["Content-Length"] = "100"

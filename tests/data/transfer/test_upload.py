@@ -61,7 +61,7 @@ def test_all_files_are_stored_and_read_back_the_same(store, folder, workspace, t
     assert {name: (tmp_path / "back/run 1" / name).read_bytes() for name in FILES} == FILES
 
 
-def test_files_that_are_there_refuse_the_run_before_it_starts(store, folder, workspace):
+def test_existing_output_files_refuse_the_run_at_submission(store, folder, workspace):
     reference = store.path("run 1").as_upload()
     upload(reference, folder, workspace_dir=workspace.path)
     with pytest.raises(DataError, match=r"there are 3 files already, such as 'logs/a b ü.txt'.*overwrite=True"):
@@ -167,7 +167,7 @@ def test_of_a_runs_output_only_the_runs_own_files_are_stored(workspace, tmp_path
     assert "output 'model': 'pipe' is a pipe, and is left out" in said
 
 
-def test_a_file_in_whose_place_a_link_has_come_is_not_stored(workspace, tmp_path):
+def test_file_replaced_by_a_symlink_is_not_stored(workspace, tmp_path):
     store = Datastore.register(workspace, "lab", tmp_path / "near")
     write_tree(tmp_path, {"run/a": "1", "mine": "secret"})
     (tmp_path / "run/a").unlink()

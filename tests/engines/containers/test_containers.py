@@ -627,7 +627,7 @@ def own_podman(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @only_podman
-def test_a_run_names_its_image_and_its_workers_are_in_it(own_podman, lab):
+def test_workers_run_in_the_image_of_the_run(own_podman, lab):
     run = lab.complete(
         KEEP + "keep([os.environ['IMAGES_OWN'], os.environ.get('PYTHONPATH', ''), sys.executable, os.getpid()])",
         custom_docker_image=IMAGE,

@@ -134,7 +134,7 @@ def test_outputs_of_a_failed_run_are_stored(lab: Lab, store: pl.Datastore, tmp_p
     assert (tmp_path / "store/models/half.txt").read_text() == "x"
 
 
-def test_outputs_of_a_canceled_run_stay_with_it(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
+def test_outputs_of_a_canceled_run_stay_in_its_folder(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
     script = "import sys, time\nopen(sys.argv[2] + '/half.txt', 'w').write('x')\n"
     script += "with open('outputs/go', 'w') as file:\n    file.write('1')\ntime.sleep(600)\n"
     run = lab.submit(script, script_params={"--out": store.path("models", "model").as_upload()})
@@ -157,9 +157,7 @@ def test_existing_files_are_replaced_only_with_overwrite(lab: Lab, store: pl.Dat
     assert (tmp_path / "store/mnist/part 0.txt").read_text() == "new"
 
 
-def test_an_output_that_can_not_be_stored_fails_the_run_and_stays_with_it(
-    lab: Lab, store: pl.Datastore, tmp_path: Path
-) -> None:
+def test_unstorable_output_fails_the_run_and_stays_in_its_folder(lab: Lab, store: pl.Datastore, tmp_path: Path) -> None:
     target = tmp_path / "store" / "models"
     script = (
         "import shutil, sys\n"

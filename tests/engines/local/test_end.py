@@ -243,7 +243,7 @@ def test_waiting_can_be_interrupted_and_the_run_goes_on(lab: Lab) -> None:
 
 
 @pytest.mark.promise("daemon-left-output-ends-next")
-def test_daemon_that_left_everything_goes_with_the_next_look_after_both_supervisors_were_killed(lab: Lab) -> None:
+def test_daemon_is_killed_by_the_next_reader_after_both_supervisors_died(lab: Lab) -> None:
     # `env -i setsid sleep`: its output alone leads back to the run.
     run = lab.submit(DAEMON + f"import time\ndaemon()\n{SLEEP}")
     daemon = int(wait_for_file(run.folder.outputs / "daemon_0"))

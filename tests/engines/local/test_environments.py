@@ -186,7 +186,7 @@ def test_two_runs_at_once_build_an_environment_once(lab: Lab, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("who", ["node", "supervisor"])
-def test_after_a_kill_in_mid_build_the_next_run_builds_it_right(lab: Lab, tmp_path: Path, who: str) -> None:
+def test_build_after_a_killed_build_succeeds(lab: Lab, tmp_path: Path, who: str) -> None:
     source = make_source(tmp_path / "watched", "spam")
     (source.parent / "hold").touch()
     run = lab.submit(LOOK, pip_packages=[str(source)])

@@ -38,7 +38,7 @@ def test_each_worker_sees_all_gpus_of_its_node(lab: Lab, backend: dict[str, Any]
 
 
 @pytest.mark.promise("runs-ask-share-gpu-same")
-def test_runs_that_share_a_gpu_have_it_at_the_same_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_share_a_gpu_concurrently(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GPUS_VARIABLE, "GPU-5f")
     # Each waits for the other, which has to run meanwhile.
     script = LOOK + (

@@ -139,7 +139,7 @@ def test_a_workspace_under_every_launcher_may_have_any_name(lab: Lab, parent: di
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "../x", "a/b", ".hidden", "x" * 201, "ünï", "a\n"])
-def test_an_experiment_whose_name_could_leave_its_folder_is_refused(lab: Lab, name: str) -> None:
+def test_experiment_name_that_could_leave_its_folder_is_refused(lab: Lab, name: str) -> None:
     with pytest.raises(pl.errors.WorkspaceError, match="experiment name"):
         pl.Experiment(pl.Workspace(lab.workspace_dir), name)
 

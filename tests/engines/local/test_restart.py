@@ -131,7 +131,7 @@ except OSError as error:
 
 @pytest.mark.promise("port-another-program-took-named")
 @pytest.mark.parametrize("is_plain", [False, True], ids=["as torch says it", "a plain OSError"])
-def test_a_port_that_another_program_took_is_named_and_the_next_attempt_has_another(lab: Lab, is_plain: bool) -> None:
+def test_occupied_port_is_named_and_replaced_in_the_next_attempt(lab: Lab, is_plain: bool) -> None:
     run = lab.submit(SERVER, max_restarts=1, distributed_backend="gloo")
     if is_plain:
         (run.folder.outputs / "plain").touch()
@@ -148,7 +148,7 @@ def test_a_port_that_another_program_took_is_named_and_the_next_attempt_has_anot
     assert f"port {first} (MASTER_PORT) was taken by pid {os.getpid()} (" in driver
 
 
-def test_a_run_without_attempts_left_fails_for_the_port_and_leaves_no_lease(lab: Lab) -> None:
+def test_occupied_port_without_attempts_left_fails_the_run(lab: Lab) -> None:
     run = lab.submit(SERVER, distributed_backend="gloo")
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(wait_for_file(run.folder.outputs / "port_1"))))

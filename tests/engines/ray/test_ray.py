@@ -261,9 +261,7 @@ def test_without_a_shared_folder_everything_travels_through_a_datastore(cluster:
 
 
 @pytest.mark.proof
-def test_a_command_runs_beside_a_worker_where_only_a_datastore_joins_the_machines(
-    cluster: RayLab, tmp_path: Path
-) -> None:
+def test_exec_works_through_a_datastore(cluster: RayLab, tmp_path: Path) -> None:
     lab = Lab(tmp_path / NASTY)
     store = cluster.folder / f"store {next(_numbers)} {NASTY}"
     cluster.add_target(lab.workspace_dir, datastore="lab")

@@ -216,7 +216,7 @@ def test_refusal_precedes_the_run_and_names_the_request(slurm: SlurmLab, lab: La
     assert not slurm.run("squeue", "-h")
 
 
-def test_each_worker_has_the_gpu_that_slurm_gave_it(slurm: SlurmLab, lab: Lab):
+def test_each_worker_sees_its_slurm_gpu(slurm: SlurmLab, lab: Lab):
     script = KEEP + "keep(os.environ.get('CUDA_VISIBLE_DEVICES'))"
     run = complete(lab, script, **TWO, process_count_per_node=2, use_gpu=True)
     assert [seen(run, rank) for rank in range(4)] == ["0", "1", "0", "1"]
@@ -384,7 +384,7 @@ def test_waiting_runs_report_reasons_with_one_query_and_are_canceled_at_once(
 
 
 @pytest.mark.promise("cancel-leaves-process-node")
-def test_cancel_gives_the_workers_their_grace_and_leaves_no_process(slurm: SlurmLab, lab: Lab):
+def test_cancel_grants_the_grace_period_and_leaves_no_processes(slurm: SlurmLab, lab: Lab):
     run = begin(lab, ranks=4)
     assert processes_below(lab.folder)
     run.cancel()
@@ -414,7 +414,7 @@ def test_the_warning_of_the_time_limit_reaches_the_workers_with_their_grace(slur
     assert "ended in peace" in log_text(run, 1)
 
 
-def test_a_job_whose_supervisor_was_killed_has_failed_and_leaves_no_process(slurm: SlurmLab, lab: Lab):
+def test_job_with_a_killed_supervisor_fails_and_leaves_no_processes(slurm: SlurmLab, lab: Lab):
     run = begin(lab)
     found = [pid for pid, command in processes_below(lab.folder).items() if "paceline.supervisor" in command]
     for pid in found:

@@ -133,7 +133,7 @@ def test_ending_one_trial_ends_only_its_array_task(slurm: SlurmLab, lab: Lab) ->
 
 
 @pytest.mark.promise("slurm-many-trials-one-job")
-def test_a_controller_killed_while_it_hands_an_array_over_loses_no_trial(slurm: SlurmLab, lab: Lab) -> None:
+def test_controller_killed_during_array_submission_loses_no_trial(slurm: SlurmLab, lab: Lab) -> None:
     # sbatch of the array hangs once, and is killed with the controller, whose trials are made but known to nobody.
     gate = lab.folder / "gate"
     hangs = f'[ "$1" = --parsable ] && [ ! -e {gate} ] && touch {gate} && exec sleep 600\n'

@@ -136,7 +136,7 @@ LOSSES = int(os.environ.get("PACELINE_LOSSES", "4"))
 @pytest.mark.promise("hundred-losses-returns-hosts-change")
 @pytest.mark.proof
 @pytest.mark.timeout(4 * 3600)
-def test_a_hundred_losses_and_returns_of_hosts_change_no_loss_and_leave_out_no_sample(
+def test_hundred_host_losses_change_neither_loss_nor_samples(
     lab: Lab, ssh_network: Hosts, gate: Path, tmp_path: Path
 ) -> None:
     seed = int(time.time())

@@ -128,7 +128,7 @@ def test_run_on_two_hosts_leaves_the_same_files_as_on_this_machine(ssh_lab: Lab,
 
 
 @pytest.mark.promise("nodes-workers-take-sampled-target")
-def test_a_command_runs_beside_a_worker_on_its_host_and_a_long_log_is_kept_short(ssh_lab: Lab) -> None:
+def test_exec_works_on_the_workers_host_and_long_logs_are_truncated(ssh_lab: Lab) -> None:
     run = ssh_lab.submit(LOUD, **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
     check_exec(run)
     check_short(run)
@@ -154,7 +154,7 @@ def test_waiting_run_reports_since_when_the_blocking_run_hangs(
         assert wait_for_end(run) == states.CANCELED
 
 
-def test_hosts_that_see_the_workspace_run_in_it(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
+def test_hosts_with_a_shared_workspace_run_in_place(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
     shared = Lab(hosts.folder / "shared")
     add(shared.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
 
@@ -176,9 +176,7 @@ def test_cancel_ends_everything_on_all_hosts(ssh_lab: Lab, hosts: Hosts, gate: P
 
 
 @pytest.mark.promise("restarts-next-attempt-other-nodes")
-def test_a_host_that_is_cut_off_ends_the_attempt_and_another_takes_its_place(
-    ssh_lab: Lab, hosts: Hosts, gate: Path
-) -> None:
+def test_partitioned_host_ends_the_attempt_and_is_replaced(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
     """At the silence that a target has by default; tests/engines/ssh/test_conformance.py has hosts that crash."""
     run = ssh_lab.submit(stay(gate), max_restarts=1, **TWO)
     assert wait_for_places(run) == ["pa0", "pa1"]

@@ -29,7 +29,7 @@ while True:
 """
 
 
-def test_a_worker_counts_with_all_below_it_and_shared_memory_once(tmp_path):
+def test_load_of_a_worker_includes_children_and_counts_shared_memory_once(tmp_path):
     process = start_python(WORKS, start_new_session=True)
     try:
         assert process.stdout.readline() == "up\n"

@@ -77,7 +77,7 @@ def test_a_batch_of_another_form_asks_for_split(batch: Callable[[], Any], words:
     assert "split=" in str(refused.value)
 
 
-def test_a_target_that_is_not_weighed_is_not_made_for_it() -> None:
+def test_unweighted_target_is_not_computed_for_a_weight() -> None:
     from paceline.parallel.batches.microbatches import cut
     from paceline.parallel.mesh import build, start
     from paceline.parallel.strategy import Layout

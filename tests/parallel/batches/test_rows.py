@@ -66,7 +66,7 @@ def test_rows_are_taken_from_every_container_and_joined_again() -> None:
     assert joined["inputs"].names == list("abcd")
 
 
-def test_a_list_of_another_length_than_the_rows_is_left_whole_and_joined_to_itself() -> None:
+def test_list_of_another_length_than_the_batch_is_not_split() -> None:
     value = Parts((torch.arange(4),), {"columns": ["a", "b", "c"]}, list("wxyz"))
     rows = Rows(value)
     pieces = [rows.take(0, 1), rows.take(1, 4)]

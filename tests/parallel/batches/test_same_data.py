@@ -42,7 +42,7 @@ def from_numpy() -> float:
 
 
 @pytest.mark.parametrize("draw", [from_torch, random.random, from_numpy])
-def test_augmentation_from_the_usual_generators_is_equal_and_leaves_them_alone(draw: Callable[[], float]) -> None:
+def test_augmentation_with_global_generators_is_compared_without_advancing_them(draw: Callable[[], float]) -> None:
     random.seed(3), torch.manual_seed(3), np.random.seed(3)
     first = draw()
     random.seed(3), torch.manual_seed(3), np.random.seed(3)

@@ -120,7 +120,7 @@ def test_kill_at_any_point_leaves_the_old_or_the_new_checkpoint(
     assert set(seen) == {"1", "2"}
 
 
-def test_a_save_that_another_process_has_under_way_is_left_alone(tmp_path: Path) -> None:
+def test_running_save_of_another_process_is_not_removed(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from paceline.parallel.checkpoint.folder import Saving\n"
         "saving = Saving(Path(sys.argv[1])); print(saving.folder.name, flush=True); sys.stdin.read()"
@@ -174,7 +174,7 @@ def test_the_newest_is_that_of_the_most_steps(tmp_path: Path) -> None:
     assert folders.newest(tmp_path) == tmp_path / "step_10"
 
 
-def test_the_newest_may_lie_where_its_successor_was_to_be(tmp_path: Path) -> None:
+def test_checkpoint_interrupted_before_its_rename_is_found(tmp_path: Path) -> None:
     """Killed between two renames: the former has been moved aside, the new one has no name yet."""
     write(folders.step_path(tmp_path, 4), "4").commit()
     os.rename(tmp_path / "step_4", tmp_path / ".step_4.former")

@@ -32,7 +32,7 @@ def assert_well(ended: list[Ended]) -> None:
 
 
 @pytest.mark.promise("checkpoint-complete-absent-whoever-killed")
-def test_a_rank_that_is_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path: Path) -> None:
+def test_rank_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     ended = run(2, tmp_path, "killed")
     assert ended[1].returncode == -9
     assert ended[0].returncode not in (0, 124), "rank 0 has to end too, and not well"

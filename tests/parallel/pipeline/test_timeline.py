@@ -34,7 +34,7 @@ def test_gpipe_goes_forward_with_all_and_then_back() -> None:
     ]
 
 
-def test_1f1b_goes_back_as_soon_as_it_can() -> None:
+def test_1f1b_runs_backward_as_early_as_possible() -> None:
     assert drawn("1f1b", 2, 3) == [
         "F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2",
         ".. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..",
@@ -120,7 +120,7 @@ def test_interleaved_forward_schedule_has_no_bubbles_after_the_start() -> None:
     ]
 
 
-def test_1f1b_keeps_as_many_microbatches_as_stages_are_left() -> None:
+def test_1f1b_holds_one_microbatch_per_remaining_stage() -> None:
     assert [in_flight("1f1b", stage, 4, 4, 16) for stage in range(4)] == [4, 3, 2, 1]
     assert [in_flight("gpipe", stage, 4, 4, 16) for stage in range(4)] == [16] * 4
     assert [in_flight("1f1b", stage, 4, 4, 2) for stage in range(4)] == [2, 2, 2, 1]

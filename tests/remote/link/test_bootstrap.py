@@ -146,7 +146,7 @@ def test_link_works_over_a_socket(library, tmp_path):
     assert process.wait(10) == 0
 
 
-def test_the_agent_finds_its_machine(open_link, tmp_path, monkeypatch):
+def test_agent_reports_its_machine(open_link, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_GPUS", "0,2")
     monkeypatch.setenv("PACELINE_SUPERVISOR", "somebody's")
     hello = open_link().hello

@@ -168,7 +168,7 @@ def test_a_look_that_is_killed_once_all_is_stored_only_writes_the_end(
     assert (trip.record.status, trip.texts()) == (states.COMPLETED, FILES)
 
 
-def test_files_of_another_are_not_replaced_and_the_run_fails_as_here(trip: Trip) -> None:
+def test_foreign_files_are_not_replaced_and_the_run_fails(trip: Trip) -> None:
     trip.come_back()
     write_tree(trip.stored, {"a.pt": "one"})  # the same content, and all the same not its own
     settle(trip.folder)
@@ -276,7 +276,7 @@ def test_output_conflict_is_refused_at_submission(tmp_path: Path) -> None:
     assert trip.texts() == FILES
 
 
-def test_a_run_without_such_outputs_is_as_it_came(tmp_path: Path) -> None:
+def test_run_without_outputs_to_store_is_unchanged(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "ws" / "runs")
     os.close(fd)
     expect(folder, ())

@@ -182,7 +182,7 @@ def test_pipelined_requests_before_an_invalid_one_leave_no_traceback(server):
 
 
 @pytest.mark.promise("whatever-comes-answer-right-status")
-def test_ten_thousand_connections_do_not_keep_it_from_answering(server):
+def test_server_answers_with_many_open_connections(server):
     """As many as this process may open; the server, which may open as many, answers beside them or says that it is full."""
     import resource
 
@@ -263,7 +263,7 @@ def test_metrics_are_counted(server):
 
 
 @pytest.mark.promise("whatever-comes-answer-right-status")
-def test_a_head_of_a_request_that_does_not_come_is_given_up(tmp_path):
+def test_incomplete_request_head_times_out(tmp_path):
     from paceline.serving.front import connections
 
     code = (
@@ -308,7 +308,7 @@ def test_json_of_every_answer_is_json(server):
         json.loads(server.client.get(path).text)
 
 
-def test_a_head_over_the_limit_that_comes_at_once_is_431(server):
+def test_oversized_request_head_returns_431(server):
     """In one piece it is parsed before its size is seen."""
     for head in (b"x: " + b"y" * 100_000, b"\r\n".join(b"x%d: %s" % (at, b"y" * 1000) for at in range(100))):
         data = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n" + head + b"\r\n\r\n1"
@@ -386,7 +386,7 @@ def test_cross_origin_request_needs_a_key_if_keys_are_set(tmp_path):
         assert server.score("1", headers=page | bearer).status_code == 200
 
 
-def test_a_request_that_never_comes_whole_is_logged_as_408(tmp_path):
+def test_incomplete_request_is_logged_as_408(tmp_path):
     """It was logged as 400, or not at all where its head was not whole."""
     impatient = (
         "from paceline.serving.front import connections; connections.HEAD_S = connections.BODY_S = 0.5; "

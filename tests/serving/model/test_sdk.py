@@ -65,7 +65,7 @@ def test_body_that_is_not_utf8_returns_400(echo):
 
 
 @pytest.mark.promise("sdk-s-contract-holds-init")
-def test_a_query_is_given_as_json(echo):
+def test_query_string_is_passed_as_json(echo):
     answer = echo.client.get("/score?a=1&b=[1,2]&c=a&d=null&a2=x&a2=2")
     assert answer.json() == {"got": {"a": 1, "b": [1, 2], "c": "a", "d": None, "a2": ["x", 2]}}
 
@@ -211,7 +211,7 @@ def test_a_missing_script_is_named(tmp_path):
     assert "entry_script='x.py': there is no such file in" in refusal(tmp_path, entry_script="x.py", source_dir="src")
 
 
-def test_sigterm_ends_it_with_nothing_left(tmp_path):
+def test_sigterm_ends_the_server_and_leaves_nothing(tmp_path):
     with serving(tmp_path, ECHO) as server:
         assert server.score([1]).json() == {"got": [1]}
         pids = [each["pid"] for each in server.state["workers"]]
@@ -252,7 +252,7 @@ def test_a_script_finds_its_files_below_the_source_s_name_and_beside_itself(tmp_
 
 
 @pytest.mark.parametrize("name", ["..", "a/b"])
-def test_a_variable_that_names_no_folder_leaves_the_working_folder_the_source(tmp_path, name):
+def test_invalid_source_directory_variable_is_ignored(tmp_path, name):
     script = "import os\ndef init(): pass\ndef run(data): return os.path.basename(os.getcwd())\n"
     with serving(tmp_path, script, environment={"AZUREML_SOURCE_DIRECTORY": name}) as server:
         assert server.score(None).json() == "src"

@@ -93,7 +93,7 @@ OWN = [
 
 
 @pytest.mark.parametrize("text", LOST)
-def test_a_worker_that_lost_another_is_a_victim_though_it_failed_first(text):
+def test_worker_that_lost_a_peer_is_a_victim_even_if_it_failed_first(text):
     blamed, victim = raised(1, "ValueError: bad batch", at=5), raised(0, text, at=3)
     assert victim.is_victim
     assert first_failure([victim, blamed]) is blamed
@@ -175,7 +175,7 @@ def test_worker_killed_from_outside_is_blamed():
     assert first_failure([victim, killed]) is killed
 
 
-def test_a_victim_of_a_worker_that_ended_well_names_it():
+def test_victim_report_names_the_worker_that_exited_with_0():
     # One rank left the loop early, with exit code 0: nobody failed but those that waited for it.
     report = reported(exited(0, 0, 2.0), raised(1, LOST[0], at=3), exited(2, 0, 2.0))
     assert report.rank == 1
@@ -227,7 +227,7 @@ def test_another_signal_while_the_kernel_killed_for_memory_is_not():
         (exited(0, 137), True, "killed"),
     ],
 )
-def test_a_full_disk_is_named_where_it_may_be_the_cause(end, full, cause):
+def test_full_disk_is_named_if_it_may_be_the_cause(end, full, cause):
     report = reported(end, disk_full=full)
     assert report.cause == cause
     assert ("free some space" in report.message) is (cause == "disk")

@@ -215,9 +215,7 @@ def test_file_among_earlier_results_names_the_option_that_links_them(name: str, 
         ("No such file or directory: '/home/ann/p/lib/a'", "Open it by its path from the working directory: 'lib/a'."),
     ],
 )
-def test_data_that_another_machine_lacks_names_the_reason_and_the_option_that_sends_it(
-    exception: str, end: str
-) -> None:
+def test_missing_data_hint_names_the_option_that_sends_it(exception: str, end: str) -> None:
     exception = f"FileNotFoundError: [Errno 2] {exception}"
     text = told(exception, is_shared=False)
     assert text is not None

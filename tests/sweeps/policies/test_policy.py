@@ -82,7 +82,7 @@ def test_minimized_metrics_go_the_other_way() -> None:
     assert list(MedianStopping().stops(trials((0.1,), (0.3,), (0.5,), over=(0, 1)), "minimize")) == [2]
 
 
-def test_others_that_have_not_come_so_far_are_not_counted() -> None:
+def test_median_ignores_trials_before_the_interval() -> None:
     assert not MedianStopping().stops(trials((0.9,), (0.1, 0.1), over=(0,)), "maximize")
     assert not MedianStopping().stops(trials((0.1,)), "maximize")
 
@@ -168,7 +168,7 @@ def test_the_documented_example() -> None:
     assert list(Bandit(slack_amount=0.2).stops(trials((0.8,), (0.59,), (0.61,)), "maximize")) == [1]
 
 
-def test_bandit_of_minimized_metrics_goes_the_other_way() -> None:
+def test_bandit_stops_larger_values_when_minimizing() -> None:
     assert list(Bandit(slack_factor=0.2).stops(trials((0.5,), (0.59,), (0.61,)), "minimize")) == [2]
     assert list(Bandit(slack_amount=0.2).stops(trials((0.5,), (0.69,), (0.71,)), "minimize")) == [2]
 
@@ -187,7 +187,7 @@ def test_trials_are_judged_at_multiples_of_the_interval_not_before_the_delay() -
     assert list(policy.stops(curves, "maximize")) == [4]
 
 
-def test_the_best_of_all_is_that_at_the_same_interval_and_each_counts_with_its_best() -> None:
+def test_bandit_compares_best_values_at_the_same_interval() -> None:
     # At interval 2 the leader has had 0.5, however good it becomes; trial 1 has been as good once.
     assert not Bandit(slack_factor=0.1).stops(trials((0.1, 0.5, 0.9), (0.48, 0.2)), "maximize")
 

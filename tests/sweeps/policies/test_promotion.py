@@ -139,7 +139,7 @@ def test_promotion_policy_round_trips_through_text_and_json() -> None:
 
 
 @pytest.mark.promise("asha-promotion-finds-best-simulated")
-def test_simulated_it_finds_the_same_best_with_fifteen_per_cent_of_the_epochs() -> None:
+def test_simulated_promotion_finds_the_best_with_15_percent_of_the_epochs() -> None:
     """100 configurations of 81 epochs, 8 at a time, 5 seeds; `benchmarks/sweep_asha.py` takes more."""
     spent = []
     for seed in range(5):

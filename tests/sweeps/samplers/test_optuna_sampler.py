@@ -170,7 +170,7 @@ def test_results_of_former_sweeps_are_known_from_the_start(name: str) -> None:
     )
 
 
-def test_cmaes_says_how_many_former_results_it_needs() -> None:
+def test_cmaes_reports_the_needed_number_of_prior_results() -> None:
     with pytest.raises(SweepError, match="needs 10 results or more, and there are 6"):
         make_sampler("cmaes", BRANIN, 1, ("minimize",), prior=prior(branin, 7)[:6])
 

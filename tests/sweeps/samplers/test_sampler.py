@@ -23,7 +23,7 @@ def test_a_proposal_depends_on_the_seed_and_the_number_alone() -> None:
 
 
 @pytest.mark.promise("point-comes-twice-space-end")
-def test_a_small_space_gives_each_point_once_and_then_nothing() -> None:
+def test_small_space_is_proposed_without_repeats() -> None:
     space = Space({"a": pl.choice(1, 2, 3), "b": pl.choice({"c": pl.choice(4, 5)}, {})})
     sampler = RandomSampler(space, 0)
     trials: list[Trial] = []

@@ -134,7 +134,7 @@ def trip(tmp_path: Path, cluster: FakeCluster) -> Trip:
     return Trip(tmp_path, cluster)
 
 
-def test_a_run_goes_there_and_comes_back_and_leaves_only_its_source(trip: Trip, tmp_path: Path) -> None:
+def test_run_round_trips_through_the_store_and_leaves_only_its_source(trip: Trip, tmp_path: Path) -> None:
     done = trip.run_there(trip.send(), tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (trip.node / "away" / trip.folder.run_id).exists()
@@ -205,7 +205,7 @@ def test_user_who_canceled_the_run_is_fetched(trip: Trip, tmp_path: Path) -> Non
     assert store.stored(trip.folder).canceled_by == "ada"
 
 
-def test_a_reader_that_was_killed_half_way_goes_on_where_it_was(trip: Trip, tmp_path: Path) -> None:
+def test_killed_reader_resumes_fetching(trip: Trip, tmp_path: Path) -> None:
     trip.run_there(trip.send(), tmp_path)
     parts = sorted((trip.store / "paceline/runs" / trip.folder.run_id / "back").iterdir())
     assert len(parts) >= 2

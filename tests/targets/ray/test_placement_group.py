@@ -133,7 +133,7 @@ def test_connection_without_the_token_is_closed(driver: Driver) -> None:
         assert holding.wait(never) is not None
 
 
-def test_a_rank_is_taken_once(driver: Driver) -> None:
+def test_second_connection_of_a_rank_is_closed(driver: Driver) -> None:
     holding = driver.hold({"is": "placed"}, nodes=1)
     with driver.connect(0, hostname="first"):
         taken = holding.wait(never)
@@ -172,7 +172,7 @@ def test_node_that_dies_before_it_is_granted_raises_lost_error(driver: Driver) -
         holding.wait(never)
 
 
-def test_a_run_s_only_node_that_dies_is_lost_though_the_driver_has_nothing_left_to_hold(driver: Driver) -> None:
+def test_death_of_the_only_node_raises_lost_error(driver: Driver) -> None:
     ended = {"is": "ended", "rank": 0, "why": "Ray says: node is dead"}
     holding = driver.hold({"is": "placed"}, ended, {"is": "failed", "why": "every node's task has ended"}, nodes=1)
     wait_until(lambda: holding._events.qsize() >= 3, "the driver has said so")

@@ -123,7 +123,7 @@ def test_pending_job_is_queued_until_its_supervisor_writes_a_state(cluster: Fake
     assert look(cluster, folder, states.PREPARING).state == "running"
 
 
-def test_a_job_that_ray_has_forgotten_is_gone_but_not_at_once(cluster: FakeCluster, folder: RunFolder) -> None:
+def test_job_unknown_to_ray_is_gone_after_a_delay(cluster: FakeCluster, folder: RunFolder) -> None:
     start(cluster, folder)
     cluster.jobs.clear()
     assert look(cluster, folder).state == "queued"
@@ -175,7 +175,7 @@ def test_run_with_outputs_left_to_store_makes_no_request(folder: RunFolder, tmp_
     os.close(fd)
 
 
-def test_a_run_whose_end_another_process_is_fetching_is_not_gone(
+def test_run_being_fetched_by_another_process_is_not_gone(
     cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = target(cluster, datastore="lab")

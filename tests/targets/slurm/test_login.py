@@ -230,7 +230,7 @@ def test_a_folder_is_mirrored_once_a_second_at_most(tmp_path: Path, home: Path):
     assert store.stored(folder).status == states.NOT_STARTED
 
 
-def test_a_link_that_breaks_in_the_middle_of_the_last_look_leaves_the_run_unfinished_here(
+def test_connection_lost_during_the_last_pull_leaves_the_run_unfinished(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, there, login = push(tmp_path)
@@ -467,7 +467,7 @@ def test_exec_files_are_not_mirrored(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("checkpoints-go-nodes-promoted-trial")
-def test_the_checkpoints_that_a_run_goes_on_from_are_sent_with_it(tmp_path: Path, home: Path):
+def test_checkpoints_to_resume_from_are_sent_with_the_run(tmp_path: Path, home: Path):
     folder, login = submitted(tmp_path), make_login()
     write_tree(folder.checkpoints, {"step_3/model.pt": "weights"})
     there = login.push(folder, library(tmp_path))

@@ -228,7 +228,7 @@ def test_unreachable_controller_is_retried_after_5_s(slurm: FakeSlurm, tmp_path:
     assert job.state == "RUNNING"
 
 
-def test_an_answer_that_took_longer_than_it_stays_fresh_still_serves_everybody(
+def test_slow_answer_still_serves_all_waiting_readers(
     slurm: FakeSlurm, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
     # Of a controller that is away, squeue itself makes sure for a long time.

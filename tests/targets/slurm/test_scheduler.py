@@ -82,7 +82,7 @@ def test_refusal_of_each_version_is_reported_without_the_program_name(slurm: Fak
     assert not done.said.startswith(("sbatch", "scancel", "error"))
 
 
-def test_a_missing_program_says_where_it_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_missing_slurm_program_suggests_a_login_host(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TargetError, match=r"no program 'sbatch' on this machine's PATH.*the setting login"):
         make().call(["sbatch"])
@@ -94,7 +94,7 @@ def test_a_program_that_gives_no_answer_is_away(slurm: FakeSlurm):
         make().call(["squeue"], timeout_s=0.1)
 
 
-def test_patience_outlasts_a_restart_of_the_controller_and_tells_of_it(monkeypatch: pytest.MonkeyPatch):
+def test_patient_call_retries_during_a_controller_restart(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
     answers: list[AwayError | CommandResult] = [
         AwayError("away."),

@@ -145,7 +145,7 @@ def test_a_path_that_no_line_of_sbatch_can_carry_is_refused(run_dir: str):
         text(run_dir)
 
 
-def test_a_controller_near_its_time_limit_is_put_back_into_the_queue_and_ends_with_its_job(tmp_path: Path):
+def test_controller_near_its_time_limit_is_requeued(tmp_path: Path):
     run = tmp_path / "it's 1"
     run.mkdir()
     python = write_program(tmp_path / "python 3", f'#!/bin/sh\necho "$@" >{tmp_path}/begun\nexec sleep 600\n')

@@ -93,7 +93,7 @@ def test_a_job_that_slurm_has_forgotten_is_gone(tmp_path: Path, slurm: FakeSlurm
     assert "knows nothing of job 7 any more" in look.message
 
 
-def test_a_job_whose_number_was_not_written_down_is_found_by_its_name(tmp_path: Path, slurm: FakeSlurm):
+def test_job_with_an_unrecorded_id_is_found_by_name(tmp_path: Path, slurm: FakeSlurm):
     folder, fd = make_run(tmp_path / "ws" / "runs")
     target = SlurmTarget("cluster")
     target.enqueue(make_job(), folder.path)
@@ -106,7 +106,7 @@ def test_a_job_whose_number_was_not_written_down_is_found_by_its_name(tmp_path: 
     assert engine(folder)["job_id"] == "9"
 
 
-def test_a_submitter_that_was_killed_before_sbatch_leaves_a_run_that_was_not_started(tmp_path: Path, slurm: FakeSlurm):
+def test_submitter_killed_before_sbatch_leaves_a_run_not_started(tmp_path: Path, slurm: FakeSlurm):
     folder, fd = make_run(tmp_path / "ws" / "runs")
     os.close(fd)
     write_json(folder.engine, {"engine": "slurm", "user": "0", "submitting": time.time() - 1000})
@@ -194,7 +194,7 @@ def test_a_preview_has_a_node_for_each(slurm: FakeSlurm):
 
 
 @pytest.mark.parametrize(("state", "pulls"), [("PENDING", []), ("RUNNING", ["far/run"])])
-def test_a_run_behind_a_login_host_is_not_fetched_while_it_has_only_waited(
+def test_queued_run_behind_a_login_host_is_not_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, pulls: list[str]
 ):
     folder, fd = make_run(tmp_path / "ws" / "runs")

@@ -139,7 +139,7 @@ def test_too_few_hosts_are_reported_with_each_reason() -> None:
         Gathering(FakeOpening(gpus=1), HOSTS, demand("1", 1, gpus=2)).gather(patient)  # type: ignore[arg-type]
 
 
-def test_a_run_waits_in_words_and_goes_elsewhere_once_there_is_room() -> None:
+def test_queued_run_reports_its_wait_and_takes_another_free_host() -> None:
     first = Gathering(FakeOpening(), HOSTS, demand("1", 2)).gather(patient)
     second = Gathering(FakeOpening(), HOSTS, demand("2", 1)).gather(patient)
     assert (names(first), names(second)) == (["h0", "h1"], ["h2"])

@@ -169,7 +169,7 @@ def test_a_script_outside_a_run_has_them_as_well(monkeypatch, capsys):
     assert "Attempted to log residuals metric r" in capsys.readouterr().out
 
 
-def test_a_name_that_another_file_has_is_taken(run, tmp_path):
+def test_upload_under_the_name_of_another_file_is_refused(run, tmp_path):
     file = tmp_path / "x.txt"
     for text in ("one", "one"):
         file.write_text(text)

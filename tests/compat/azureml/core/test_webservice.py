@@ -40,7 +40,7 @@ def config(ws):
     return InferenceConfig(entry_script="score.py", environment=Environment("e"))
 
 
-def test_a_model_is_deployed_called_updated_and_deleted_as_in_the_sdk_s_tutorial(ws, config):
+def test_webservice_is_deployed_called_updated_and_deleted(ws, config):
     model = Model.register(ws, "m.json", "times")
     service = Model.deploy(ws, "local-svc", [model], config, LocalWebservice.deploy_configuration(), overwrite=True)
     try:

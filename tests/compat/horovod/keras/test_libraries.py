@@ -41,7 +41,7 @@ def test_keras_on_tensorflow_loads_no_torch():
 
 
 @pytest.mark.proof
-def test_legacy_keras_is_taken_where_the_script_asks_for_it():
+def test_legacy_keras_is_used_if_requested():
     require_module("tf_keras")
     code = INSTALL + (
         "import horovod.keras as one, horovod.tensorflow.keras as other, tf_keras\n"
@@ -75,7 +75,7 @@ def test_tf_keras_model_takes_callbacks_and_optimizers_of_horovod_keras():
     assert run(code, TENSORFLOW) == "True 0.25"
 
 
-def test_another_backend_is_refused_with_the_way_out():
+def test_unsupported_keras_backend_is_refused_with_the_supported_ones():
     require_module("keras")
     require_module("torch")
     # As it would be with jax, which needs more to be installed.

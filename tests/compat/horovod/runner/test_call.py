@@ -45,7 +45,7 @@ def test_results_come_back_in_order_of_rank(transport, tmp_path):
     assert results == [(10 + rank, 1, {"x": [2]}, str(tmp_path)) for rank in range(3)]
 
 
-def test_a_collective_works_in_it(tmp_path):
+def test_collective_works_in_a_function_called_by_run(tmp_path):
     require_engine("the Open MPI of the wheel", find_mpirun(WHEEL))
 
     def function():
@@ -155,7 +155,7 @@ def test_np_is_the_old_name():
 
 
 @pytest.mark.parametrize("interfaces", [{"network_interfaces": ["lo"]}, {"network_interface": "lo"}])
-def test_interfaces_reach_the_ranks(interfaces, recwarn):
+def test_network_interfaces_are_passed_to_the_ranks(interfaces, recwarn):
     assert horovod.run(os.getenv, ("NCCL_SOCKET_IFNAME",), use_gloo=True, **interfaces) == ["lo"]
     assert [w.category for w in recwarn] == [DeprecationWarning] * ("network_interface" in interfaces)
 

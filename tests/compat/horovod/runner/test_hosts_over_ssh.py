@@ -95,7 +95,7 @@ def test_ranks_on_two_hosts_reduce_together(tmp_path, transport, here, there):
     ]
 
 
-def test_a_rank_that_fails_on_the_other_host_is_named_with_it(tmp_path):
+def test_failed_rank_on_another_host_is_named_with_the_host(tmp_path):
     (tmp_path / "train.py").write_text(FAIL)
     words = ["-np", "2", "-H", "localhost:1,10.78.0.2:1", sys.executable, "train.py"]
     done = on_two_hosts(tmp_path, "--gloo", *words)

@@ -217,7 +217,7 @@ ENDS = [
     ],
     indirect=["transport"],
 )
-def test_the_first_rank_that_fails_ends_the_others_and_gives_the_exit_code(tmp_path, transport, end, code, told):
+def test_first_failed_rank_ends_the_others_and_sets_the_exit_code(tmp_path, transport, end, code, told):
     path = script(tmp_path, f"if rank == 1: {end}\ntime.sleep(600)")
     done = run(transport, "-np", 2, "python", path)
     assert done.returncode == code
@@ -335,7 +335,7 @@ def folders() -> set[Path]:
 
 
 @pytest.mark.promise("horovodrun-ends-code-first-rank")
-def test_nothing_is_left_of_a_job_whose_horovodrun_was_killed(waiting):
+def test_killed_horovodrun_leaves_no_processes_or_folders(waiting):
     before = folders()
     job, pids = waiting()
     assert folders() - before
@@ -372,7 +372,7 @@ def test_a_reader_that_goes_away_ends_the_job(tmp_path, transport):
 # --- output
 
 
-def test_output_goes_into_files_as_well(tmp_path):
+def test_output_is_also_written_to_files(tmp_path):
     path = script(tmp_path, "print('out', rank)\nprint('err', rank, file=sys.stderr)")
     done = run("--gloo", "-np", 2, "--output-filename", "logs", "-prefix-timestamp", "python", path)
     assert re.search(r"^\w+ \w+ +\d+ [\d:]{8} \d{4}\[1\]<stdout>:out 1$", done.stdout, re.MULTILINE)

@@ -67,7 +67,7 @@ def test_timestamp_is_printed_in_front_on_request(capfd):
     assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:a\n", found.out)
 
 
-def test_a_notebook_gets_it_through_its_own_streams(capsys):
+def test_output_in_a_notebook_uses_its_streams(capsys):
     output = made(1, to_streams=True)
     output.write(0, "stdout", "grün\n".encode() + b"\xff\n")
     assert capsys.readouterr().out == "[0]<stdout>:grün\n[0]<stdout>:\ufffd\n"
